@@ -1,0 +1,5 @@
+//! The command line tool.
+
+fn main() {
+    println!("cinch {}", cinch::VERSION);
+}

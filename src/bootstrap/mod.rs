@@ -1,0 +1,101 @@
+//! How ranks find and trust each other, and how they hear that one of them is gone.
+
+use crate::error::{Error, Result};
+use crate::types::SIGNATURE_WORDS;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+/// What a job's ranks share before they are connected: where to meet, and a secret.
+///
+/// 128 opaque bytes: format, addresses of the rendezvous, a 32-byte secret, a checksum. Its
+/// secrecy is that of the channel by which the program hands it around.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct UniqueId(pub(crate) [u8; 128]);
+
+impl UniqueId {
+    /// The bytes, to hand around.
+    pub fn as_bytes(&self) -> &[u8; 128] {
+        &self.0
+    }
+}
+
+impl std::fmt::Debug for UniqueId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("UniqueId(..)")
+    }
+}
+
+/// One rank, as the others know it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PeerInfo {
+    /// Its rank.
+    pub rank: usize,
+    /// Its process.
+    pub pid: u32,
+    /// Its user.
+    pub uid: u32,
+    /// Its host's name, for messages.
+    pub host: String,
+    /// Equal on two ranks exactly if they share a kernel, a network namespace and the user's
+    /// `CINCH_HOST_ID`: they can pass file descriptors.
+    pub host_id: [u8; 16],
+    /// Equal on two ranks exactly if they are threads of one process.
+    pub process_id: [u8; 16],
+    /// Where its listeners are.
+    pub address: IpAddr,
+}
+
+impl std::fmt::Display for PeerInfo {
+    /// `rank 3 (host b, pid 412)`, as messages name a rank.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "rank {} (host {}, pid {})",
+            self.rank, self.host, self.pid
+        )
+    }
+}
+
+/// The out-of-band side of a communicator: slow, reliable, always there.
+///
+/// Implementations: the control star over TCP, and threads of one process.
+pub trait Exchange: Send + Sync + std::fmt::Debug {
+    /// This rank.
+    fn rank(&self) -> usize;
+
+    /// All ranks, in order.
+    fn peers(&self) -> &[PeerInfo];
+
+    /// Gives `bytes` to everybody and returns everybody's, in rank order.
+    ///
+    /// # Errors
+    /// Remote or timeout, naming the ranks that are missing; the reason of the communicator's
+    /// fault if that is raised while waiting.
+    fn all_gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>>;
+
+    /// Returns when every rank has called it.
+    fn barrier(&self) -> Result<()> {
+        self.all_gather(&[]).map(|_| ())
+    }
+
+    /// Tells every rank that the communicator has failed; each raises its fault with `reason`.
+    /// Does not wait.
+    fn announce(&self, reason: &Error);
+
+    /// Notes that this rank starts the call with this signature. Notes of ranks are compared in
+    /// the background, so that calls which disagree without exchanging data are found too.
+    fn note_call(&self, signature: [u64; SIGNATURE_WORDS]);
+
+    /// Ranks that left in good order. Waiting for data of one of them is an error once its last
+    /// bytes are read.
+    fn departed(&self, rank: usize) -> bool;
+
+    /// A key for connections of this communicator that only its ranks know.
+    fn key(&self, purpose: &str) -> [u8; 32];
+
+    /// Leaves in good order. Later losses of connection are not failures.
+    fn leave(&self);
+}
+
+/// An [`Exchange`] behind a pointer.
+pub type ExchangeRef = Arc<dyn Exchange>;

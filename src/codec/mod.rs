@@ -1,0 +1,96 @@
+//! Encodings of a chunk on the wire.
+//!
+//! A codec works on fp32 values: elements of other types are widened before and rounded after
+//! (`reduce`). It works on spans of a chunk, so that a step runs tile by tile in the first-level
+//! cache. No codec holds state: what lives from call to call is the caller's ([`TensorScales`]).
+//!
+//! Wire layout of a chunk of n elements: the codes of all blocks, contiguous, padded with zeros
+//! to a multiple of 16 bytes; then one little-endian fp32 scale a block. Tensor scale: one scale.
+//! Formats without scales end after the padding.
+//!
+//! The scalar functions are the specification; vector forms equal them bit for bit.
+
+use crate::types::CodecSpec;
+
+/// Whether encoding a decoded chunk again, after adding to it, loses anew.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reencode {
+    /// Sums travel as exactly as contributions do.
+    Exact,
+    /// Each encode of a partial sum adds its own rounding error.
+    Lossy,
+}
+
+/// What an encode pass learns about its input on the way.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct EncodeStats {
+    /// Finite elements beyond the largest representable value, which saturated.
+    pub saturated: u64,
+    /// NaN and infinite elements.
+    pub non_finite: u64,
+    /// Largest magnitude among the finite elements.
+    pub abs_max: f32,
+    /// Sum of squares of the finite elements.
+    pub sum_squares: f64,
+}
+
+impl EncodeStats {
+    /// Adds what another pass learnt.
+    pub fn merge(&mut self, other: &EncodeStats) {
+        self.saturated += other.saturated;
+        self.non_finite += other.non_finite;
+        self.abs_max = self.abs_max.max(other.abs_max);
+        self.sum_squares += other.sum_squares;
+    }
+}
+
+/// A part of a chunk: `len` elements from `at`. `at` is a multiple of the codec's granule, and so
+/// is `len` unless the span ends the chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// Elements of the whole chunk.
+    pub chunk: usize,
+    /// First element of the span.
+    pub at: usize,
+}
+
+/// An encoding. Implementations are pure; one value serves all threads.
+pub trait Codec: Send + Sync + std::fmt::Debug {
+    /// Name and parameters.
+    fn spec(&self) -> CodecSpec;
+
+    /// Elements that must stay together: spans start at multiples of it.
+    fn granule(&self) -> usize;
+
+    /// Wire bytes of a chunk of `n` elements.
+    fn wire_bytes(&self, n: usize) -> usize;
+
+    /// What re-encoding a partial sum costs.
+    fn reencode(&self) -> Reencode;
+
+    /// Bound of |decode(encode(x)) - x| for a finite x in a block whose largest finite magnitude
+    /// is `abs_max`, for values that do not saturate.
+    fn error_bound(&self, x: f32, abs_max: f32) -> f32;
+
+    /// Encodes `src`, the elements of `span`, into the chunk `wire`.
+    ///
+    /// `scale` is the absolute maximum to use instead of the block's own: `Some` exactly with
+    /// [`crate::types::ScaleRule::Tensor`]. A block with a non-finite element decodes to NaN
+    /// throughout (formats without scales: just that element).
+    /// `stats` is brought up to date with `src` if it is there.
+    fn encode(
+        &self,
+        span: Span,
+        src: &[f32],
+        scale: Option<f32>,
+        wire: &mut [u8],
+        stats: Option<&mut EncodeStats>,
+    );
+
+    /// Decodes the elements of `span` into `dst`.
+    fn decode(&self, span: Span, wire: &[u8], dst: &mut [f32]);
+
+    /// Adds the decoded elements of `span` to `acc`, each with one fused multiply-add where the
+    /// format has a scale, so that the sum is rounded once.
+    fn decode_reduce(&self, span: Span, wire: &[u8], acc: &mut [f32]);
+}

@@ -1,0 +1,193 @@
+//! Collectives over slices of Rust types.
+
+use super::{Call, Communicator, Report};
+use crate::error::{Error, Result};
+use crate::mem::{UserBuffers, bytes_of, bytes_of_mut};
+use crate::types::{Collective, Element, ReduceOp};
+
+impl Communicator {
+    /// Every rank gets the reduction of all inputs, which are of one length.
+    ///
+    /// # Errors
+    /// As [`Communicator::call`].
+    pub fn all_reduce<T: Element>(
+        &self,
+        input: &[T],
+        output: &mut [T],
+        op: ReduceOp,
+    ) -> Result<Report> {
+        let call = Call {
+            op,
+            ..Call::new(Collective::AllReduce, T::DTYPE, input.len())
+        };
+        self.call(
+            &call,
+            UserBuffers::new(bytes_of(input), bytes_of_mut(output)),
+        )
+    }
+
+    /// [`Communicator::all_reduce`] with the input in the output's place.
+    ///
+    /// # Errors
+    /// As [`Communicator::call`].
+    pub fn all_reduce_in_place<T: Element>(&self, data: &mut [T], op: ReduceOp) -> Result<Report> {
+        let call = Call {
+            op,
+            ..Call::new(Collective::AllReduce, T::DTYPE, data.len())
+        };
+        let bytes = size_of_val(data);
+        self.call(&call, UserBuffers::in_place(bytes_of_mut(data), 0, bytes)?)
+    }
+
+    /// Every rank gets all inputs, in rank order; `output` is `nranks` times as long.
+    ///
+    /// # Errors
+    /// As [`Communicator::call`].
+    pub fn all_gather<T: Element>(&self, input: &[T], output: &mut [T]) -> Result<Report> {
+        let call = Call::new(Collective::AllGather, T::DTYPE, input.len());
+        self.call(
+            &call,
+            UserBuffers::new(bytes_of(input), bytes_of_mut(output)),
+        )
+    }
+
+    /// Rank r gets block r of the reduction; `input` is `nranks` times as long as `output`.
+    ///
+    /// # Errors
+    /// As [`Communicator::call`].
+    pub fn reduce_scatter<T: Element>(
+        &self,
+        input: &[T],
+        output: &mut [T],
+        op: ReduceOp,
+    ) -> Result<Report> {
+        let call = Call {
+            op,
+            ..Call::new(Collective::ReduceScatter, T::DTYPE, output.len())
+        };
+        self.call(
+            &call,
+            UserBuffers::new(bytes_of(input), bytes_of_mut(output)),
+        )
+    }
+
+    /// Every rank gets the root's data.
+    ///
+    /// # Errors
+    /// As [`Communicator::call`].
+    pub fn broadcast<T: Element>(&self, data: &mut [T], root: usize) -> Result<Report> {
+        let call = Call {
+            root,
+            ..Call::new(Collective::Broadcast, T::DTYPE, data.len())
+        };
+        let bytes = if root == self.rank() {
+            size_of_val(data)
+        } else {
+            0
+        };
+        self.call(&call, UserBuffers::in_place(bytes_of_mut(data), 0, bytes)?)
+    }
+
+    /// The root gets the reduction of all inputs; the others pass an empty `output`.
+    ///
+    /// # Errors
+    /// As [`Communicator::call`].
+    pub fn reduce<T: Element>(
+        &self,
+        input: &[T],
+        output: &mut [T],
+        op: ReduceOp,
+        root: usize,
+    ) -> Result<Report> {
+        let call = Call {
+            op,
+            root,
+            ..Call::new(Collective::Reduce, T::DTYPE, input.len())
+        };
+        self.call(
+            &call,
+            UserBuffers::new(bytes_of(input), bytes_of_mut(output)),
+        )
+    }
+
+    /// The root gets all inputs, in rank order; the others pass an empty `output`.
+    ///
+    /// # Errors
+    /// As [`Communicator::call`].
+    pub fn gather<T: Element>(&self, input: &[T], output: &mut [T], root: usize) -> Result<Report> {
+        let call = Call {
+            root,
+            ..Call::new(Collective::Gather, T::DTYPE, input.len())
+        };
+        self.call(
+            &call,
+            UserBuffers::new(bytes_of(input), bytes_of_mut(output)),
+        )
+    }
+
+    /// Rank r gets block r of the root's input; the others pass an empty `input`.
+    ///
+    /// # Errors
+    /// As [`Communicator::call`].
+    pub fn scatter<T: Element>(
+        &self,
+        input: &[T],
+        output: &mut [T],
+        root: usize,
+    ) -> Result<Report> {
+        let call = Call {
+            root,
+            ..Call::new(Collective::Scatter, T::DTYPE, output.len())
+        };
+        self.call(
+            &call,
+            UserBuffers::new(bytes_of(input), bytes_of_mut(output)),
+        )
+    }
+
+    /// Rank r gets block r of every rank's input, in rank order.
+    ///
+    /// # Errors
+    /// As [`Communicator::call`]; invalid argument if the length is not a multiple of the ranks.
+    pub fn all_to_all<T: Element>(&self, input: &[T], output: &mut [T]) -> Result<Report> {
+        if !input.len().is_multiple_of(self.nranks()) {
+            return Err(Error::invalid_argument(format!(
+                "all_to_all of {} elements does not divide among {} ranks",
+                input.len(),
+                self.nranks()
+            )));
+        }
+        let count = input.len() / self.nranks();
+        let call = Call::new(Collective::AllToAll, T::DTYPE, count);
+        self.call(
+            &call,
+            UserBuffers::new(bytes_of(input), bytes_of_mut(output)),
+        )
+    }
+
+    /// Sends to `peer`, which receives as much.
+    ///
+    /// # Errors
+    /// As [`Communicator::call`].
+    pub fn send<T: Element>(&self, input: &[T], peer: usize) -> Result<Report> {
+        let call = Call {
+            root: self.rank(),
+            peer,
+            ..Call::new(Collective::SendRecv, T::DTYPE, input.len())
+        };
+        self.call(&call, UserBuffers::new(bytes_of(input), &mut []))
+    }
+
+    /// Receives from `peer`, which sends as much.
+    ///
+    /// # Errors
+    /// As [`Communicator::call`].
+    pub fn recv<T: Element>(&self, output: &mut [T], peer: usize) -> Result<Report> {
+        let call = Call {
+            root: peer,
+            peer: self.rank(),
+            ..Call::new(Collective::SendRecv, T::DTYPE, output.len())
+        };
+        self.call(&call, UserBuffers::new(&[], bytes_of_mut(output)))
+    }
+}

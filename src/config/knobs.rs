@@ -1,0 +1,280 @@
+//! The table of settings.
+
+use super::Config;
+use crate::types::{Algorithm, TransportKind};
+use std::time::Duration;
+
+/// One setting.
+pub struct Knob {
+    /// Environment variable.
+    pub name: &'static str,
+    /// What values it takes, as a phrase.
+    pub range: &'static str,
+    /// What it does.
+    pub help: &'static str,
+    pub(super) apply: fn(&mut Config, &str) -> Result<(), String>,
+    /// The value in effect, as it would be written; empty if unset.
+    pub show: fn(&Config) -> String,
+}
+
+/// `CINCH_` variables that are not settings of the library: the launcher's messages to its
+/// children, the build's own, and the tests'.
+pub(super) const RESERVED: &[&str] = &[
+    "CINCH_CUDA",
+    "CINCH_CUDA_ARCHS",
+    "CINCH_LAUNCH_ID",
+    "CINCH_LAUNCH_RANK",
+    "CINCH_LAUNCH_SIZE",
+];
+
+/// Parses a byte count with an optional binary K, M or G.
+pub(crate) fn parse_bytes(text: &str) -> Result<usize, String> {
+    let text = text.trim();
+    let (digits, unit) = match text.char_indices().last() {
+        Some((at, 'k' | 'K')) => (&text[..at], 10),
+        Some((at, 'm' | 'M')) => (&text[..at], 20),
+        Some((at, 'g' | 'G')) => (&text[..at], 30),
+        _ => (text, 0),
+    };
+    let number: usize = digits.parse().map_err(|_| "not a byte count".to_string())?;
+    number
+        .checked_mul(1 << unit)
+        .ok_or_else(|| "too large".to_string())
+}
+
+fn bytes_between(text: &str, low: usize, high: usize) -> Result<usize, String> {
+    let value = parse_bytes(text)?;
+    if (low..=high).contains(&value) {
+        Ok(value)
+    } else {
+        Err("out of range".into())
+    }
+}
+
+fn count(text: &str, low: usize, high: usize) -> Result<usize, String> {
+    match text.trim().parse::<usize>() {
+        Ok(value) if (low..=high).contains(&value) => Ok(value),
+        Ok(_) => Err("out of range".into()),
+        Err(_) => Err("not a whole number".into()),
+    }
+}
+
+fn seconds(text: &str, low: f64, high: f64) -> Result<Duration, String> {
+    match text.trim().parse::<f64>() {
+        Ok(value) if value >= low && value <= high => Ok(Duration::from_secs_f64(value)),
+        Ok(_) => Err("out of range".into()),
+        Err(_) => Err("not a number of seconds".into()),
+    }
+}
+
+fn one_of<T>(text: &str, find: impl Fn(&str) -> Option<T>) -> Result<Option<T>, String> {
+    match text.trim() {
+        "auto" => Ok(None),
+        name => find(name).map(Some).ok_or_else(|| "no such name".into()),
+    }
+}
+
+fn word(text: &str, words: &[&str]) -> Result<String, String> {
+    let text = text.trim().to_ascii_lowercase();
+    if words.contains(&text.as_str()) {
+        Ok(text)
+    } else {
+        Err("no such name".into())
+    }
+}
+
+fn non_empty(text: &str) -> Result<String, String> {
+    if text.trim().is_empty() {
+        Err("empty".into())
+    } else {
+        Ok(text.trim().to_string())
+    }
+}
+
+/// Every setting.
+pub const KNOBS: &[Knob] = &[
+    Knob {
+        name: "CINCH_SLOT_BYTES",
+        range: "4K to 16M, a multiple of 64",
+        help: "bytes of one slot; a chunk never encodes to more",
+        apply: |config, text| {
+            let value = bytes_between(text, 4 << 10, 16 << 20)?;
+            if value % 64 != 0 {
+                return Err("not a multiple of 64".into());
+            }
+            config.slot_bytes = value;
+            Ok(())
+        },
+        show: |config| config.slot_bytes.to_string(),
+    },
+    Knob {
+        name: "CINCH_SLOTS",
+        range: "a power of two from 2 to 64",
+        help: "slots of one connection",
+        apply: |config, text| {
+            let value = count(text, 2, 64)?;
+            if !value.is_power_of_two() {
+                return Err("not a power of two".into());
+            }
+            config.slots = value;
+            Ok(())
+        },
+        show: |config| config.slots.to_string(),
+    },
+    Knob {
+        name: "CINCH_CHANNELS",
+        range: "1 to 16",
+        help: "parallel lanes through all ranks",
+        apply: |config, text| count(text, 1, 16).map(|value| config.channels = value),
+        show: |config| config.channels.to_string(),
+    },
+    Knob {
+        name: "CINCH_BUFFER_BYTES",
+        range: "64K to 64G",
+        help: "upper bound of slot memory per communicator and rank; slots shrink to fit it",
+        apply: |config, text| {
+            bytes_between(text, 64 << 10, 64 << 30).map(|value| config.buffer_bytes = value)
+        },
+        show: |config| config.buffer_bytes.to_string(),
+    },
+    Knob {
+        name: "CINCH_TRANSPORT",
+        range: "auto, loopback, shm or tcp",
+        help: "transport to use between all ranks",
+        apply: |config, text| {
+            one_of(text, TransportKind::from_name).map(|value| config.transport = value)
+        },
+        show: |config| config.transport.map_or("auto", TransportKind::name).into(),
+    },
+    Knob {
+        name: "CINCH_ALGO",
+        range: "auto, ring, tree, oneshot or direct",
+        help: "algorithm to use where the collective has it",
+        apply: |config, text| {
+            one_of(text, Algorithm::from_name).map(|value| config.algorithm = value)
+        },
+        show: |config| config.algorithm.map_or("auto", Algorithm::name).into(),
+    },
+    Knob {
+        name: "CINCH_CODEC",
+        range: "NAME[:block=B][:tensor=K][:offset=E], see `cinch codecs`",
+        help: "codec of calls that name none and admit it: sums and averages of f16, bf16, f32",
+        apply: |config, text| {
+            config.codec = text
+                .trim()
+                .parse()
+                .map_err(|error: crate::Error| error.message().to_string())?;
+            Ok(())
+        },
+        show: |config| config.codec.to_string(),
+    },
+    Knob {
+        name: "CINCH_CODEC_MIN_BYTES",
+        range: "0 to 64G",
+        help: "input bytes below which the default codec stays out",
+        apply: |config, text| {
+            bytes_between(text, 0, 64 << 30).map(|value| config.codec_min_bytes = value)
+        },
+        show: |config| config.codec_min_bytes.to_string(),
+    },
+    Knob {
+        name: "CINCH_TIMEOUT",
+        range: "0.01 to 1000000 seconds",
+        help: "how long a call may wait for a peer",
+        apply: |config, text| seconds(text, 0.01, 1e6).map(|value| config.timeout = value),
+        show: |config| config.timeout.as_secs_f64().to_string(),
+    },
+    Knob {
+        name: "CINCH_INIT_TIMEOUT",
+        range: "0.01 to 1000000 seconds",
+        help: "how long joining a communicator may take",
+        apply: |config, text| seconds(text, 0.01, 1e6).map(|value| config.init_timeout = value),
+        show: |config| config.init_timeout.as_secs_f64().to_string(),
+    },
+    Knob {
+        name: "CINCH_HEARTBEAT",
+        range: "0.01 to 60 seconds",
+        help: "beat of the control connections",
+        apply: |config, text| seconds(text, 0.01, 60.0).map(|value| config.heartbeat = value),
+        show: |config| config.heartbeat.as_secs_f64().to_string(),
+    },
+    Knob {
+        name: "CINCH_SOCKET_IFNAME",
+        range: "an interface name or an address prefix",
+        help: "network interface for TCP; unset takes the first that is up, loopback for one host",
+        apply: |config, text| non_empty(text).map(|value| config.interface = Some(value)),
+        show: |config| config.interface.clone().unwrap_or_default(),
+    },
+    Knob {
+        name: "CINCH_TCP_SOCKETS",
+        range: "1 to 16",
+        help: "sockets for each connected pair and channel",
+        apply: |config, text| count(text, 1, 16).map(|value| config.tcp_sockets = value),
+        show: |config| config.tcp_sockets.to_string(),
+    },
+    Knob {
+        name: "CINCH_HOST_ID",
+        range: "any text",
+        help: "stands for the machine's identity, so that one machine can play several hosts",
+        apply: |config, text| non_empty(text).map(|value| config.host_id = Some(value)),
+        show: |config| config.host_id.clone().unwrap_or_default(),
+    },
+    Knob {
+        name: "CINCH_SIMD",
+        range: "auto, scalar, avx2 or avx512",
+        help: "widest instruction set to use; results do not depend on it",
+        apply: |config, text| {
+            word(text, &["auto", "scalar", "avx2", "avx512"]).map(|value| config.simd = value)
+        },
+        show: |config| config.simd.clone(),
+    },
+    Knob {
+        name: "CINCH_LOG",
+        range: "none, warn, info or trace",
+        help: "log threshold",
+        apply: |config, text| {
+            word(text, &["none", "warn", "info", "trace"]).map(|value| config.log_level = value)
+        },
+        show: |config| config.log_level.clone(),
+    },
+    Knob {
+        name: "CINCH_LOG_FILE",
+        range: "a path; %h and %p stand for host and process",
+        help: "log destination; unset is standard error",
+        apply: |config, text| non_empty(text).map(|value| config.log_file = Some(value.into())),
+        show: |config| {
+            config
+                .log_file
+                .as_ref()
+                .map_or(String::new(), |path| path.display().to_string())
+        },
+    },
+    Knob {
+        name: "CINCH_COMM_ID",
+        range: "host:port",
+        help: "rendezvous for ranks that are discovered from the environment",
+        apply: |config, text| non_empty(text).map(|value| config.comm_id = Some(value)),
+        show: |config| config.comm_id.clone().unwrap_or_default(),
+    },
+    Knob {
+        name: "CINCH_SECRET_FILE",
+        range: "a path of a file that only its owner can read",
+        help: "the job's secret, for ranks that find each other by address",
+        apply: |config, text| non_empty(text).map(|value| config.secret_file = Some(value.into())),
+        show: |config| {
+            config
+                .secret_file
+                .as_ref()
+                .map_or(String::new(), |path| path.display().to_string())
+        },
+    },
+    Knob {
+        name: "CINCH_ALLOW_UNAUTHENTICATED",
+        range: "0 or 1",
+        help: "lets ranks that find each other by a non-loopback address do without a secret",
+        apply: |config, text| {
+            count(text, 0, 1).map(|value| config.allow_unauthenticated = value == 1)
+        },
+        show: |config| u8::from(config.allow_unauthenticated).to_string(),
+    },
+];

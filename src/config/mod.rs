@@ -1,0 +1,212 @@
+//! Every setting, once: name, default, range, help. Parsed into a [`Config`] that is passed down.
+//!
+//! No other module reads the environment (the tool's launcher sets it for its children).
+
+mod knobs;
+
+pub use knobs::{KNOBS, Knob};
+
+use crate::error::{Error, Result};
+use crate::types::{Algorithm, CodecSpec, TransportKind};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// The effective settings of one communicator.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    /// Bytes of one slot's payload; a chunk never encodes to more.
+    pub slot_bytes: usize,
+    /// Slots of one connection.
+    pub slots: usize,
+    /// Parallel lanes through all ranks.
+    pub channels: usize,
+    /// Upper bound of slot memory per communicator and rank.
+    pub buffer_bytes: usize,
+    /// Transport to use, `None` = the best that connects each pair.
+    pub transport: Option<TransportKind>,
+    /// Algorithm to use, `None` = the cheapest by the cost model.
+    pub algorithm: Option<Algorithm>,
+    /// Codec of calls that name none and admit it.
+    pub codec: CodecSpec,
+    /// Below this many bytes of input the default codec stays out: exact is as fast.
+    pub codec_min_bytes: usize,
+    /// How long a call may wait for a peer.
+    pub timeout: Duration,
+    /// How long joining a communicator may take.
+    pub init_timeout: Duration,
+    /// Beat of the control connections.
+    pub heartbeat: Duration,
+    /// Network interface, by name or by an address prefix; `None` = the first that is up.
+    pub interface: Option<String>,
+    /// Sockets for each connected pair and channel.
+    pub tcp_sockets: usize,
+    /// Stands for the machine's identity, so that one machine can play several hosts.
+    pub host_id: Option<String>,
+    /// Widest instruction set to use: `auto`, `scalar`, `avx2`, `avx512`.
+    pub simd: String,
+    /// Log threshold: `none`, `warn`, `info`, `trace`.
+    pub log_level: String,
+    /// Log destination; `None` = standard error.
+    pub log_file: Option<PathBuf>,
+    /// `host:port` of the rendezvous where ranks are discovered from the environment.
+    pub comm_id: Option<String>,
+    /// File with the job's secret, for ranks that find each other by address.
+    pub secret_file: Option<PathBuf>,
+    /// Lets ranks that find each other by a non-loopback address do without a secret.
+    pub allow_unauthenticated: bool,
+    /// Where each setting came from, in the order of [`KNOBS`].
+    pub origins: Vec<Origin>,
+}
+
+/// Where a setting came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// Nothing was said.
+    Default,
+    /// An environment variable.
+    Environment,
+    /// A call of the program.
+    Program,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config {
+            slot_bytes: 128 << 10,
+            slots: 4,
+            channels: 2,
+            buffer_bytes: 64 << 20,
+            transport: None,
+            algorithm: None,
+            codec: CodecSpec::RAW,
+            codec_min_bytes: 0,
+            timeout: Duration::from_secs(60),
+            init_timeout: Duration::from_secs(60),
+            heartbeat: Duration::from_millis(100),
+            interface: None,
+            tcp_sockets: 2,
+            host_id: None,
+            simd: "auto".into(),
+            log_level: "warn".into(),
+            log_file: None,
+            comm_id: None,
+            secret_file: None,
+            allow_unauthenticated: false,
+            origins: vec![Origin::Default; KNOBS.len()],
+        }
+    }
+}
+
+impl Config {
+    /// The settings that the process environment asks for.
+    ///
+    /// # Errors
+    /// Invalid argument, naming variable, value and range, if a `CINCH_` variable holds a value
+    /// that it does not take. Unknown `CINCH_` names are returned by [`Config::unknown_names`].
+    pub fn from_env() -> Result<Config> {
+        let mut config = Config::default();
+        for knob in KNOBS {
+            match std::env::var(knob.name) {
+                Ok(value) => config.set(knob.name, &value, Origin::Environment)?,
+                Err(std::env::VarError::NotPresent) => {}
+                Err(std::env::VarError::NotUnicode(_)) => {
+                    return Err(Error::invalid_argument(format!(
+                        "{} is not UTF-8",
+                        knob.name
+                    )));
+                }
+            }
+        }
+        Ok(config)
+    }
+
+    /// Sets one setting by its `CINCH_` name.
+    ///
+    /// # Errors
+    /// Invalid argument if there is no such setting or the value is outside its range.
+    pub fn set(&mut self, name: &str, value: &str, origin: Origin) -> Result<()> {
+        let (index, knob) = KNOBS
+            .iter()
+            .enumerate()
+            .find(|(_, knob)| knob.name == name)
+            .ok_or_else(|| Error::invalid_argument(format!("no setting is called {name}")))?;
+        (knob.apply)(self, value).map_err(|why| {
+            let shown: String = value.chars().take(80).collect();
+            Error::invalid_argument(format!(
+                "{name}=\"{shown}\": {why}; it takes {}",
+                knob.range
+            ))
+        })?;
+        self.origins[index] = origin;
+        Ok(())
+    }
+
+    /// `CINCH_` names in the environment that no setting has.
+    pub fn unknown_names() -> Vec<String> {
+        let mut names: Vec<String> = std::env::vars_os()
+            .filter_map(|(name, _)| name.into_string().ok())
+            .filter(|name| name.starts_with("CINCH_"))
+            .filter(|name| KNOBS.iter().all(|knob| knob.name != name))
+            .filter(|name| !knobs::RESERVED.contains(&name.as_str()))
+            .collect();
+        names.sort();
+        names
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn defaults_print_and_parse_back() {
+        let default = Config::default();
+        for knob in KNOBS {
+            let shown = (knob.show)(&default);
+            if shown.is_empty() {
+                continue;
+            }
+            let mut config = Config::default();
+            config.set(knob.name, &shown, Origin::Default).unwrap();
+            assert_eq!(config, default, "{}={shown}", knob.name);
+        }
+    }
+
+    #[test]
+    fn bad_values_are_refused_by_name() {
+        for (name, value) in [
+            ("CINCH_SLOT_BYTES", "-1"),
+            ("CINCH_SLOT_BYTES", "1"),
+            ("CINCH_SLOT_BYTES", "999999999999999999999"),
+            ("CINCH_SLOTS", ""),
+            ("CINCH_TIMEOUT", "NaN"),
+            ("CINCH_TIMEOUT", "-3"),
+            ("CINCH_CODEC", "int8"),
+            ("CINCH_TRANSPORT", "ib"),
+            ("CINCH_ALGO", "magic"),
+            ("CINCH_SIMD", "avx1024"),
+        ] {
+            let error = Config::default()
+                .set(name, value, Origin::Program)
+                .unwrap_err();
+            assert!(
+                error.message().contains(name) && error.message().contains("takes"),
+                "{error}"
+            );
+        }
+        assert!(
+            Config::default()
+                .set("CINCH_NO_SUCH", "1", Origin::Program)
+                .is_err()
+        );
+    }
+
+    #[test]
+    fn sizes_take_units() {
+        let mut config = Config::default();
+        config
+            .set("CINCH_SLOT_BYTES", "256K", Origin::Program)
+            .unwrap();
+        assert_eq!(config.slot_bytes, 256 << 10);
+    }
+}

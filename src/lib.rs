@@ -1,0 +1,48 @@
+//! cinch: collective communication that compresses inside every pipeline chunk.
+//!
+//! The crate is layered; a module imports only modules of a lower layer (see [`manual`], and
+//! `tests/layers.rs`, which enforces it). `unsafe` is allowed module by module, below.
+
+// Layer 0
+pub mod error;
+pub mod types;
+// Layer 1
+pub mod config;
+pub mod schedule;
+#[allow(unsafe_code)]
+pub mod simd;
+#[allow(unsafe_code)]
+pub mod sync;
+#[allow(unsafe_code)]
+pub mod sys;
+// Layer 2
+pub mod bootstrap;
+pub mod codec;
+pub mod reduce;
+// Layer 3
+#[allow(unsafe_code)]
+pub mod mem;
+// Layer 4
+#[allow(unsafe_code)]
+pub mod transport;
+// Layer 5
+pub mod plan;
+// Layer 6
+pub mod engine;
+// Layer 7
+pub mod comm;
+// Layer 8
+#[allow(unsafe_code)]
+pub mod ffi;
+pub mod testing;
+
+pub mod manual;
+
+pub use bootstrap::UniqueId;
+pub use comm::{Communicator, Report};
+pub use config::Config;
+pub use error::{Error, ErrorKind, Result};
+pub use types::{Algorithm, CodecSpec, Collective, DType, ReduceOp};
+
+/// The library's version, `major.minor.patch`.
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");

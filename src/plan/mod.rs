@@ -1,0 +1,1 @@
+//! Chooses and binds schedules.

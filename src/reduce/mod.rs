@@ -1,0 +1,1 @@
+//! Element arithmetic: widening, combining, finishing and rounding, for every type and operator.

@@ -1,0 +1,78 @@
+//! Instruction sets: what the machine has, and how wide a caller may go.
+//!
+//! Vector code is chosen once, when a codec or reducer is built, never per call.
+
+use crate::error::{Error, Result};
+
+/// An instruction set, in order of width.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Isa {
+    /// Portable Rust: the specification.
+    Scalar,
+    /// AVX2 with FMA and F16C.
+    Avx2,
+    /// AVX-512 F, BW, DQ and VL.
+    Avx512,
+}
+
+impl Isa {
+    /// The widest set that this machine has.
+    pub fn detect() -> Isa {
+        #[cfg(target_arch = "x86_64")]
+        {
+            let avx2 = is_x86_feature_detected!("avx2")
+                && is_x86_feature_detected!("fma")
+                && is_x86_feature_detected!("f16c");
+            let avx512 = is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("avx512bw")
+                && is_x86_feature_detected!("avx512dq")
+                && is_x86_feature_detected!("avx512vl");
+            match (avx2, avx512) {
+                (true, true) => return Isa::Avx512,
+                (true, false) => return Isa::Avx2,
+                _ => {}
+            }
+        }
+        Isa::Scalar
+    }
+
+    /// Every set that this machine has, scalar first: tests compare them all.
+    pub fn available() -> Vec<Isa> {
+        [Isa::Scalar, Isa::Avx2, Isa::Avx512]
+            .into_iter()
+            .filter(|&isa| isa <= Isa::detect())
+            .collect()
+    }
+
+    /// The set that a `CINCH_SIMD` value asks for.
+    ///
+    /// # Errors
+    /// Unsupported if the machine lacks the named set.
+    pub fn from_setting(setting: &str) -> Result<Isa> {
+        let wanted = match setting {
+            "scalar" => Isa::Scalar,
+            "avx2" => Isa::Avx2,
+            "avx512" => Isa::Avx512,
+            _ => return Ok(Isa::detect()),
+        };
+        if wanted > Isa::detect() {
+            return Err(Error::new(
+                crate::error::ErrorKind::Unsupported,
+                format!(
+                    "CINCH_SIMD={setting}, but this machine goes up to {}",
+                    Isa::detect().name()
+                ),
+            ));
+        }
+        Ok(wanted)
+    }
+
+    /// Lower-case name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Isa::Scalar => "scalar",
+            Isa::Avx2 => "avx2",
+            Isa::Avx512 => "avx512",
+        }
+    }
+}

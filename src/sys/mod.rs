@@ -1,0 +1,1 @@
+//! The operating system, wrapped: each call returns a `Result` with a sentence.

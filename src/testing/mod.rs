@@ -1,0 +1,1 @@
+//! Many ranks in one process, reference results, error bounds.

@@ -1,0 +1,117 @@
+//! What carries slots between two ranks. One folder a transport, one pair of traits, one
+//! conformance suite.
+//!
+//! A connection is one-directional, between two ranks, on one channel: a FIFO of slots. The
+//! sender fills a slot and publishes it; the receiver reads it and releases it. Nothing blocks:
+//! waiting is the engine's business, through [`Links::idle`].
+
+use crate::bootstrap::Exchange;
+use crate::config::Config;
+use crate::error::Result;
+use crate::sync::Fault;
+use crate::types::{SIGNATURE_WORDS, TransportKind};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What precedes the payload of every message.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Header {
+    /// Payload bytes.
+    pub bytes: u32,
+    /// Call signature of the sender.
+    pub signature: [u64; SIGNATURE_WORDS],
+}
+
+/// The sender's end of a connection. There is one, and it is not shared.
+pub trait SendEnd: Send + std::fmt::Debug {
+    /// Whether a slot is free. Moves earlier messages along where that is this end's work.
+    ///
+    /// # Errors
+    /// Remote, naming the peer, if the connection is broken.
+    fn ready(&mut self) -> Result<bool>;
+
+    /// Payload space of the free slot, after `ready` returned true. 64-byte aligned.
+    fn slot(&mut self) -> &mut [u8];
+
+    /// The same, for reading back what was written.
+    fn written(&self) -> &[u8];
+
+    /// Hands the slot to the receiver.
+    fn publish(&mut self, header: Header);
+
+    /// Whether all published messages have left this process: the buffers of a call may not be
+    /// relied upon to move after it returns.
+    ///
+    /// # Errors
+    /// As for `ready`.
+    fn flushed(&mut self) -> Result<bool>;
+}
+
+/// The receiver's end of a connection. There is one, and it is not shared.
+pub trait RecvEnd: Send + std::fmt::Debug {
+    /// Whether a message is there.
+    ///
+    /// # Errors
+    /// Remote, naming the peer, if the connection is broken and all that came is read; mismatch
+    /// if the peer's header is impossible.
+    fn ready(&mut self) -> Result<bool>;
+
+    /// Header of the message, after `ready` returned true.
+    fn header(&self) -> Header;
+
+    /// Payload of the message: `header().bytes` bytes, never more than a slot. 64-byte aligned.
+    /// The peer may be hostile: the contents may change while they are read.
+    fn payload(&self) -> &[u8];
+
+    /// Gives the slot back to the sender.
+    fn release(&mut self);
+}
+
+/// All connections of one rank.
+#[derive(Debug)]
+pub struct Links {
+    /// Ranks of the communicator.
+    pub nranks: usize,
+    /// This rank.
+    pub rank: usize,
+    /// Channels.
+    pub channels: usize,
+    /// Payload bytes of a slot.
+    pub slot_bytes: usize,
+    /// Slots of a connection.
+    pub slots: usize,
+    /// To rank r on channel c: index c * nranks + r. None for this rank itself.
+    pub sends: Vec<Option<Box<dyn SendEnd>>>,
+    /// From rank r on channel c: index c * nranks + r. None for this rank itself.
+    pub recvs: Vec<Option<Box<dyn RecvEnd>>>,
+    /// Which transport serves rank r.
+    pub kinds: Vec<Option<TransportKind>>,
+    /// Bytes of slot memory of this rank.
+    pub buffer_bytes: usize,
+    /// Waits for any of the connections.
+    pub waiter: Box<dyn Waiter>,
+}
+
+/// Waits until something may have changed on one of a rank's connections.
+pub trait Waiter: Send + std::fmt::Debug {
+    /// Called each time that a scan over the connections found nothing to do, with the number of
+    /// such scans in a row (from 0): spins first, then yields the core, then sleeps until a peer
+    /// wakes this rank or `limit` has passed, whichever is first. Also moves along what no scan
+    /// of the engine touches (a socket whose peer waits for us).
+    ///
+    /// # Errors
+    /// As for [`SendEnd::ready`].
+    fn idle(&mut self, scans: u32, limit: Duration) -> Result<()>;
+}
+
+/// What connecting needs to know.
+pub struct ConnectContext<'a> {
+    /// The out-of-band side; all ranks connect together.
+    pub exchange: &'a dyn Exchange,
+    /// Settings.
+    pub config: &'a Config,
+    /// Watched by waits.
+    pub fault: &'a Arc<Fault>,
+    /// Give up after this.
+    pub deadline: std::time::Instant,
+}

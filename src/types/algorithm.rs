@@ -1,0 +1,93 @@
+//! Names of algorithms and transports.
+
+use std::fmt;
+
+/// A family of schedules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Algorithm {
+    /// Neighbour to neighbour, N-1 hops each way.
+    Ring = 0,
+    /// Two complementary binary trees.
+    Tree = 1,
+    /// Everyone to everyone, in one step: least latency, N-1 times the bytes.
+    OneShot = 2,
+    /// Everyone to the owner of each chunk and back: two steps, the ring's bytes.
+    Direct = 3,
+}
+
+impl Algorithm {
+    /// Every algorithm, in numeric order.
+    pub const ALL: [Algorithm; 4] = [
+        Algorithm::Ring,
+        Algorithm::Tree,
+        Algorithm::OneShot,
+        Algorithm::Direct,
+    ];
+
+    /// Lower-case name. `direct` is the two-shot form.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Algorithm::Ring => "ring",
+            Algorithm::Tree => "tree",
+            Algorithm::OneShot => "oneshot",
+            Algorithm::Direct => "direct",
+        }
+    }
+
+    /// The algorithm with this name.
+    pub fn from_name(name: &str) -> Option<Algorithm> {
+        Algorithm::ALL
+            .into_iter()
+            .find(|algorithm| algorithm.name() == name)
+    }
+}
+
+impl fmt::Display for Algorithm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// What carries slots between two ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum TransportKind {
+    /// Threads of one process.
+    Loopback = 0,
+    /// Sealed shared memory between processes of one host.
+    Shm = 1,
+    /// TCP sockets.
+    Tcp = 2,
+}
+
+impl TransportKind {
+    /// Every kind, in order of preference.
+    pub const ALL: [TransportKind; 3] = [
+        TransportKind::Loopback,
+        TransportKind::Shm,
+        TransportKind::Tcp,
+    ];
+
+    /// Lower-case name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            TransportKind::Loopback => "loopback",
+            TransportKind::Shm => "shm",
+            TransportKind::Tcp => "tcp",
+        }
+    }
+
+    /// The kind with this name.
+    pub fn from_name(name: &str) -> Option<TransportKind> {
+        TransportKind::ALL
+            .into_iter()
+            .find(|kind| kind.name() == name)
+    }
+}
+
+impl fmt::Display for TransportKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}

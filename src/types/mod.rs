@@ -1,0 +1,17 @@
+//! Plain vocabulary: data types, reduction operators, collectives, codec and algorithm names.
+//!
+//! Each list of names stands here once; the C header, the tool and the log derive from it.
+
+mod algorithm;
+mod codec_spec;
+mod collective;
+mod dtype;
+mod reduce_op;
+mod signature;
+
+pub use algorithm::{Algorithm, TransportKind};
+pub use codec_spec::{CodecKind, CodecSpec, DEFAULT_BLOCK, ScaleRule};
+pub use collective::{Collective, Extent};
+pub use dtype::{DType, Element};
+pub use reduce_op::{ReduceOp, Scalar};
+pub use signature::{CallSignature, FORMAT_VERSION, SIGNATURE_WORDS};

@@ -1,0 +1,192 @@
+//! Imports go down the layer table of `src/manual/layers.rs`, never up, never sideways; and
+//! `unsafe` stays in the modules that may use it.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Places that may use `unsafe`, as path prefixes below `src/`.
+const UNSAFE: &[&str] = &[
+    "sys/",
+    "sync/",
+    "simd/",
+    "gpu/",
+    "mem/",
+    "transport/",
+    "engine/gpu",
+    "ffi/",
+];
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn layers() -> HashMap<String, u32> {
+    let text = fs::read_to_string(root().join("src/manual/layers.rs")).unwrap();
+    let mut layers = HashMap::new();
+    for line in text.lines() {
+        let cells: Vec<_> = line.split('|').map(str::trim).collect();
+        if let [_, layer, modules, _] = cells[..]
+            && let Ok(layer) = layer.parse()
+        {
+            layers.extend(
+                modules
+                    .split_whitespace()
+                    .map(|module| (module.to_string(), layer)),
+            );
+        }
+    }
+    assert!(layers.len() >= 15, "the layer table was not found");
+    layers
+}
+
+fn files(directory: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(directory).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            files(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push(path);
+        }
+    }
+}
+
+/// Source without comments and without what follows `#[cfg(test)]`, where tests may look upward.
+fn code(text: &str) -> String {
+    let text = text.split("#[cfg(test)]").next().unwrap();
+    text.lines()
+        .map(|line| line.split("//").next().unwrap())
+        .collect::<Vec<_>>()
+        .join("\n")
+}
+
+/// First path segments behind every `crate::`, groups included.
+fn imports(code: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    for (at, _) in code.match_indices("crate::") {
+        if at > 0 && code.as_bytes()[at - 1] == b'$' {
+            continue; // a macro naming its own crate
+        }
+        let rest = &code[at + "crate::".len()..];
+        let names: Vec<String> = match rest.strip_prefix('{') {
+            None => vec![rest.to_string()],
+            Some(group) => {
+                let (mut depth, mut names, mut name) = (0, Vec::new(), String::new());
+                for c in group.chars() {
+                    match c {
+                        '}' if depth == 0 => break,
+                        ',' if depth == 0 => names.push(std::mem::take(&mut name)),
+                        _ => {
+                            depth += i32::from(c == '{') - i32::from(c == '}');
+                            name.push(c);
+                        }
+                    }
+                }
+                names.push(name);
+                names
+            }
+        };
+        found.extend(names.iter().map(|name| {
+            name.trim()
+                .chars()
+                .take_while(|c| c.is_alphanumeric() || *c == '_')
+                .collect()
+        }));
+    }
+    found
+}
+
+#[test]
+fn imports_go_down() {
+    let layers = layers();
+    // What the crate root re-exports, by home module.
+    let homes: HashMap<&str, &str> = [
+        ("UniqueId", "bootstrap"),
+        ("Communicator", "comm"),
+        ("Report", "comm"),
+        ("Config", "config"),
+        ("Error", "error"),
+        ("ErrorKind", "error"),
+        ("Result", "error"),
+        ("Algorithm", "types"),
+        ("CodecSpec", "types"),
+        ("Collective", "types"),
+        ("DType", "types"),
+        ("ReduceOp", "types"),
+        ("VERSION", "types"),
+    ]
+    .into();
+    let source = root().join("src");
+    let mut all = Vec::new();
+    files(&source, &mut all);
+    let mut broken = Vec::new();
+    let mut checked = 0;
+    for path in all {
+        let relative = path
+            .strip_prefix(&source)
+            .unwrap()
+            .to_string_lossy()
+            .replace('\\', "/");
+        let module = relative.split(['/', '.']).next().unwrap().to_string();
+        if ["lib", "manual", "bin"].contains(&module.as_str()) {
+            continue;
+        }
+        let own = *layers
+            .get(&module)
+            .unwrap_or_else(|| panic!("{relative}: {module} has no layer"));
+        for import in imports(&code(&fs::read_to_string(&path).unwrap())) {
+            let import = homes
+                .get(import.as_str())
+                .map_or(import.clone(), |home| home.to_string());
+            if import == module || import.is_empty() {
+                continue;
+            }
+            checked += 1;
+            match layers.get(&import) {
+                // Layer 0 is the vocabulary: types name errors and errors name types.
+                Some(&layer) if layer < own || own == 0 => {}
+                Some(&layer) => broken.push(format!(
+                    "{relative} (layer {own}) imports {import} (layer {layer})"
+                )),
+                None => broken.push(format!("{relative} imports {import}, which has no layer")),
+            }
+        }
+    }
+    assert!(checked > 10, "only {checked} imports were found");
+    assert!(broken.is_empty(), "{}", broken.join("\n"));
+}
+
+#[test]
+fn unsafe_stays_in_its_places() {
+    let source = root().join("src");
+    let mut all = Vec::new();
+    files(&source, &mut all);
+    let mut broken = Vec::new();
+    for path in all {
+        let relative = path
+            .strip_prefix(&source)
+            .unwrap()
+            .to_string_lossy()
+            .replace('\\', "/");
+        let simd_of_codec = (relative.starts_with("codec/") || relative.starts_with("reduce/"))
+            && relative.contains("simd");
+        if simd_of_codec || UNSAFE.iter().any(|place| relative.starts_with(place)) {
+            continue;
+        }
+        let code = code(&fs::read_to_string(&path).unwrap());
+        for word in ["unsafe {", "unsafe fn", "unsafe impl", "unsafe extern"] {
+            if code.contains(word) {
+                broken.push(format!("{relative}: {word}"));
+            }
+        }
+    }
+    assert!(broken.is_empty(), "{}", broken.join("\n"));
+}
+
+#[test]
+fn the_test_sees_what_it_looks_for() {
+    let found =
+        imports("use crate::{error::{Error, Result}, comm::Communicator};\ncrate::ffi::x();");
+    assert_eq!(found, ["error", "comm", "ffi"]);
+    assert!(!code("fn a() {} // crate::ffi\n#[cfg(test)]\nuse crate::ffi;").contains("ffi"));
+}
