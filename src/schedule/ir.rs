@@ -6,7 +6,15 @@ use std::ops::Deref;
 pub const MAX_FAN: usize = 8;
 
 /// What one step does with its chunk. `in` and `out` are the chunk's place in the user's input
-/// and output; `enc` encodes, `dec` decodes.
+/// and output; `enc` encodes, `dec` decodes. Where the collective reduces with a pre-multiplied
+/// sum, `in` is the input times the rank's factor, wherever it is read.
+///
+/// The sum of a reducing step starts with its first term and adds the others one by one: the
+/// terms are dec(received), in the order of [`Step::recv_from`], with the rank's own contribution
+/// at the place that [`Step::own`] names. A sum of one term is that term.
+///
+/// `enc` is a pure function of the values that it is given (and of the call's codec state), so a
+/// chunk that two steps encode travels as the same bytes twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Op {
@@ -14,18 +22,20 @@ pub enum Op {
     Send,
     /// out = dec(received).
     Recv,
-    /// out = in.
+    /// out = in, exactly.
     Copy,
     /// out = out + in, exactly.
     Reduce,
-    /// out = in + sum of dec(received). Final: an average divides here.
+    /// out = sum. Final: an average divides here.
     RecvReduceCopy,
-    /// enc(in + sum of dec(received)) to the peers: a partial sum on its way.
+    /// enc(sum) to the peers: a sum on its way, which an average does not divide yet.
     RecvReduceSend,
-    /// out = dec(received); the received bytes go on unchanged.
+    /// The received bytes to the peers, unchanged; out = dec(received).
     RecvCopySend,
-    /// e = enc(in + sum of dec(received)); e to the peers; out = dec(e), so that the owner ends
-    /// with the bits that everybody ends with. Final: an average divides before the encode.
+    /// e = enc(sum); e to the peers; out = dec(e), so that the owner ends with the bits that
+    /// everybody ends with. Final: an average divides before the encode. Without `recv_from` the
+    /// sum is the rank's own contribution: so the source of an allgather or a broadcast, which
+    /// never divide, ends with the bits that it sent.
     RecvReduceCopySend,
 }
 
@@ -43,22 +53,22 @@ impl Op {
         )
     }
 
-    /// Whether the step writes the output.
+    /// Whether the step writes the output, if it is not continued.
     pub const fn writes(self) -> bool {
         !matches!(self, Op::Send | Op::RecvReduceSend)
     }
 
-    /// Whether the step reads the input.
-    pub const fn reads(self) -> bool {
-        !matches!(self, Op::Recv | Op::RecvCopySend)
-    }
-
-    /// Whether the step adds contributions.
-    pub const fn reduces(self) -> bool {
+    /// Whether the step forms a sum of received contributions and its own.
+    pub const fn sums(self) -> bool {
         matches!(
             self,
-            Op::Reduce | Op::RecvReduceCopy | Op::RecvReduceSend | Op::RecvReduceCopySend
+            Op::RecvReduceCopy | Op::RecvReduceSend | Op::RecvReduceCopySend
         )
+    }
+
+    /// Whether the step ends a sum for good: an average divides.
+    pub const fn is_final(self) -> bool {
+        matches!(self, Op::RecvReduceCopy | Op::RecvReduceCopySend)
     }
 }
 
@@ -109,7 +119,51 @@ impl std::fmt::Debug for Peers {
     }
 }
 
+/// The rank's own contribution to the sum of a step. `after` is how many of the step's
+/// `recv_from` are added before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Own {
+    /// None: the op forms no sum, or another step of the chain adds it, or the rank only passes
+    /// on what others contribute.
+    Absent,
+    /// in.
+    Exact {
+        /// Position.
+        after: u8,
+    },
+    /// dec(enc(in)): what the peers see of it. Where several ranks form the same sum each for
+    /// itself, this is what makes them agree. The same as `Exact` under a codec that keeps bits.
+    Coded {
+        /// Position.
+        after: u8,
+    },
+}
+
+impl Own {
+    /// Before everything received.
+    pub const FIRST: Own = Own::Exact { after: 0 };
+
+    /// The position, if the step adds the own contribution.
+    pub const fn after(self) -> Option<usize> {
+        match self {
+            Own::Absent => None,
+            Own::Exact { after } | Own::Coded { after } => Some(after as usize),
+        }
+    }
+}
+
 /// One action of one rank on one chunk.
+///
+/// # Chains
+/// A step with `more` is continued by the next step of the list, which has the same stage, op and
+/// chunk. The chain acts as one step whose fan is not bounded by [`MAX_FAN`]; only ops that
+/// receive may be chained.
+/// - An op that sums keeps its accumulator, in full precision, from step to step. The sum is
+///   complete in the first step of the chain that has `send_to` or no `more`; an average divides
+///   there, once. Later steps add nothing (no `recv_from`, own absent) and send the same bytes to
+///   more peers. Only the last step writes the output. Each step releases what it received.
+/// - `recv_copy_send`: every step names the same one rank in `recv_from`, and all mean one
+///   message, which the last step releases after it has written the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
     /// When: pass p runs stage s at time p + s. Steps of a rank stand in order of stage.
@@ -117,12 +171,70 @@ pub struct Step {
     /// What.
     pub op: Op,
     /// On which chunk of the pass. How chunks lie in the buffers is the collective's business:
-    /// see `plan::Geometry`.
+    /// see [`super::Pattern`].
     pub chunk: u32,
-    /// From whom; contributions are added in this order, after the rank's own.
+    /// Whether the next step continues this one.
+    pub more: bool,
+    /// Where the rank's own contribution stands in the sum.
+    pub own: Own,
+    /// From whom, one message each; contributions are added in this order.
     pub recv_from: Peers,
-    /// To whom.
+    /// To whom, one message each.
     pub send_to: Peers,
+}
+
+impl Step {
+    /// A step that neither receives nor sends; the methods below add to it.
+    pub const fn new(stage: usize, op: Op, chunk: usize) -> Step {
+        Step {
+            stage: stage as u32,
+            op,
+            chunk: chunk as u32,
+            more: false,
+            own: if op.sums() { Own::FIRST } else { Own::Absent },
+            recv_from: Peers::NONE,
+            send_to: Peers::NONE,
+        }
+    }
+
+    /// The same step, receiving from `peers`.
+    ///
+    /// # Panics
+    /// If there are more than [`MAX_FAN`].
+    pub fn from(self, peers: impl IntoIterator<Item = usize>) -> Step {
+        let recv_from = peers.into_iter().collect();
+        Step { recv_from, ..self }
+    }
+
+    /// The same step, sending to `peers`.
+    ///
+    /// # Panics
+    /// If there are more than [`MAX_FAN`].
+    pub fn to(self, peers: impl IntoIterator<Item = usize>) -> Step {
+        let send_to = peers.into_iter().collect();
+        Step { send_to, ..self }
+    }
+
+    /// The same step with another own contribution.
+    pub const fn own(self, own: Own) -> Step {
+        Step { own, ..self }
+    }
+
+    /// Whether the step reads the rank's input.
+    pub const fn reads(&self) -> bool {
+        match self.op {
+            Op::Send | Op::Copy | Op::Reduce => true,
+            Op::Recv | Op::RecvCopySend => false,
+            Op::RecvReduceCopy | Op::RecvReduceSend | Op::RecvReduceCopySend => {
+                self.own.after().is_some()
+            }
+        }
+    }
+
+    /// Whether the step writes the rank's output.
+    pub const fn writes(&self) -> bool {
+        self.op.writes() && !self.more
+    }
 }
 
 /// One rank's part of one pass.
@@ -149,17 +261,22 @@ pub struct Visit {
     pub step: usize,
 }
 
-/// The order in which one rank runs `passes` passes: by time; within one time the newest pass
-/// first, so that sends leave before the rank waits for what older passes still owe; within a
-/// pass as listed.
+/// The order in which one rank runs `passes` passes: by time; within one time the oldest pass
+/// first; within a pass as listed.
+///
+/// Oldest first, because then a rank frees the slots that its peers need for this time before it
+/// waits for slots itself. A message that is sent at stage s and received at stage s + 1 needs
+/// one slot then, and a connection that carries two such messages a pass needs two. With the
+/// newest pass first two ranks could each wait, with two slots full, for the other to receive.
 pub fn walk(schedule: &Schedule, passes: usize) -> Walk<'_> {
     Walk {
         schedule,
         passes,
         time: 0,
         pass: 0,
+        begin: schedule.steps.len(),
         step: 0,
-        fresh: true,
+        end: 0,
     }
 }
 
@@ -170,55 +287,39 @@ pub struct Walk<'a> {
     passes: usize,
     time: usize,
     pass: usize,
+    /// Steps from here on belong to stages that this time is done with.
+    begin: usize,
     step: usize,
-    fresh: bool,
-}
-
-impl Walk<'_> {
-    fn first_step_of(&self, stage: usize) -> usize {
-        self.schedule
-            .steps
-            .partition_point(|step| (step.stage as usize) < stage)
-    }
+    end: usize,
 }
 
 impl Iterator for Walk<'_> {
     type Item = Visit;
 
     fn next(&mut self) -> Option<Visit> {
-        if self.passes == 0 || self.schedule.steps.is_empty() {
-            return None;
-        }
-        loop {
-            if self.time >= self.passes + self.schedule.stages - 1 {
+        let steps = &self.schedule.steps;
+        while self.step == self.end {
+            if self.begin == 0 {
+                self.time += 1;
+                self.begin = steps.len();
+            }
+            // An older pass is at a later stage, so the list is taken stage by stage from behind.
+            let stage = steps[..self.begin].last()?.stage as usize;
+            if self.passes == 0 || self.time >= self.passes + self.schedule.stages - 1 {
                 return None;
             }
-            if self.fresh {
-                // Newest pass of this time.
-                self.pass = self.time.min(self.passes - 1);
-                self.step = self.first_step_of(self.time - self.pass);
-                self.fresh = false;
-            }
-            let stage = self.time - self.pass;
-            match self.schedule.steps.get(self.step) {
-                Some(step) if step.stage as usize == stage => {
-                    self.step += 1;
-                    return Some(Visit {
-                        pass: self.pass,
-                        step: self.step - 1,
-                    });
-                }
-                _ => {}
-            }
-            // The next older pass runs the next stage, whose steps follow in the list.
-            if self.pass > 0 && stage + 1 < self.schedule.stages {
-                self.pass -= 1;
-                self.step = self.first_step_of(stage + 1);
-            } else {
-                self.time += 1;
-                self.fresh = true;
+            let end = self.begin;
+            self.begin = steps[..end].partition_point(|step| (step.stage as usize) < stage);
+            if stage <= self.time && self.time - stage < self.passes {
+                self.pass = self.time - stage;
+                (self.step, self.end) = (self.begin, end);
             }
         }
+        self.step += 1;
+        Some(Visit {
+            pass: self.pass,
+            step: self.step - 1,
+        })
     }
 }
 
@@ -226,18 +327,12 @@ impl Iterator for Walk<'_> {
 mod tests {
     use super::*;
 
-    fn staged(stages: &[u32]) -> Schedule {
+    fn staged(stages: &[usize]) -> Schedule {
         let steps = stages
             .iter()
-            .map(|&stage| Step {
-                stage,
-                op: Op::Copy,
-                chunk: 0,
-                recv_from: Peers::NONE,
-                send_to: Peers::NONE,
-            })
+            .map(|&stage| Step::new(stage, Op::Copy, 0))
             .collect();
-        let stages = stages.iter().max().map_or(0, |&stage| stage as usize + 1);
+        let stages = stages.iter().max().map_or(0, |&stage| stage + 1);
         Schedule {
             nranks: 1,
             rank: 0,
@@ -254,15 +349,15 @@ mod tests {
             .collect();
         let expected = [
             (0, 0), // time 0
-            (1, 0),
             (0, 1),
-            (0, 2), // time 1
-            (2, 0),
+            (0, 2),
+            (1, 0), // time 1
             (1, 1),
-            (1, 2), // time 2: pass 0 has nothing at stage 2
+            (1, 2),
+            (2, 0), // time 2: pass 0 has nothing at stage 2
+            (0, 3),
             (2, 1),
-            (2, 2),
-            (0, 3), // time 3
+            (2, 2), // time 3
             (1, 3),
             (2, 3),
         ];

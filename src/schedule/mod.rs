@@ -1,8 +1,26 @@
 //! Schedules are data: what every rank does, chunk by chunk, in one pass.
 //!
 //! The host interpreter, the GPU interpreter, the proxy and the verifier all walk a schedule with
-//! [`walk`], so that no step count and no order is computed twice.
+//! [`walk`], so that no step count and no order is computed twice. [`Pattern`] is the one truth
+//! about chunks: how many a pass has, where they lie, and who contributes to them. One file holds
+//! the generators of one algorithm; [`verify()`] proves what they make.
 
+mod chunks;
+mod cost;
+mod direct;
+mod fan;
+mod generate;
 mod ir;
+mod oneshot;
+mod ring;
+mod tree;
+mod verify;
 
-pub use ir::{MAX_FAN, Op, Peers, Schedule, Step, Visit, walk};
+#[cfg(test)]
+mod conformance;
+
+pub use chunks::{Contributors, Pattern, Place};
+pub use cost::{CostCounts, cost_counts, hops};
+pub use generate::{algorithms, generate};
+pub use ir::{MAX_FAN, Op, Own, Peers, Schedule, Step, Visit, Walk, walk};
+pub use verify::{Limits, Proof, verify};

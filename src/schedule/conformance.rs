@@ -1,0 +1,431 @@
+//! Every generator against the verifier, and the verifier against broken schedules.
+
+use super::*;
+use crate::error::Error;
+use crate::types::{Algorithm, Collective};
+
+/// Slots in use at the least: the lower bound of `CINCH_SLOTS`.
+const SLOTS: usize = 2;
+
+fn schedules(pattern: &Pattern) -> Vec<Schedule> {
+    let ranks = 0..pattern.nranks;
+    ranks.map(|rank| pattern.schedule(rank).unwrap()).collect()
+}
+
+fn pattern(collective: Collective, algorithm: Algorithm, nranks: usize) -> Pattern {
+    Pattern {
+        collective,
+        algorithm,
+        nranks,
+        root: 0,
+        peer: nranks - 1,
+    }
+}
+
+/// Every existing combination of collective, algorithm and the given roots.
+fn patterns(nranks: usize, roots: &[usize]) -> Vec<Pattern> {
+    let mut patterns = Vec::new();
+    for collective in Collective::ALL {
+        for &algorithm in algorithms(collective) {
+            let of = pattern(collective, algorithm, nranks);
+            if collective == Collective::SendRecv {
+                let peers = |&root| roots.iter().map(move |&peer| Pattern { root, peer, ..of });
+                patterns.extend(roots.iter().flat_map(peers));
+            } else if collective.has_root() {
+                patterns.extend(roots.iter().map(|&root| Pattern { root, ..of }));
+            } else {
+                patterns.push(of);
+            }
+        }
+    }
+    patterns
+}
+
+fn prove(pattern: &Pattern, passes: usize) {
+    let schedules = schedules(pattern);
+    let limits = Limits {
+        slots: SLOTS,
+        passes,
+    };
+    let proof =
+        verify(pattern, &schedules, limits).unwrap_or_else(|error| panic!("{pattern:?}: {error}"));
+    let counts: Vec<_> = schedules.iter().map(cost_counts).collect();
+    let sends: usize = counts.iter().map(|counts| counts.sends).sum();
+    let recvs: usize = counts.iter().map(|counts| counts.recvs).sum();
+    assert_eq!((sends, recvs), (proof.messages, proof.messages));
+    let Pattern {
+        collective,
+        algorithm,
+        nranks,
+        ..
+    } = *pattern;
+    let expected = if collective == Collective::SendRecv && pattern.root == pattern.peer {
+        0
+    } else {
+        hops(collective, algorithm, nranks)
+    };
+    assert_eq!(proof.hops, expected, "{pattern:?}");
+}
+
+fn overlapping(pattern: &Pattern) -> usize {
+    pattern.schedule(0).unwrap().stages + 2
+}
+
+#[test]
+fn all_small_schedules_are_right() {
+    for nranks in 1..=17 {
+        let roots: Vec<_> = match nranks {
+            1..=8 => (0..nranks).collect(),
+            _ => vec![0, 1, nranks / 2, nranks - 1],
+        };
+        for pattern in patterns(nranks, &roots) {
+            prove(&pattern, overlapping(&pattern));
+            // A message of one pass, and deeper connections.
+            prove(&pattern, 1);
+            let limits = Limits {
+                slots: 8,
+                passes: 20,
+            };
+            verify(&pattern, &schedules(&pattern), limits).unwrap();
+        }
+    }
+}
+
+#[test]
+fn schedules_of_64_ranks_are_right() {
+    for pattern in patterns(64, &[0, 41]) {
+        prove(&pattern, overlapping(&pattern));
+    }
+}
+
+fn prove_1024(algorithm: Algorithm, collectives: &[Collective], passes: Option<usize>) {
+    for &collective in collectives {
+        let pattern = Pattern {
+            root: 700,
+            ..pattern(collective, algorithm, 1024)
+        };
+        prove(&pattern, passes.unwrap_or(overlapping(&pattern)));
+    }
+}
+
+#[test]
+fn rings_of_1024_ranks_are_right() {
+    let whole = [
+        Collective::AllReduce,
+        Collective::AllGather,
+        Collective::ReduceScatter,
+    ];
+    prove_1024(Algorithm::Ring, &whole, Some(2));
+    let chains = [Collective::Broadcast, Collective::Reduce];
+    prove_1024(Algorithm::Ring, &chains, None);
+}
+
+#[test]
+fn sums_of_1024_ranks_are_right() {
+    let rooted = [Collective::Broadcast, Collective::Reduce];
+    prove_1024(Algorithm::OneShot, &rooted, None);
+    prove_1024(Algorithm::OneShot, &[Collective::AllReduce], Some(2));
+    prove_1024(
+        Algorithm::Direct,
+        &[Collective::AllReduce, Collective::ReduceScatter],
+        Some(2),
+    );
+    prove_1024(Algorithm::Direct, &rooted, Some(2));
+}
+
+#[test]
+fn exchanges_of_1024_ranks_are_right() {
+    let pairs = [Collective::AllGather, Collective::AllToAll];
+    prove_1024(Algorithm::Direct, &pairs, Some(2));
+    let rooted = [
+        Collective::Gather,
+        Collective::Scatter,
+        Collective::SendRecv,
+    ];
+    prove_1024(Algorithm::Direct, &rooted, None);
+}
+
+#[test]
+fn trees_of_1024_and_65536_ranks_are_right() {
+    let collectives = [
+        Collective::AllReduce,
+        Collective::Broadcast,
+        Collective::Reduce,
+    ];
+    prove_1024(Algorithm::Tree, &collectives, None);
+    for collective in collectives {
+        let pattern = pattern(collective, Algorithm::Tree, 65_536);
+        prove(&pattern, overlapping(&pattern));
+    }
+}
+
+#[test]
+fn rooted_exchanges_of_65536_ranks_are_right() {
+    for collective in [Collective::Gather, Collective::Scatter] {
+        let pattern = pattern(collective, Algorithm::Direct, 65_536);
+        prove(&pattern, overlapping(&pattern));
+    }
+    for collective in [Collective::Broadcast, Collective::Reduce] {
+        let pattern = pattern(collective, Algorithm::OneShot, 65_536);
+        prove(&pattern, overlapping(&pattern));
+    }
+}
+
+/// A rank generates its own part only: the steps of one rank among many are few.
+#[test]
+fn load_is_spread() {
+    let all_reduce = |algorithm, nranks| pattern(Collective::AllReduce, algorithm, nranks);
+    for nranks in [3, 8, 17, 100] {
+        let tree = schedules(&all_reduce(Algorithm::Tree, nranks));
+        for schedule in &tree {
+            // Two halves up and two down, twice where the rank is an inner one.
+            assert!(cost_counts(schedule).sends <= 4);
+            assert!(cost_counts(schedule).recvs <= 4);
+        }
+        let ring = schedules(&all_reduce(Algorithm::Ring, nranks));
+        assert!(ring.iter().all(|s| cost_counts(s) == cost_counts(&ring[0])));
+    }
+    let counts =
+        |algorithm, nranks: usize| cost_counts(&all_reduce(algorithm, nranks).schedule(1).unwrap());
+    let ring = CostCounts {
+        sends: 14,
+        recvs: 14,
+        encodes: 8,
+        decodes: 15,
+        reduces: 7,
+    };
+    assert_eq!(counts(Algorithm::Ring, 8), ring);
+    assert_eq!(counts(Algorithm::Direct, 8), ring);
+    let one_shot = CostCounts {
+        sends: 7,
+        recvs: 7,
+        encodes: 2,
+        decodes: 8,
+        reduces: 7,
+    };
+    assert_eq!(counts(Algorithm::OneShot, 8), one_shot);
+    // Chains count their sum and its encoding once.
+    let direct = CostCounts {
+        sends: 60,
+        recvs: 60,
+        encodes: 31,
+        decodes: 61,
+        reduces: 30,
+    };
+    assert_eq!(counts(Algorithm::Direct, 31), direct);
+}
+
+/// What the verifier says about the schedules of `pattern` after `damage`.
+fn verdict(pattern: &Pattern, damage: impl FnOnce(&mut Vec<Schedule>)) -> Result<Proof, Error> {
+    let mut schedules = schedules(pattern);
+    damage(&mut schedules);
+    let limits = Limits {
+        slots: SLOTS,
+        passes: overlapping(pattern),
+    };
+    verify(pattern, &schedules, limits)
+}
+
+#[track_caller]
+fn caught(pattern: &Pattern, sentence: &str, damage: impl FnOnce(&mut Vec<Schedule>)) {
+    let error = verdict(pattern, damage).unwrap_err();
+    assert!(error.message().contains(sentence), "{error}");
+}
+
+#[test]
+fn defects_are_named() {
+    let ring = pattern(Collective::AllReduce, Algorithm::Ring, 4);
+    let shot = pattern(Collective::AllReduce, Algorithm::OneShot, 4);
+    let direct = pattern(Collective::AllReduce, Algorithm::Direct, 12);
+    let gather = pattern(Collective::AllGather, Algorithm::Direct, 4);
+    let swap = pattern(Collective::AllToAll, Algorithm::Direct, 2);
+
+    // Two steps swapped.
+    caught(&ring, "rank 0's next message is chunk 3 of pass 0", |s| {
+        s[1].steps.swap(1, 2);
+    });
+    // The wrong peer.
+    caught(&ring, "rank 2 never sends to rank 1", |s| {
+        s[1].steps[1].recv_from = Peers::one(2);
+    });
+    // A step dropped.
+    caught(&ring, "rank 2's next message is chunk 0 of pass 0", |s| {
+        s[2].steps.remove(0);
+    });
+    caught(&direct, "rank 2's next message is chunk 2 of pass 0", |s| {
+        s[2].steps.retain(|step| step.op != Op::Send);
+    });
+    caught(&gather, "output chunk 3 is never written", |s| {
+        for schedule in s.iter_mut() {
+            let mine = schedule.rank == 2;
+            schedule.steps.retain(|step| !(mine && step.chunk == 3));
+        }
+        s[3].steps[0].send_to = [0, 1].into_iter().collect();
+    });
+    // A contribution missing, twice, or in another's place.
+    caught(
+        &ring,
+        "holds 3 contributions instead of 4: rank 1's is missing",
+        |s| {
+            s[1].steps[1].own = Own::Absent;
+        },
+    );
+    caught(
+        &shot,
+        "holds 5 contributions instead of 4: rank 2's is there once too often",
+        |s| {
+            // Rank 2 forwards its own input twice, and rank 0 adds both.
+            let again = s[2].steps[0].to([0]);
+            s[2].steps.insert(1, again);
+            let sum = s[0].steps.pop().unwrap();
+            let first = Step { more: true, ..sum };
+            s[0].steps.extend([first, sum.from([2]).own(Own::Absent)]);
+        },
+    );
+    caught(
+        &shot,
+        "rank 1's is missing and rank 2's is there instead",
+        |s| {
+            let sum = s[0].steps.pop().unwrap();
+            let first = Step {
+                more: true,
+                ..sum.from([2, 3])
+            };
+            s[0].steps.extend([first, sum.from([2]).own(Own::Absent)]);
+            let again = s[2].steps[0].to([0]);
+            s[2].steps.insert(1, again);
+            s[1].steps[0] = s[1].steps[0].to([2, 3]);
+        },
+    );
+    // The right contributions in another order, or not as the others see them.
+    caught(&shot, "is not the same expression as on rank", |s| {
+        let sum = s[1].steps.last_mut().unwrap();
+        sum.recv_from = [2, 0, 3].into_iter().collect();
+    });
+    caught(&shot, "is not the same expression as on rank", |s| {
+        s[1].steps.last_mut().unwrap().own = Own::Exact { after: 1 };
+    });
+    caught(&gather, "is not the same expression as on rank", |s| {
+        // The owner keeps its exact block.
+        let last = s[1].steps.iter().position(|step| step.writes()).unwrap();
+        s[1].steps[last].op = Op::Send;
+        s[1].steps[last].own = Own::Absent;
+        s[1].steps.insert(last + 1, Step::new(0, Op::Copy, 1));
+    });
+    // Sums that are not divided, or too early.
+    caught(&direct, "an average would not be divided", |s| {
+        for step in s.iter_mut().flat_map(|s| s.steps.iter_mut()) {
+            if step.op == Op::RecvReduceCopySend {
+                step.op = Op::RecvReduceSend;
+            }
+        }
+    });
+    caught(&ring, "it adds what is already divided", |s| {
+        s[1].steps[1].op = Op::RecvReduceCopySend;
+    });
+    // Overwriting in place what is still to be sent.
+    caught(
+        &swap,
+        "it reads input that an earlier step overwrites",
+        |s| {
+            s[1].steps.reverse();
+            for step in &mut s[1].steps {
+                step.stage = 2;
+            }
+        },
+    );
+    // Chains.
+    caught(
+        &direct,
+        "it adds to a sum that the chain has already sent",
+        |s| {
+            let chain = s[0].steps.iter().position(|step| step.more).unwrap();
+            s[0].steps[chain].send_to = Peers::one(5);
+        },
+    );
+    caught(&direct, "it does not continue the chain", |s| {
+        let chain = s[0].steps.iter().position(|step| step.more).unwrap();
+        s[0].steps.drain(chain + 1..chain + 3);
+    });
+    // Messages that nobody takes: left over in the end, or in the way.
+    let message = pattern(Collective::SendRecv, Algorithm::Direct, 4);
+    let mut twice = schedules(&message);
+    let step = twice[0].steps[0];
+    twice[0].steps.push(step.to([1]));
+    let passes = |passes| Limits {
+        slots: SLOTS,
+        passes,
+    };
+    let error = verify(&message, &twice, passes(1)).unwrap_err();
+    let sentence = "rank 1 never receives chunk 0 of pass 0 from rank 0";
+    assert!(error.message().contains(sentence), "{error}");
+    let error = verify(&message, &twice, passes(9)).unwrap_err();
+    let sentence = "waits for a slot to rank 1";
+    assert!(error.message().contains(sentence), "{error}");
+    // Output that nobody has.
+    let reduce = pattern(Collective::Reduce, Algorithm::Tree, 6);
+    caught(&reduce, "the rank has no such output", |s| {
+        let sum = s[2].steps.iter_mut().find(|step| step.op.sums()).unwrap();
+        sum.op = Op::RecvReduceCopySend;
+    });
+}
+
+/// A ring needs a second slot: all ranks send before they receive.
+#[test]
+fn deadlock_is_seen() {
+    let ring = pattern(Collective::AllReduce, Algorithm::Ring, 3);
+    let limits = Limits {
+        slots: 1,
+        passes: 3,
+    };
+    let error = verify(&ring, &schedules(&ring), limits).unwrap_err();
+    let sentence = "deadlock of 3 ranks with 1 slots a connection: rank 0, pass 0, step 1 \
+                    (RecvReduceSend of chunk 1, stage 0): waits for a slot to rank 1";
+    assert!(error.message().contains(sentence), "{error}");
+}
+
+/// Whatever single thing is taken from a schedule, the verifier misses it.
+#[test]
+fn no_part_of_a_step_can_be_missing() {
+    let mut damaged = 0;
+    for nranks in [2, 3, 5, 10] {
+        for pattern in patterns(nranks, &[0, 1]) {
+            for (rank, schedule) in schedules(&pattern).iter().enumerate() {
+                for (index, step) in schedule.steps.iter().enumerate() {
+                    let mut broken = vec![None];
+                    for peer in 0..step.recv_from.len() {
+                        broken.push(Some(step.from(without(&step.recv_from, peer))));
+                    }
+                    for peer in 0..step.send_to.len() {
+                        broken.push(Some(step.to(without(&step.send_to, peer))));
+                    }
+                    if step.own != Own::Absent && step.op.sums() {
+                        broken.push(Some(step.own(Own::Absent)));
+                    }
+                    let chunk = (step.chunk + 1) % schedule.chunks as u32;
+                    if chunk != step.chunk {
+                        broken.push(Some(Step { chunk, ..*step }));
+                    }
+                    for broken in broken {
+                        damaged += 1;
+                        let verdict = verdict(&pattern, |s| match broken {
+                            Some(step) => s[rank].steps[index] = step,
+                            None => drop(s[rank].steps.remove(index)),
+                        });
+                        assert!(
+                            verdict.is_err(),
+                            "{pattern:?}, rank {rank}: {step:?} became {broken:?}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+    assert!(damaged > 9_000, "only {damaged} were tried");
+}
+
+fn without(peers: &Peers, index: usize) -> Vec<usize> {
+    let mut peers: Vec<_> = peers.iter().map(|&rank| rank as usize).collect();
+    peers.remove(index);
+    peers
+}

@@ -1,0 +1,79 @@
+//! What a schedule does, in numbers for a cost model.
+
+use super::ir::{Op, Own, Schedule};
+use super::tree;
+use crate::types::{Algorithm, Collective};
+
+/// Work of one rank in one pass, in chunks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CostCounts {
+    /// Messages sent.
+    pub sends: usize,
+    /// Messages received.
+    pub recvs: usize,
+    /// Chunks encoded; what a chain sends to more peers counts once.
+    pub encodes: usize,
+    /// Chunks decoded.
+    pub decodes: usize,
+    /// Chunks added to another.
+    pub reduces: usize,
+}
+
+/// Counts the work of one rank in one pass.
+pub fn cost_counts(schedule: &Schedule) -> CostCounts {
+    let mut counts = CostCounts::default();
+    // Terms of the sum that is open.
+    let mut terms = 0;
+    for step in &schedule.steps {
+        let last = usize::from(!step.more);
+        counts.sends += step.send_to.len();
+        match step.op {
+            Op::Send => counts.encodes += 1,
+            Op::Recv | Op::RecvCopySend => {
+                // All steps of a chain mean one message.
+                counts.recvs += last;
+                counts.decodes += last;
+            }
+            Op::Copy => {}
+            Op::Reduce => counts.reduces += 1,
+            Op::RecvReduceCopy | Op::RecvReduceSend | Op::RecvReduceCopySend => {
+                let received = step.recv_from.len();
+                terms += received + usize::from(step.own.after().is_some());
+                counts.recvs += received;
+                counts.decodes += received;
+                if matches!(step.own, Own::Coded { .. }) {
+                    counts.encodes += 1;
+                    counts.decodes += 1;
+                }
+                if !step.more {
+                    counts.reduces += terms - terms.min(1);
+                    terms = 0;
+                    counts.encodes += usize::from(step.op.sends());
+                    // The owner decodes what it sent.
+                    counts.decodes += usize::from(step.op == Op::RecvReduceCopySend);
+                }
+            }
+        }
+    }
+    counts
+}
+
+/// Messages one after the other, each waiting for the one before it, between the input and the
+/// last output of a pass. Which combinations exist is the business of [`super::algorithms`].
+pub fn hops(collective: Collective, algorithm: Algorithm, nranks: usize) -> usize {
+    if nranks <= 1 {
+        return 0;
+    }
+    let both_ways = 1 + usize::from(collective == Collective::AllReduce);
+    match algorithm {
+        Algorithm::Ring => both_ways * (nranks - 1),
+        Algorithm::Tree => both_ways * tree::depth(nranks),
+        Algorithm::OneShot => 1,
+        Algorithm::Direct => match collective {
+            Collective::AllReduce | Collective::Reduce => 2,
+            // With two ranks the owner has nobody left to send to.
+            Collective::Broadcast => 1 + usize::from(nranks > 2),
+            _ => 1,
+        },
+    }
+}

@@ -1,0 +1,117 @@
+//! Direct: every chunk goes straight to whom it concerns. Two-shot where one message is not
+//! enough. For N ranks and a message (or block) of S bytes:
+//!
+//! | collective | phases | bytes sent by a rank |
+//! | --- | --- | --- |
+//! | all_reduce | my part of every chunk to its owner; the owner's sum to everyone | 2 S (N-1)/N |
+//! | reduce | my part of every chunk to its owner; the owner's sum to the root | S (N-1)/N, then S/N |
+//! | broadcast | the root sends each chunk to its owner; the owner to everyone else | root: S (2N-2)/N; else S (N-2)/N |
+//! | reduce_scatter | my part of every block to its rank, which sums | S (N-1) |
+//! | all_gather | my block to everyone | S (N-1) |
+//! | all_to_all | a block to everyone | S (N-1) |
+//! | gather, scatter | a block to, or from, the root | S; root of a scatter: S (N-1) |
+//! | send_recv | the message | S |
+//!
+//! Sums are formed in rank order, so a result does not depend on who owns its chunk. A rank sends
+//! first to its neighbour, so that nobody is everybody's first.
+//!
+//! Stages: phase i stands in stage i where there are two phases; in exchanges of one phase the
+//! receiving half stands two stages after the sending half. Both need two slots, and both let a
+//! rank run ahead of its peers as far as two slots allow.
+
+use super::chunks::Pattern;
+use super::fan::{self, OwnTerm};
+use super::ir::{Op, Own, Step};
+use crate::types::Collective;
+use std::iter::{empty, once};
+
+pub(super) fn stages(collective: Collective) -> usize {
+    match collective {
+        Collective::Gather | Collective::Scatter | Collective::SendRecv => 1,
+        _ => 3,
+    }
+}
+
+pub(super) fn steps(pattern: &Pattern, rank: usize) -> Vec<Step> {
+    let Pattern {
+        nranks, root, peer, ..
+    } = *pattern;
+    let after = || fan::after(rank, nranks);
+    let before = || fan::before(rank, nranks);
+    let sum = |stage, op, to: &mut dyn Iterator<Item = usize>| {
+        let at = Step::new(stage, op, rank);
+        fan::sum_in_rank_order(at, rank, nranks, OwnTerm::Exact, to)
+    };
+    let send = |chunk, to| Step::new(0, Op::Send, chunk).to([to]);
+    let recv = |stage, chunk, from| Step::new(stage, Op::Recv, chunk).from([from]);
+    let copy = |chunk| Step::new(0, Op::Copy, chunk);
+    // The peers' parts of chunks that they own.
+    let parts = || after().map(|owner| send(owner, owner));
+
+    let mut steps = Vec::new();
+    match pattern.collective {
+        Collective::AllReduce => {
+            steps.extend(parts());
+            steps.extend(sum(1, Op::RecvReduceCopySend, &mut after()));
+            steps.extend(before().map(|owner| recv(2, owner, owner)));
+        }
+        Collective::ReduceScatter => {
+            steps.extend(parts());
+            steps.extend(sum(2, Op::RecvReduceCopy, &mut empty()));
+        }
+        Collective::Reduce => {
+            steps.extend(parts());
+            if rank != root {
+                steps.extend(sum(1, Op::RecvReduceSend, &mut once(root)));
+            } else {
+                steps.extend(sum(1, Op::RecvReduceCopy, &mut empty()));
+                // The owners' sums are complete, but only a final op divides an average.
+                steps.extend(before().map(|owner| {
+                    let at = Step::new(2, Op::RecvReduceCopy, owner);
+                    at.own(Own::Absent).from([owner])
+                }));
+            }
+        }
+        Collective::Broadcast if rank == root => {
+            let to_owner = |owner| Step::new(0, Op::RecvReduceCopySend, owner).to([owner]);
+            steps.extend(after().map(to_owner));
+            steps.extend(fan::source(0, root, after()));
+        }
+        Collective::Broadcast => {
+            let third = |other: &usize| *other != root;
+            steps.extend(fan::forward(1, rank, root, after().filter(third)));
+            // The root sends its own chunk last, to everyone: like all that it sends, it is
+            // received one stage later.
+            steps.push(recv(1, root, root));
+            let owners = before().filter(third);
+            steps.extend(owners.map(|owner| recv(2, owner, owner)));
+        }
+        Collective::AllGather => {
+            steps.extend(fan::source(0, rank, after()));
+            steps.extend(before().map(|from| recv(2, from, from)));
+        }
+        Collective::Gather if rank == root => {
+            steps.push(copy(rank));
+            steps.extend(before().map(|from| recv(0, from, from)));
+        }
+        Collective::Gather => steps.push(send(rank, root)),
+        Collective::Scatter if rank == root => {
+            steps.extend(parts());
+            steps.push(copy(rank));
+        }
+        Collective::Scatter => steps.push(recv(0, rank, root)),
+        Collective::AllToAll => {
+            steps.extend(after().map(|to| send(rank * nranks + to, to)));
+            steps.push(copy(rank * nranks + rank));
+            let chunks = before().map(|from| (from * nranks + rank, from));
+            steps.extend(chunks.map(|(chunk, from)| recv(2, chunk, from)));
+        }
+        Collective::SendRecv => match (rank == root, rank == peer) {
+            (true, true) => steps.push(copy(0)),
+            (true, false) => steps.push(send(0, peer)),
+            (false, true) => steps.push(recv(0, 0, root)),
+            (false, false) => {}
+        },
+    }
+    steps
+}

@@ -1,0 +1,144 @@
+//! Steps towards or from any number of peers, as chains of steps of bounded fan.
+
+use super::ir::{MAX_FAN, Op, Own, Step};
+
+/// The ranks behind `rank` on the circle of `nranks`, nearest first. Every rank starts at another
+/// one, so that nobody is everybody's first.
+pub(super) fn after(rank: usize, nranks: usize) -> impl Iterator<Item = usize> + use<> {
+    (1..nranks).map(move |i| (rank + i) % nranks)
+}
+
+/// The ranks before `rank` on the circle, nearest first: the order in which messages arrive that
+/// were sent in the order of [`after`].
+pub(super) fn before(rank: usize, nranks: usize) -> impl Iterator<Item = usize> + use<> {
+    (1..nranks).map(move |i| (rank + nranks - i) % nranks)
+}
+
+/// Whether a rank's own contribution to its sum goes through the codec.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum OwnTerm {
+    Exact,
+    Coded,
+}
+
+/// The sum over all ranks in rank order, formed by `rank`, then sent to `to`. In rank order, so
+/// that a result does not depend on how a message is cut into chunks.
+pub(super) fn sum_in_rank_order(
+    at: Step,
+    rank: usize,
+    nranks: usize,
+    own: OwnTerm,
+    to: impl IntoIterator<Item = usize>,
+) -> Vec<Step> {
+    let others = (0..nranks).filter(|&other| other != rank);
+    let mut steps: Vec<Step> = fans(others)
+        .map(|from| at.own(Own::Absent).from(from))
+        .collect();
+    if steps.is_empty() {
+        steps.push(at);
+    }
+    // `rank` others stand before the own contribution.
+    let home = (rank / MAX_FAN).min(steps.len() - 1);
+    let after = (rank - home * MAX_FAN) as u8;
+    steps[home].own = match own {
+        OwnTerm::Exact => Own::Exact { after },
+        OwnTerm::Coded => Own::Coded { after },
+    };
+    let mut fans = fans(to);
+    if let (Some(last), Some(fan)) = (steps.last_mut(), fans.next()) {
+        *last = last.to(fan);
+    }
+    steps.extend(fans.map(|fan| at.own(Own::Absent).to(fan)));
+    chain(steps)
+}
+
+/// The input to all of `to`. The sender does not keep what they get.
+pub(super) fn send(stage: usize, chunk: usize, to: impl IntoIterator<Item = usize>) -> Vec<Step> {
+    fans(to)
+        .map(|fan| Step::new(stage, Op::Send, chunk).to(fan))
+        .collect()
+}
+
+/// The input to all of `to`; the sender's output gets what they get. Written last: in place, the
+/// output is the input.
+pub(super) fn source(stage: usize, chunk: usize, to: impl IntoIterator<Item = usize>) -> Vec<Step> {
+    let mut steps = send(stage, chunk, to);
+    if let Some(last) = steps.last_mut() {
+        last.op = Op::RecvReduceCopySend;
+        last.own = Own::FIRST;
+    }
+    steps
+}
+
+/// What `from` sends to the output and, unchanged, to all of `to`.
+pub(super) fn forward(
+    stage: usize,
+    chunk: usize,
+    from: usize,
+    to: impl IntoIterator<Item = usize>,
+) -> Vec<Step> {
+    let at = |op| Step::new(stage, op, chunk).from([from]);
+    let mut steps: Vec<_> = fans(to).map(|fan| at(Op::RecvCopySend).to(fan)).collect();
+    if steps.is_empty() {
+        steps.push(at(Op::Recv));
+    }
+    chain(steps)
+}
+
+/// Cuts peers into fans that one step can have.
+fn fans(peers: impl IntoIterator<Item = usize>) -> impl Iterator<Item = Vec<usize>> {
+    let mut peers = peers.into_iter();
+    std::iter::from_fn(move || {
+        let fan: Vec<_> = peers.by_ref().take(MAX_FAN).collect();
+        (!fan.is_empty()).then_some(fan)
+    })
+}
+
+fn chain(mut steps: Vec<Step>) -> Vec<Step> {
+    if let Some((_, continued)) = steps.split_last_mut() {
+        for step in continued {
+            step.more = true;
+        }
+    }
+    steps
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Reads a chain back as the order of its terms; the own one is `usize::MAX`.
+    fn terms(steps: &[Step]) -> Vec<usize> {
+        let mut terms = Vec::new();
+        for step in steps {
+            let at = terms.len();
+            terms.extend(step.recv_from.iter().map(|&rank| rank as usize));
+            if let Some(after) = step.own.after() {
+                terms.insert(at + after, usize::MAX);
+            }
+        }
+        terms
+    }
+
+    #[test]
+    fn own_term_stands_at_its_rank() {
+        for nranks in 1..=35 {
+            for rank in 0..nranks {
+                let at = Step::new(0, Op::RecvReduceCopySend, 0);
+                let to: Vec<_> = after(rank, nranks).collect();
+                let steps = sum_in_rank_order(at, rank, nranks, OwnTerm::Exact, to.iter().copied());
+                let mut expected: Vec<_> = (0..nranks).collect();
+                expected[rank] = usize::MAX;
+                assert_eq!(terms(&steps), expected, "rank {rank} of {nranks}");
+                let sent: Vec<_> = steps
+                    .iter()
+                    .flat_map(|s| s.send_to.iter().map(|&r| r as usize))
+                    .collect();
+                assert_eq!(sent, to);
+                let more: Vec<_> = steps.iter().map(|step| step.more).collect();
+                let last = steps.len() - 1;
+                assert!((0..=last).all(|i| more[i] == (i < last)));
+            }
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! From a pattern to one rank's steps.
+
+use super::chunks::Pattern;
+use super::ir::{Op, Schedule, Step};
+use super::{direct, oneshot, ring, tree};
+use crate::error::{Error, ErrorKind, Result};
+use crate::types::{Algorithm, Collective};
+
+/// The algorithms of a collective.
+pub fn algorithms(collective: Collective) -> &'static [Algorithm] {
+    match collective {
+        Collective::AllReduce | Collective::Broadcast | Collective::Reduce => &Algorithm::ALL,
+        Collective::AllGather | Collective::ReduceScatter => &[Algorithm::Ring, Algorithm::Direct],
+        Collective::Gather | Collective::Scatter | Collective::AllToAll | Collective::SendRecv => {
+            &[Algorithm::Direct]
+        }
+    }
+}
+
+/// The part of `rank` in one pass, in time proportional to its own steps. `root` is the sender
+/// of a send/recv and `peer` its receiver; both are ignored where the collective has none.
+///
+/// # Errors
+/// As for [`Pattern::schedule`].
+pub fn generate(
+    collective: Collective,
+    algorithm: Algorithm,
+    nranks: usize,
+    rank: usize,
+    root: usize,
+    peer: usize,
+) -> Result<Schedule> {
+    Pattern {
+        collective,
+        algorithm,
+        nranks,
+        root,
+        peer,
+    }
+    .schedule(rank)
+}
+
+impl Pattern {
+    /// The part of `rank` in one pass, in time proportional to its own steps.
+    ///
+    /// # Errors
+    /// Unsupported if the collective has no such algorithm, or has chunks beyond 32-bit numbers;
+    /// invalid argument if a rank does not exist.
+    pub fn schedule(&self, rank: usize) -> Result<Schedule> {
+        self.check(rank)?;
+        let (stages, steps) = if self.nranks == 1 {
+            (1, vec![alone(self.collective)])
+        } else {
+            match self.algorithm {
+                Algorithm::Ring => (ring::STAGES, ring::steps(self, rank)),
+                Algorithm::Tree => (
+                    tree::stages(self.collective, self.nranks),
+                    tree::steps(self, rank),
+                ),
+                Algorithm::OneShot => {
+                    (oneshot::stages(self.collective), oneshot::steps(self, rank))
+                }
+                Algorithm::Direct => (direct::stages(self.collective), direct::steps(self, rank)),
+            }
+        };
+        Ok(Schedule {
+            nranks: self.nranks,
+            rank,
+            chunks: self.chunks(),
+            stages,
+            steps,
+        })
+    }
+
+    fn check(&self, rank: usize) -> Result<()> {
+        let Pattern {
+            collective,
+            algorithm,
+            nranks,
+            ..
+        } = *self;
+        let exists = algorithms(collective);
+        if !exists.contains(&algorithm) {
+            let names: Vec<_> = exists.iter().map(|algorithm| algorithm.name()).collect();
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                format!(
+                    "{collective} has no algorithm {algorithm}; it has {}",
+                    names.join(", ")
+                ),
+            ));
+        }
+        let mut named = vec![("rank", rank)];
+        if collective.has_root() {
+            named.push(("root", self.root));
+        }
+        if collective == Collective::SendRecv {
+            named.extend([("sender", self.root), ("receiver", self.peer)]);
+        }
+        if let Some((name, rank)) = named.into_iter().find(|(_, rank)| *rank >= nranks) {
+            return Err(Error::invalid_argument(format!(
+                "{collective}: {name} {rank} does not exist among {nranks} ranks"
+            )));
+        }
+        let most = u32::MAX as usize;
+        let blocks = if collective == Collective::AllToAll {
+            nranks
+        } else {
+            1
+        };
+        if nranks > most / blocks {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                format!(
+                    "{collective} over {nranks} ranks has more chunks than the {most} that a \
+                     step can number; split the communicator"
+                ),
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// The only step of a single rank. A reduction over one rank still multiplies by its factor.
+fn alone(collective: Collective) -> Step {
+    let op = if collective.reduces() {
+        Op::RecvReduceCopy
+    } else {
+        Op::Copy
+    };
+    Step::new(0, op, 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_does_not_exist_is_named() {
+        let error = generate(Collective::Gather, Algorithm::Tree, 4, 0, 0, 0).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert_eq!(
+            error.message(),
+            "gather has no algorithm tree; it has direct"
+        );
+        let cases = [
+            (Collective::AllReduce, 4, 4, 0, 0, "rank 4"),
+            (Collective::AllReduce, 0, 0, 0, 0, "rank 0"),
+            (Collective::Reduce, 4, 0, 9, 0, "root 9"),
+            (Collective::SendRecv, 4, 0, 4, 0, "sender 4"),
+            (Collective::SendRecv, 4, 0, 0, 5, "receiver 5"),
+        ];
+        for (collective, nranks, rank, root, peer, what) in cases {
+            let error =
+                generate(collective, Algorithm::Direct, nranks, rank, root, peer).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+            assert!(error.message().contains(what), "{error}");
+        }
+        let error = generate(Collective::AllToAll, Algorithm::Direct, 65_536, 0, 0, 0).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert!(error.message().contains("65536"), "{error}");
+        // A root is only looked at where there is one.
+        assert!(generate(Collective::AllReduce, Algorithm::Ring, 4, 0, 9, 9).is_ok());
+    }
+}

@@ -1,0 +1,47 @@
+//! One-shot: one message between any two ranks that have something for each other, least latency.
+//! For N ranks and a message of S bytes:
+//!
+//! | collective | phases | bytes sent by a rank |
+//! | --- | --- | --- |
+//! | all_reduce | everyone sends all to everyone; everyone sums all | S (N-1) |
+//! | broadcast | the root sends to everyone | root: S (N-1) |
+//! | reduce | everyone sends to the root | S; the root none |
+//!
+//! In an all_reduce every rank forms the same sum for itself. The bits agree because all add in
+//! rank order and take their own contribution as the others see it, through the codec.
+//!
+//! An all_reduce receives two stages after it sends: with two slots a rank may be a whole pass
+//! ahead of its peers.
+
+use super::chunks::Pattern;
+use super::fan::{self, OwnTerm};
+use super::ir::{Op, Step};
+use crate::types::Collective;
+
+pub(super) fn stages(collective: Collective) -> usize {
+    if collective == Collective::AllReduce {
+        3
+    } else {
+        1
+    }
+}
+
+pub(super) fn steps(pattern: &Pattern, rank: usize) -> Vec<Step> {
+    let Pattern { nranks, root, .. } = *pattern;
+    let sum = |stage, own| {
+        let at = Step::new(stage, Op::RecvReduceCopy, 0);
+        fan::sum_in_rank_order(at, rank, nranks, own, [])
+    };
+    match pattern.collective {
+        Collective::AllReduce => {
+            let mut steps = fan::send(0, 0, fan::after(rank, nranks));
+            steps.extend(sum(2, OwnTerm::Coded));
+            steps
+        }
+        Collective::Broadcast if rank == root => fan::source(0, 0, fan::after(rank, nranks)),
+        Collective::Broadcast => fan::forward(0, 0, root, []),
+        Collective::Reduce if rank == root => sum(0, OwnTerm::Exact),
+        Collective::Reduce => fan::send(0, 0, [root]),
+        _ => Vec::new(),
+    }
+}

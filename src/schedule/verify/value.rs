@@ -1,0 +1,125 @@
+//! Symbolic contents of a chunk.
+
+use crate::schedule::chunks::Contributors;
+
+/// An expression over the ranks' contributions to one chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Value {
+    /// Hash of the expression: order of additions, encodings, division.
+    pub identity: u64,
+    /// Sum of the contributors' weights, to tell multisets of contributors apart.
+    weight: u64,
+    /// How many contributions.
+    count: u32,
+    /// Messages, one after the other, that the value waited for.
+    pub hops: u32,
+    /// Whether an average has been divided.
+    pub divided: bool,
+}
+
+impl Value {
+    /// What `rank` contributes.
+    pub fn of(rank: usize) -> Value {
+        Value {
+            identity: mix(rank as u64, 1),
+            weight: weight(rank),
+            count: 1,
+            hops: 0,
+            divided: false,
+        }
+    }
+
+    /// dec(enc(value)).
+    pub fn coded(self) -> Value {
+        let identity = mix(self.identity, 2);
+        Value { identity, ..self }
+    }
+
+    /// value + term, in this order.
+    pub fn plus(self, term: Value) -> Value {
+        Value {
+            identity: mix(mix(self.identity, 3), term.identity),
+            weight: self.weight.wrapping_add(term.weight),
+            count: self.count + term.count,
+            hops: self.hops.max(term.hops),
+            divided: self.divided || term.divided,
+        }
+    }
+
+    /// The value divided as an average is.
+    pub fn divided(self) -> Value {
+        Value {
+            identity: mix(self.identity, 4),
+            divided: true,
+            ..self
+        }
+    }
+
+    /// The value as the receiver of a message sees it.
+    pub fn sent(self) -> Value {
+        let hops = self.hops + 1;
+        Value { hops, ..self }
+    }
+}
+
+/// Finds what contributions a value lacks or has too often.
+#[derive(Debug)]
+pub(super) struct Census {
+    nranks: usize,
+    all: u64,
+}
+
+impl Census {
+    pub fn new(nranks: usize) -> Census {
+        let all = (0..nranks).map(weight).fold(0, u64::wrapping_add);
+        Census { nranks, all }
+    }
+
+    /// `None` if `value` holds exactly what it should; else a sentence's end, which names the
+    /// ranks where one or two are the cause.
+    pub fn wrong(&self, value: &Value, expected: Contributors) -> Option<String> {
+        let (wanted, count) = match expected {
+            Contributors::All => (self.all, self.nranks),
+            Contributors::One(rank) => (weight(rank), 1),
+        };
+        let found = value.count as usize;
+        if value.weight == wanted && found == count {
+            return None;
+        }
+        let surplus = value.weight.wrapping_sub(wanted);
+        let rank_of = |w: u64| (0..self.nranks).find(|&rank| weight(rank) == w);
+        let mut why = None;
+        if found + 1 == count {
+            why = rank_of(surplus.wrapping_neg()).map(|r| format!("rank {r}'s is missing"));
+        } else if found == count + 1 {
+            why = rank_of(surplus).map(|r| format!("rank {r}'s is there once too often"));
+        } else if found == count {
+            why = (0..self.nranks).find_map(|missing| {
+                let extra = rank_of(surplus.wrapping_add(weight(missing)))?;
+                Some(format!(
+                    "rank {missing}'s is missing and rank {extra}'s is there instead"
+                ))
+            });
+        }
+        Some(format!(
+            "holds {found} contributions instead of {count}{}",
+            why.map_or(String::new(), |why| format!(": {why}"))
+        ))
+    }
+}
+
+fn weight(rank: usize) -> u64 {
+    mix(rank as u64, 0)
+}
+
+/// SplitMix64's finaliser over both words, in order.
+fn mix(a: u64, b: u64) -> u64 {
+    let mut x = a
+        .wrapping_mul(0x9e37_79b9_7f4a_7c15)
+        .rotate_left(23)
+        .wrapping_add(b)
+        .wrapping_add(0x9e37_79b9_7f4a_7c15);
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
