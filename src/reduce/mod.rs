@@ -1,1 +1,190 @@
 //! Element arithmetic: widening, combining, finishing and rounding, for every type and operator.
+//!
+//! A step of a reduction runs tile by tile: [`Reducer::load`] this rank's elements into a
+//! [`Tile`], [`Reducer::combine`] what peers sent, [`Reducer::finish`] where the result is final,
+//! [`Reducer::store`]. The tile holds accumulators ([`DType::accumulator`]): fp32 for floats of
+//! up to 32 bits, otherwise the type itself.
+//!
+//! `number` and `format` specify the arithmetic, element by element; `kernel` holds the loops,
+//! and `simd` compiles them for each instruction set. Every set gives the same bits.
+
+mod format;
+mod kernel;
+mod number;
+#[allow(unsafe_code)]
+mod simd;
+
+pub use crate::simd::Tile;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::simd::Isa;
+use crate::types::{DType, ReduceOp, Scalar};
+use simd::{Conversion, Fp32, Kernels};
+
+/// The arithmetic of one element type and one operator. Cheap to copy; one indirect call a tile.
+///
+/// Element slices may have any alignment. They hold whole elements, and no more than the tile
+/// has room for: anything else is a defect of the caller and panics.
+#[derive(Clone, Copy)]
+pub struct Reducer {
+    dtype: DType,
+    op: ReduceOp,
+    isa: Isa,
+    /// The factor of a pre-multiplied sum in the accumulator type, in the low bits.
+    factor: u64,
+    kernels: Kernels,
+}
+
+impl Reducer {
+    /// Chooses the functions for elements of `dtype`, combined by `op`.
+    ///
+    /// The factor of a pre-multiplied sum is rounded to the accumulator type; an integer factor
+    /// wraps to it.
+    ///
+    /// # Errors
+    /// Invalid argument if a pre-multiplied sum of integers has a floating factor or one of
+    /// floats an integer factor; unsupported if the machine lacks `isa`.
+    pub fn new(dtype: DType, op: ReduceOp, isa: Isa) -> Result<Reducer> {
+        if isa > Isa::detect() {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                format!(
+                    "a reduction for {} was asked for, but this machine goes up to {}",
+                    isa.name(),
+                    Isa::detect().name()
+                ),
+            ));
+        }
+        let factor = match op {
+            ReduceOp::PreMulSum(scalar) => factor_word(dtype, scalar)?,
+            _ => 0,
+        };
+        Ok(Reducer {
+            dtype,
+            op,
+            isa,
+            factor,
+            kernels: Kernels::new(dtype, op, isa),
+        })
+    }
+
+    /// The element type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// The operator.
+    pub fn op(&self) -> ReduceOp {
+        self.op
+    }
+
+    /// acc\[i\] = src\[i\], times the factor of a pre-multiplied sum: for this rank's own input.
+    #[inline]
+    pub fn load(&self, src: &[u8], acc: &mut Tile) {
+        self.kernels.load(src, acc, self.factor);
+    }
+
+    /// acc\[i\] = acc\[i\] op src\[i\]: for what a peer sent. Its factor is already in it.
+    #[inline]
+    pub fn combine(&self, src: &[u8], acc: &mut Tile) {
+        self.kernels.combine(src, acc);
+    }
+
+    /// Makes `n` combined elements final: an average is divided by the number of ranks (integers
+    /// truncate towards zero), any other operator is done already.
+    ///
+    /// # Panics
+    /// If `nranks` is 0.
+    #[inline]
+    pub fn finish(&self, acc: &mut Tile, n: usize, nranks: usize) {
+        if self.op == ReduceOp::Avg {
+            assert!(nranks > 0, "an average over no ranks");
+            self.kernels.divide(acc, n, nranks);
+        }
+    }
+
+    /// dst\[i\] = acc\[i\], rounded to nearest even. Beyond the largest finite value f16, bf16
+    /// and f8e5m2 become infinite and f8e4m3 NaN.
+    #[inline]
+    pub fn store(&self, acc: &Tile, dst: &mut [u8]) {
+        self.kernels.store(acc, dst);
+    }
+}
+
+impl std::fmt::Debug for Reducer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "Reducer({} of {}, {})",
+            self.op,
+            self.dtype,
+            self.isa.name()
+        )
+    }
+}
+
+/// The factor in the accumulator type of `dtype`, in the low bits of a word.
+fn factor_word(dtype: DType, scalar: Scalar) -> Result<u64> {
+    match (dtype.accumulator(), scalar) {
+        (DType::F32, Scalar::Float(factor)) => Ok((factor as f32).to_bits().into()),
+        (DType::F64, Scalar::Float(factor)) => Ok(factor.to_bits()),
+        (other, Scalar::Int(factor)) if !other.is_float() => Ok(factor as u64),
+        (_, Scalar::Float(factor)) => Err(Error::invalid_argument(format!(
+            "premulsum of {dtype} elements with the floating factor {factor}: pass an integer"
+        ))),
+        (_, Scalar::Int(factor)) => Err(Error::invalid_argument(format!(
+            "premulsum of {dtype} elements with the integer factor {factor}: pass a float"
+        ))),
+    }
+}
+
+/// Elements of a float type of up to 32 bits as fp32: exact.
+///
+/// # Panics
+/// If `dtype` is another type, the machine lacks `isa`, or the slices differ in elements.
+pub fn widen(dtype: DType, isa: Isa, src: &[u8], dst: &mut [f32]) {
+    conversion(dtype, isa).widen(src, dst);
+}
+
+/// fp32 rounded to a float type of up to 32 bits, as [`Reducer::store`] does.
+///
+/// # Panics
+/// If `dtype` is another type, the machine lacks `isa`, or the slices differ in elements.
+pub fn narrow(dtype: DType, isa: Isa, src: &[f32], dst: &mut [u8]) {
+    conversion(dtype, isa).narrow(src, dst);
+}
+
+fn conversion(dtype: DType, isa: Isa) -> Conversion {
+    Conversion::new(dtype, isa).unwrap_or_else(|| panic!("{dtype} does not fit fp32"))
+}
+
+/// acc\[i\] += src\[i\].
+///
+/// # Panics
+/// If the machine lacks `isa` or the slices differ in length.
+pub fn combine_f32(isa: Isa, acc: &mut [f32], src: &[f32]) {
+    Fp32::new(isa).add(acc, src);
+}
+
+/// What a look at input that is not encoded finds.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Observation {
+    /// NaN and infinite elements.
+    pub non_finite: u64,
+    /// Largest magnitude among the finite elements.
+    pub abs_max: f32,
+    /// Sum of squares of the finite elements. It is added in 16 lanes, so that every instruction
+    /// set finds the same bits.
+    pub sum_squares: f64,
+}
+
+/// Looks at `src`.
+///
+/// # Panics
+/// If the machine lacks `isa`.
+pub fn observe(isa: Isa, src: &[f32]) -> Observation {
+    Fp32::new(isa).observe(src)
+}
+
+#[cfg(test)]
+mod tests;

@@ -2,6 +2,10 @@
 //!
 //! Vector code is chosen once, when a codec or reducer is built, never per call.
 
+mod tile;
+
+pub use tile::Tile;
+
 use crate::error::{Error, Result};
 
 /// An instruction set, in order of width.

@@ -1,0 +1,271 @@
+//! Element formats: how the bytes of each [`DType`](crate::types::DType) become a number of its
+//! accumulator type and back. This is the specification of widening and rounding.
+//!
+//! Rounding is to nearest, ties to even, subnormals included. Beyond the largest finite value
+//! f16, bf16 and f8e5m2 give infinity and f8e4m3, which has none, NaN, as NVIDIA's conversions
+//! without saturation do. A NaN stays one and keeps its sign and the upper bits of its payload,
+//! with the quiet bit set (f8e4m3 has one NaN of each sign), as F16C and the `half` crate do.
+
+use super::number::Number;
+
+/// How elements of one type are stored.
+pub(super) trait Format {
+    /// The bytes of one element.
+    type Raw: Copy;
+    /// What it is computed in.
+    type Accumulator: Number;
+    /// Whether [`Format::widen_slice`] beats element by element widening, so that a pass through
+    /// a scratch block pays.
+    const BLOCKED: bool = false;
+
+    /// Elements of a byte slice of any alignment.
+    fn raw(bytes: &[u8]) -> &[Self::Raw];
+    /// Elements of a writable byte slice.
+    fn raw_mut(bytes: &mut [u8]) -> &mut [Self::Raw];
+    /// One element as a number: exact.
+    fn widen(raw: Self::Raw) -> Self::Accumulator;
+    /// The element nearest to a number.
+    fn narrow(number: Self::Accumulator) -> Self::Raw;
+
+    /// [`Format::widen`] for slices of one length.
+    #[inline(always)]
+    fn widen_slice(raw: &[Self::Raw], numbers: &mut [Self::Accumulator]) {
+        for (number, raw) in numbers.iter_mut().zip(raw) {
+            *number = Self::widen(*raw);
+        }
+    }
+
+    /// [`Format::narrow`] for slices of one length.
+    #[inline(always)]
+    fn narrow_slice(numbers: &[Self::Accumulator], raw: &mut [Self::Raw]) {
+        for (raw, number) in raw.iter_mut().zip(numbers) {
+            *raw = Self::narrow(*number);
+        }
+    }
+}
+
+/// The two casts between bytes and elements of `$size` bytes.
+macro_rules! raw_casts {
+    ($size:expr) => {
+        type Raw = [u8; $size];
+        #[inline(always)]
+        fn raw(bytes: &[u8]) -> &[Self::Raw] {
+            let (raw, rest) = bytes.as_chunks();
+            assert!(rest.is_empty(), "a part of an element");
+            raw
+        }
+        #[inline(always)]
+        fn raw_mut(bytes: &mut [u8]) -> &mut [Self::Raw] {
+            let (raw, rest) = bytes.as_chunks_mut();
+            assert!(rest.is_empty(), "a part of an element");
+            raw
+        }
+    };
+}
+pub(super) use raw_casts;
+
+macro_rules! itself {
+    ($($number:ty),*) => {$(impl Format for $number {
+        type Accumulator = $number;
+        raw_casts!(size_of::<$number>());
+        #[inline(always)]
+        fn widen(raw: Self::Raw) -> $number { <$number>::from_le_bytes(raw) }
+        #[inline(always)]
+        fn narrow(number: $number) -> Self::Raw { number.to_le_bytes() }
+    })*};
+}
+itself!(i8, u8, i32, u32, i64, u64, f32, f64);
+
+/// The upper half of a binary32.
+pub(super) struct BF16;
+
+impl Format for BF16 {
+    type Accumulator = f32;
+    raw_casts!(2);
+
+    #[inline(always)]
+    fn widen(raw: [u8; 2]) -> f32 {
+        f32::from_bits(u32::from(u16::from_le_bytes(raw)) << 16)
+    }
+
+    #[inline(always)]
+    fn narrow(number: f32) -> [u8; 2] {
+        let bits = number.to_bits();
+        let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
+        let quiet = bits >> 16 | 0x40;
+        let upper = if number.is_nan() { quiet } else { rounded };
+        (upper as u16).to_le_bytes()
+    }
+}
+
+/// IEEE binary16.
+pub(super) struct F16;
+
+impl F16 {
+    const SMALL: Small = Small {
+        exponent_bits: 5,
+        mantissa_bits: 10,
+        special: 0x7c00,
+        overflow: 65520f32.to_bits(),
+    };
+}
+
+impl Format for F16 {
+    type Accumulator = f32;
+    raw_casts!(2);
+
+    #[inline(always)]
+    fn widen(raw: [u8; 2]) -> f32 {
+        Self::SMALL.widen(u16::from_le_bytes(raw).into())
+    }
+
+    #[inline(always)]
+    fn narrow(number: f32) -> [u8; 2] {
+        (Self::SMALL.narrow(number) as u16).to_le_bytes()
+    }
+}
+
+/// OCP E5M2: IEEE binary16 with 2 bits of mantissa.
+pub(super) struct F8E5M2;
+
+impl F8E5M2 {
+    const SMALL: Small = Small {
+        exponent_bits: 5,
+        mantissa_bits: 2,
+        special: 0x7c,
+        overflow: 61440f32.to_bits(),
+    };
+}
+
+impl Format for F8E5M2 {
+    type Accumulator = f32;
+    raw_casts!(1);
+
+    #[inline(always)]
+    fn widen(raw: [u8; 1]) -> f32 {
+        Self::SMALL.widen(raw[0].into())
+    }
+
+    #[inline(always)]
+    fn narrow(number: f32) -> [u8; 1] {
+        [Self::SMALL.narrow(number) as u8]
+    }
+}
+
+/// OCP E4M3: the largest exponent is an ordinary one but for the mantissa of all ones, NaN.
+pub(super) struct F8E4M3;
+
+impl F8E4M3 {
+    const SMALL: Small = Small {
+        exponent_bits: 4,
+        mantissa_bits: 3,
+        special: 0x7f,
+        // 464 is as far from 448, whose mantissa is even, as from the missing 480.
+        overflow: 464f32.to_bits() + 1,
+    };
+}
+
+impl Format for F8E4M3 {
+    type Accumulator = f32;
+    raw_casts!(1);
+
+    #[inline(always)]
+    fn widen(raw: [u8; 1]) -> f32 {
+        Self::SMALL.widen(raw[0].into())
+    }
+
+    #[inline(always)]
+    fn narrow(number: f32) -> [u8; 1] {
+        [Self::SMALL.narrow(number) as u8]
+    }
+}
+
+const F32_INFINITY: u32 = 0x7f80_0000;
+const F32_QUIET: u32 = 0x0040_0000;
+
+/// A float narrower than binary32 with its layout. No step below makes or reads a subnormal
+/// binary32, so a thread that flushes those to zero gets the same results.
+struct Small {
+    exponent_bits: u32,
+    mantissa_bits: u32,
+    /// The first magnitude that is not finite.
+    special: u32,
+    /// The first magnitude, as the bits of a binary32, that rounds beyond the finite ones.
+    overflow: u32,
+}
+
+impl Small {
+    const fn bias(&self) -> u32 {
+        (1 << (self.exponent_bits - 1)) - 1
+    }
+
+    /// The distance of subnormals, as a binary32.
+    const fn step(&self) -> f32 {
+        f32::from_bits((127 + 1 - self.bias() - self.mantissa_bits) << 23)
+    }
+
+    #[inline(always)]
+    fn widen(&self, bits: u32) -> f32 {
+        let width = self.exponent_bits + self.mantissa_bits;
+        let magnitude = bits & ((1 << width) - 1);
+        let shifted = magnitude << (23 - self.mantissa_bits);
+        let normal = shifted + ((127 - self.bias()) << 23);
+        let subnormal = (magnitude as i32 as f32 * self.step()).to_bits();
+        let is_subnormal = magnitude < 1 << self.mantissa_bits;
+        let finite = if is_subnormal { subnormal } else { normal };
+        // E4M3's only special value is NaN, and there the mantissa is not zero.
+        let nan = F32_INFINITY | F32_QUIET | (shifted & 0x007f_ffff);
+        let infinite_code = self.infinity();
+        let special = if magnitude == infinite_code {
+            F32_INFINITY
+        } else {
+            nan
+        };
+        let wide = if magnitude >= self.special {
+            special
+        } else {
+            finite
+        };
+        f32::from_bits(wide | (bits >> width) << 31)
+    }
+
+    #[inline(always)]
+    fn narrow(&self, number: f32) -> u32 {
+        let bits = number.to_bits();
+        let magnitude = bits & 0x7fff_ffff;
+        let drop = 23 - self.mantissa_bits;
+        let width = self.exponent_bits + self.mantissa_bits;
+        let odd = magnitude >> drop & 1;
+        let rounded = magnitude.wrapping_add((1 << (drop - 1)) - 1 + odd) >> drop;
+        let normal = rounded.wrapping_sub((127 - self.bias()) << self.mantissa_bits);
+        // Adding a number whose last bit is worth one subnormal step rounds to that step.
+        let anchor = self.step() * (1u32 << 23) as f32;
+        let subnormal = (f32::from_bits(magnitude) + anchor)
+            .to_bits()
+            .wrapping_sub(anchor.to_bits());
+        let is_subnormal = magnitude < (127 + 1 - self.bias()) << 23;
+        let finite = if is_subnormal { subnormal } else { normal };
+        let payload = magnitude >> drop & ((1 << self.mantissa_bits) - 1);
+        let nan = if self.infinity() == self.special {
+            self.special | 1 << (self.mantissa_bits - 1) | payload
+        } else {
+            self.special
+        };
+        let special = if magnitude > F32_INFINITY {
+            nan
+        } else {
+            self.special
+        };
+        let small = if magnitude >= self.overflow {
+            special
+        } else {
+            finite
+        };
+        small | (bits >> 31) << width
+    }
+
+    /// The magnitude of infinity; where the format has none, one that is finite.
+    const fn infinity(&self) -> u32 {
+        ((1 << self.exponent_bits) - 1) << self.mantissa_bits
+    }
+}

@@ -1,0 +1,116 @@
+//! The loops over a tile, written once for every format and operator. They are compiled anew for
+//! each instruction set (`simd`), whose vectors the compiler fills: there is no order of
+//! operations in them, so that any width gives the same bits.
+
+use super::Observation;
+use super::format::Format;
+use super::number::{Number, Operator, Sum};
+use crate::simd::Tile;
+
+/// Elements of a scratch block: 1 KiB, next to the tile in the first-level cache.
+const BLOCK: usize = 256;
+
+/// Lanes of [`observe`]. The number is part of the result: it fixes the order of the sum.
+const LANES: usize = 16;
+
+#[inline(always)]
+pub(super) fn load<F: Format>(src: &[u8], acc: &mut Tile, _: u64) {
+    let raw = F::raw(src);
+    F::widen_slice(raw, acc.view_mut(raw.len()));
+}
+
+#[inline(always)]
+pub(super) fn load_scaled<F: Format>(src: &[u8], acc: &mut Tile, factor: u64) {
+    load::<F>(src, acc, factor);
+    let factor = F::Accumulator::from_word(factor);
+    for number in acc.view_mut::<F::Accumulator>(F::raw(src).len()) {
+        *number = number.prod(factor);
+    }
+}
+
+#[inline(always)]
+pub(super) fn combine<F: Format, O: Operator>(src: &[u8], acc: &mut Tile) {
+    let raw = F::raw(src);
+    let acc = acc.view_mut::<F::Accumulator>(raw.len());
+    if !F::BLOCKED {
+        for (number, raw) in acc.iter_mut().zip(raw) {
+            *number = O::apply(*number, F::widen(*raw));
+        }
+        return;
+    }
+    let mut scratch = [F::Accumulator::from_word(0); BLOCK];
+    for (acc, raw) in acc.chunks_mut(BLOCK).zip(raw.chunks(BLOCK)) {
+        let wide = &mut scratch[..raw.len()];
+        F::widen_slice(raw, wide);
+        for (number, wide) in acc.iter_mut().zip(wide) {
+            *number = O::apply(*number, *wide);
+        }
+    }
+}
+
+#[inline(always)]
+pub(super) fn divide<F: Format>(acc: &mut Tile, n: usize, nranks: usize) {
+    let by = F::Accumulator::divisor(nranks);
+    for number in acc.view_mut::<F::Accumulator>(n) {
+        *number = number.divide(by);
+    }
+}
+
+#[inline(always)]
+pub(super) fn store<F: Format>(acc: &Tile, dst: &mut [u8]) {
+    let raw = F::raw_mut(dst);
+    F::narrow_slice(acc.view(raw.len()), raw);
+}
+
+#[inline(always)]
+pub(super) fn widen<F: Format<Accumulator = f32>>(src: &[u8], dst: &mut [f32]) {
+    let raw = F::raw(src);
+    assert_eq!(raw.len(), dst.len(), "elements in and out");
+    F::widen_slice(raw, dst);
+}
+
+#[inline(always)]
+pub(super) fn narrow<F: Format<Accumulator = f32>>(src: &[f32], dst: &mut [u8]) {
+    let raw = F::raw_mut(dst);
+    assert_eq!(src.len(), raw.len(), "elements in and out");
+    F::narrow_slice(src, raw);
+}
+
+#[inline(always)]
+pub(super) fn add(acc: &mut [f32], src: &[f32]) {
+    assert_eq!(acc.len(), src.len(), "elements in and out");
+    for (number, other) in acc.iter_mut().zip(src) {
+        *number = Sum::apply(*number, *other);
+    }
+}
+
+#[inline(always)]
+pub(super) fn observe(src: &[f32]) -> Observation {
+    let mut squares = [0f64; LANES];
+    let mut largest = [0u32; LANES];
+    let mut non_finite = [0u64; LANES];
+    let mut look = |lane: usize, x: f32| {
+        let magnitude = x.to_bits() & 0x7fff_ffff;
+        let finite = magnitude < 0x7f80_0000;
+        let kept = if finite { magnitude } else { 0 };
+        let x = f64::from(f32::from_bits(kept));
+        squares[lane] += x * x;
+        // Magnitudes of floats are ordered as their bits are.
+        largest[lane] = largest[lane].max(kept);
+        non_finite[lane] += u64::from(!finite);
+    };
+    let (chunks, tail) = src.as_chunks::<LANES>();
+    for chunk in chunks {
+        for (lane, &x) in chunk.iter().enumerate() {
+            look(lane, x);
+        }
+    }
+    for (lane, &x) in tail.iter().enumerate() {
+        look(lane, x);
+    }
+    Observation {
+        non_finite: non_finite.iter().sum(),
+        abs_max: f32::from_bits(largest.into_iter().fold(0, u32::max)),
+        sum_squares: squares.iter().sum(),
+    }
+}

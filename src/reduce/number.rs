@@ -1,0 +1,130 @@
+//! Arithmetic of the accumulator types: the specification of every operator.
+//!
+//! What arithmetic makes NaN is the canonical quiet NaN (0x7fc00000, 0x7ff8000000000000):
+//! hardware and compilers are free to pick either operand's payload, and results must not depend
+//! on the instruction set. The two extra instructions hide behind the loads.
+
+use crate::types::Element;
+
+/// A type in which reductions accumulate.
+pub(super) trait Number: Element {
+    /// What [`Number::divide`] divides by.
+    type Divisor: Copy;
+
+    fn sum(self, other: Self) -> Self;
+    fn prod(self, other: Self) -> Self;
+    fn maximum(self, other: Self) -> Self;
+    fn minimum(self, other: Self) -> Self;
+    /// The number behind the low bits of a word: see `Reducer::new`.
+    fn from_word(word: u64) -> Self;
+    fn divisor(nranks: usize) -> Self::Divisor;
+    fn divide(self, by: Self::Divisor) -> Self;
+}
+
+/// A binary operator, as a type, so that each kernel is compiled for its own.
+pub(super) trait Operator {
+    fn apply<N: Number>(a: N, b: N) -> N;
+}
+
+macro_rules! operators {
+    ($($name:ident $method:ident),*) => {$(
+        pub(super) struct $name;
+        impl Operator for $name {
+            #[inline(always)]
+            fn apply<N: Number>(a: N, b: N) -> N { a.$method(b) }
+        }
+    )*};
+}
+operators!(Sum sum, Prod prod, Max maximum, Min minimum);
+
+macro_rules! wrapping {
+    () => {
+        #[inline(always)]
+        fn sum(self, other: Self) -> Self {
+            self.wrapping_add(other)
+        }
+        #[inline(always)]
+        fn prod(self, other: Self) -> Self {
+            self.wrapping_mul(other)
+        }
+        #[inline(always)]
+        fn maximum(self, other: Self) -> Self {
+            Ord::max(self, other)
+        }
+        #[inline(always)]
+        fn minimum(self, other: Self) -> Self {
+            Ord::min(self, other)
+        }
+        #[inline(always)]
+        fn from_word(word: u64) -> Self {
+            word as Self
+        }
+    };
+}
+
+// Vector units divide doubles, not integers. For operands below 2^32 the double quotient
+// truncates right: a true quotient that is no integer is at least 1/divisor away from one, and
+// the rounding error is below 2^-21/divisor.
+macro_rules! integer_by_double {
+    ($($integer:ty),*) => {$(impl Number for $integer {
+        type Divisor = f64;
+        wrapping!();
+        #[inline(always)]
+        fn divisor(nranks: usize) -> f64 { nranks as f64 }
+        #[inline(always)]
+        fn divide(self, by: f64) -> Self { (f64::from(self) / by) as Self }
+    })*};
+}
+integer_by_double!(i8, u8, i32, u32);
+
+macro_rules! integer {
+    ($($integer:ty),*) => {$(impl Number for $integer {
+        type Divisor = $integer;
+        wrapping!();
+        #[inline(always)]
+        fn divisor(nranks: usize) -> Self { nranks as Self }
+        #[inline(always)]
+        fn divide(self, by: Self) -> Self { self / by }
+    })*};
+}
+integer!(i64, u64);
+
+macro_rules! float {
+    ($($float:ident $bits:ident $nan:literal),*) => {$(impl Number for $float {
+        type Divisor = $float;
+        #[inline(always)]
+        fn sum(self, other: Self) -> Self { canonical::$float(self + other) }
+        #[inline(always)]
+        fn prod(self, other: Self) -> Self { canonical::$float(self * other) }
+        // IEEE 754-2019 maximum and minimum. Equal numbers have equal bits but for zeros, of
+        // which `and` finds a positive and `or` a negative one.
+        #[inline(always)]
+        fn maximum(self, other: Self) -> Self {
+            let equal = $float::from_bits(self.to_bits() & other.to_bits());
+            let larger = if self > other { self } else { other };
+            let ordered = if self == other { equal } else { larger };
+            if self.is_nan() | other.is_nan() { $float::from_bits($nan) } else { ordered }
+        }
+        #[inline(always)]
+        fn minimum(self, other: Self) -> Self {
+            let equal = $float::from_bits(self.to_bits() | other.to_bits());
+            let smaller = if self < other { self } else { other };
+            let ordered = if self == other { equal } else { smaller };
+            if self.is_nan() | other.is_nan() { $float::from_bits($nan) } else { ordered }
+        }
+        #[inline(always)]
+        fn from_word(word: u64) -> Self { $float::from_bits(word as $bits) }
+        #[inline(always)]
+        fn divisor(nranks: usize) -> Self { nranks as $float }
+        #[inline(always)]
+        fn divide(self, by: Self) -> Self { canonical::$float(self / by) }
+    })*
+
+    mod canonical {$(
+        #[inline(always)]
+        pub(super) fn $float(x: $float) -> $float {
+            if x.is_nan() { $float::from_bits($nan) } else { x }
+        }
+    )*}};
+}
+float!(f32 u32 0x7fc0_0000, f64 u64 0x7ff8_0000_0000_0000);

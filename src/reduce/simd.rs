@@ -1,0 +1,335 @@
+//! The kernels, compiled for each instruction set and chosen once.
+//!
+//! Each set gets the loops of `kernel` inlined into functions with its target features. Only
+//! binary16 has conversions that a compiler does not find by itself (F16C, AVX-512 F).
+
+use super::format::{BF16, F8E4M3, F8E5M2, F16, Format, raw_casts};
+use super::number::{Max, Min, Operator, Prod, Sum};
+use super::{Observation, kernel};
+use crate::simd::{Isa, Tile};
+use crate::types::{DType, ReduceOp};
+
+// Each is called only on a machine that has the instruction set it was compiled for.
+type Load = unsafe fn(&[u8], &mut Tile, u64);
+type Combine = unsafe fn(&[u8], &mut Tile);
+type Divide = unsafe fn(&mut Tile, usize, usize);
+type Store = unsafe fn(&Tile, &mut [u8]);
+
+/// The functions of one element type and operator, in one instruction set that the machine has.
+#[derive(Clone, Copy)]
+pub(super) struct Kernels {
+    load: Load,
+    combine: Combine,
+    divide: Divide,
+    store: Store,
+}
+
+/// The functions of fp32 alone.
+#[derive(Clone, Copy)]
+pub(super) struct Fp32 {
+    add: unsafe fn(&mut [f32], &[f32]),
+    observe: unsafe fn(&[f32]) -> Observation,
+}
+
+/// The functions between a float of up to 32 bits and fp32.
+#[derive(Clone, Copy)]
+pub(super) struct Conversion {
+    widen: unsafe fn(&[u8], &mut [f32]),
+    narrow: unsafe fn(&[f32], &mut [u8]),
+}
+
+/// Refuses a set that the machine lacks: what makes calling the pointers sound.
+fn check(isa: Isa) {
+    assert!(isa <= Isa::detect(), "this machine lacks {}", isa.name());
+}
+
+/// Picks `$function` of the module of an instruction set.
+macro_rules! of_isa {
+    ($isa:expr, $function:ident($($argument:expr),*)) => {{
+        check($isa);
+        match $isa {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => avx512::$function($($argument),*),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => avx2::$function($($argument),*),
+            _ => scalar::$function($($argument),*),
+        }
+    }};
+}
+
+impl Kernels {
+    /// # Panics
+    /// If the machine lacks `isa`.
+    pub(super) fn new(dtype: DType, op: ReduceOp, isa: Isa) -> Kernels {
+        of_isa!(isa, kernels(dtype, op))
+    }
+
+    #[inline]
+    pub(super) fn load(&self, src: &[u8], acc: &mut Tile, factor: u64) {
+        // SAFETY: `Kernels::new` checked that the machine has what the function needs.
+        unsafe { (self.load)(src, acc, factor) }
+    }
+
+    #[inline]
+    pub(super) fn combine(&self, src: &[u8], acc: &mut Tile) {
+        // SAFETY: as for `load`.
+        unsafe { (self.combine)(src, acc) }
+    }
+
+    #[inline]
+    pub(super) fn divide(&self, acc: &mut Tile, n: usize, nranks: usize) {
+        // SAFETY: as for `load`.
+        unsafe { (self.divide)(acc, n, nranks) }
+    }
+
+    #[inline]
+    pub(super) fn store(&self, acc: &Tile, dst: &mut [u8]) {
+        // SAFETY: as for `load`.
+        unsafe { (self.store)(acc, dst) }
+    }
+}
+
+impl Conversion {
+    /// `None` if `dtype` is no float of up to 32 bits.
+    ///
+    /// # Panics
+    /// If the machine lacks `isa`.
+    pub(super) fn new(dtype: DType, isa: Isa) -> Option<Conversion> {
+        of_isa!(isa, conversion(dtype))
+    }
+
+    #[inline]
+    pub(super) fn widen(&self, src: &[u8], dst: &mut [f32]) {
+        // SAFETY: `Conversion::new` checked that the machine has what the function needs.
+        unsafe { (self.widen)(src, dst) }
+    }
+
+    #[inline]
+    pub(super) fn narrow(&self, src: &[f32], dst: &mut [u8]) {
+        // SAFETY: as for `widen`.
+        unsafe { (self.narrow)(src, dst) }
+    }
+}
+
+impl Fp32 {
+    /// # Panics
+    /// If the machine lacks `isa`.
+    pub(super) fn new(isa: Isa) -> Fp32 {
+        of_isa!(isa, fp32())
+    }
+
+    #[inline]
+    pub(super) fn add(&self, acc: &mut [f32], src: &[f32]) {
+        // SAFETY: `Fp32::new` checked that the machine has what the function needs.
+        unsafe { (self.add)(acc, src) }
+    }
+
+    #[inline]
+    pub(super) fn observe(&self, src: &[f32]) -> Observation {
+        // SAFETY: as for `add`.
+        unsafe { (self.observe)(src) }
+    }
+}
+
+/// One instruction set: its module, its binary16, its target features.
+macro_rules! instruction_set {
+    ($(#[$configured:meta])? $module:ident, $half:ty $(, $features:literal)?) => {
+        $(#[$configured])?
+        mod $module {
+            use super::*;
+
+            $(#[target_feature(enable = $features)])?
+            fn load<F: Format>(src: &[u8], acc: &mut Tile, factor: u64) {
+                kernel::load::<F>(src, acc, factor);
+            }
+
+            $(#[target_feature(enable = $features)])?
+            fn load_scaled<F: Format>(src: &[u8], acc: &mut Tile, factor: u64) {
+                kernel::load_scaled::<F>(src, acc, factor);
+            }
+
+            $(#[target_feature(enable = $features)])?
+            fn combine<F: Format, O: Operator>(src: &[u8], acc: &mut Tile) {
+                kernel::combine::<F, O>(src, acc);
+            }
+
+            $(#[target_feature(enable = $features)])?
+            fn divide<F: Format>(acc: &mut Tile, n: usize, nranks: usize) {
+                kernel::divide::<F>(acc, n, nranks);
+            }
+
+            $(#[target_feature(enable = $features)])?
+            fn store<F: Format>(acc: &Tile, dst: &mut [u8]) {
+                kernel::store::<F>(acc, dst);
+            }
+
+            $(#[target_feature(enable = $features)])?
+            fn widen<F: Format<Accumulator = f32>>(src: &[u8], dst: &mut [f32]) {
+                kernel::widen::<F>(src, dst);
+            }
+
+            $(#[target_feature(enable = $features)])?
+            fn narrow<F: Format<Accumulator = f32>>(src: &[f32], dst: &mut [u8]) {
+                kernel::narrow::<F>(src, dst);
+            }
+
+            $(#[target_feature(enable = $features)])?
+            fn add(acc: &mut [f32], src: &[f32]) {
+                kernel::add(acc, src);
+            }
+
+            $(#[target_feature(enable = $features)])?
+            fn observe(src: &[f32]) -> Observation {
+                kernel::observe(src)
+            }
+
+            pub(super) fn kernels(dtype: DType, op: ReduceOp) -> Kernels {
+                match dtype {
+                    DType::I8 => of::<i8>(op),
+                    DType::U8 => of::<u8>(op),
+                    DType::I32 => of::<i32>(op),
+                    DType::U32 => of::<u32>(op),
+                    DType::I64 => of::<i64>(op),
+                    DType::U64 => of::<u64>(op),
+                    DType::F16 => of::<$half>(op),
+                    DType::F32 => of::<f32>(op),
+                    DType::F64 => of::<f64>(op),
+                    DType::BF16 => of::<BF16>(op),
+                    DType::F8E4M3 => of::<F8E4M3>(op),
+                    DType::F8E5M2 => of::<F8E5M2>(op),
+                }
+            }
+
+            fn of<F: Format>(op: ReduceOp) -> Kernels {
+                let scaled = matches!(op, ReduceOp::PreMulSum(_));
+                Kernels {
+                    load: if scaled { load_scaled::<F> } else { load::<F> },
+                    combine: match op {
+                        ReduceOp::Sum | ReduceOp::Avg | ReduceOp::PreMulSum(_) => combine::<F, Sum>,
+                        ReduceOp::Prod => combine::<F, Prod>,
+                        ReduceOp::Max => combine::<F, Max>,
+                        ReduceOp::Min => combine::<F, Min>,
+                    },
+                    divide: divide::<F>,
+                    store: store::<F>,
+                }
+            }
+
+            pub(super) fn conversion(dtype: DType) -> Option<Conversion> {
+                Some(match dtype {
+                    DType::F16 => conversion_of::<$half>(),
+                    DType::F32 => conversion_of::<f32>(),
+                    DType::BF16 => conversion_of::<BF16>(),
+                    DType::F8E4M3 => conversion_of::<F8E4M3>(),
+                    DType::F8E5M2 => conversion_of::<F8E5M2>(),
+                    _ => return None,
+                })
+            }
+
+            fn conversion_of<F: Format<Accumulator = f32>>() -> Conversion {
+                Conversion {
+                    widen: widen::<F>,
+                    narrow: narrow::<F>,
+                }
+            }
+
+            pub(super) fn fp32() -> Fp32 {
+                Fp32 { add, observe }
+            }
+        }
+    };
+}
+
+instruction_set!(scalar, F16);
+instruction_set!(
+    #[cfg(target_arch = "x86_64")]
+    avx2,
+    half::F16C,
+    "avx2,fma,f16c"
+);
+instruction_set!(
+    #[cfg(target_arch = "x86_64")]
+    avx512,
+    half::F16Wide,
+    "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c"
+);
+
+/// Binary16 by the conversion instructions, which round as the specification does. These types
+/// are named in the modules above only, whose functions have the features.
+#[cfg(target_arch = "x86_64")]
+mod half {
+    use super::*;
+    use std::arch::x86_64::*;
+
+    macro_rules! half {
+        ($name:ident, $lanes:literal, |$from:ident, $to:ident| $widen:expr, $narrow:expr) => {
+            pub(super) struct $name;
+
+            impl Format for $name {
+                type Accumulator = f32;
+                const BLOCKED: bool = true;
+                raw_casts!(2);
+
+                #[inline(always)]
+                fn widen(raw: [u8; 2]) -> f32 {
+                    F16::widen(raw)
+                }
+
+                #[inline(always)]
+                fn narrow(number: f32) -> [u8; 2] {
+                    F16::narrow(number)
+                }
+
+                #[inline(always)]
+                fn widen_slice(raw: &[[u8; 2]], numbers: &mut [f32]) {
+                    let (raw, raw_tail) = raw.as_chunks::<$lanes>();
+                    let (numbers, tail) = numbers.as_chunks_mut::<$lanes>();
+                    for ($from, $to) in raw.iter().zip(numbers) {
+                        // SAFETY: both chunks have the lanes of one vector, and only functions
+                        // with the features are instantiated with this type.
+                        unsafe { $widen }
+                    }
+                    F16::widen_slice(raw_tail, tail);
+                }
+
+                #[inline(always)]
+                fn narrow_slice(numbers: &[f32], raw: &mut [[u8; 2]]) {
+                    let (numbers, tail) = numbers.as_chunks::<$lanes>();
+                    let (raw, raw_tail) = raw.as_chunks_mut::<$lanes>();
+                    for ($from, $to) in numbers.iter().zip(raw) {
+                        // SAFETY: as for `widen_slice`.
+                        unsafe { $narrow }
+                    }
+                    F16::narrow_slice(tail, raw_tail);
+                }
+            }
+        };
+    }
+
+    half!(
+        F16C,
+        8,
+        |from, to| {
+            let half = _mm_loadu_si128(from.as_ptr().cast());
+            _mm256_storeu_ps(to.as_mut_ptr(), _mm256_cvtph_ps(half));
+        },
+        {
+            let single = _mm256_loadu_ps(from.as_ptr());
+            let half = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(single);
+            _mm_storeu_si128(to.as_mut_ptr().cast(), half);
+        }
+    );
+    half!(
+        F16Wide,
+        16,
+        |from, to| {
+            let half = _mm256_loadu_si256(from.as_ptr().cast());
+            _mm512_storeu_ps(to.as_mut_ptr(), _mm512_cvtph_ps(half));
+        },
+        {
+            let single = _mm512_loadu_ps(from.as_ptr());
+            let half = _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(single);
+            _mm256_storeu_si256(to.as_mut_ptr().cast(), half);
+        }
+    );
+}
