@@ -1,0 +1,102 @@
+//! Differences between a result and what it should be, counted.
+
+/// What a comparison found. Comparisons of parts merge into that of the whole.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Comparison {
+    /// Elements compared.
+    pub elements: u64,
+    /// Elements outside their bound.
+    pub wrong: u64,
+    /// The first of them.
+    pub first_wrong: Option<u64>,
+    /// Largest error; infinite where exactly one of the two is not finite.
+    pub max_abs_err: f64,
+    /// Sum of the squares of finite errors.
+    pub error_squares: f64,
+    /// Sum of the squares of finite expected values.
+    pub value_squares: f64,
+}
+
+impl Comparison {
+    /// The error's root mean square relative to that of the values; infinite if only the values
+    /// are zero.
+    pub fn rms_rel_err(&self) -> f64 {
+        if self.error_squares == 0.0 {
+            return 0.0;
+        }
+        (self.error_squares / self.value_squares).sqrt()
+    }
+
+    /// Adds what the comparison of the elements behind these found.
+    pub fn merge(&mut self, other: &Comparison) {
+        let shifted = other.first_wrong.map(|at| self.elements + at);
+        self.first_wrong = self.first_wrong.or(shifted);
+        self.elements += other.elements;
+        self.wrong += other.wrong;
+        self.max_abs_err = self.max_abs_err.max(other.max_abs_err);
+        self.error_squares += other.error_squares;
+        self.value_squares += other.value_squares;
+    }
+
+    /// Adds one element whose error is known to be 0 or that is judged elsewhere.
+    #[inline]
+    pub(super) fn add(&mut self, expected: f64, actual: f64, right: bool) {
+        let at = self.elements;
+        self.elements += 1;
+        if !right {
+            self.wrong += 1;
+            self.first_wrong.get_or_insert(at);
+        }
+        match (expected.is_finite(), actual.is_finite()) {
+            (true, true) => {
+                let error = (actual - expected).abs();
+                self.max_abs_err = self.max_abs_err.max(error);
+                self.error_squares += error * error;
+                self.value_squares += expected * expected;
+            }
+            (false, false) => {}
+            // One whose overflow is right says nothing about accuracy.
+            _ if right => {}
+            _ => self.max_abs_err = f64::INFINITY,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_merge_into_the_whole() {
+        let elements = [
+            (1.0, 1.5, true),
+            (2.0, 2.0, true),
+            (-2.0, 0.0, false),
+            (f64::NAN, f64::INFINITY, true),
+            (0.0, 0.25, false),
+        ];
+        let compare = |part: &[(f64, f64, bool)]| {
+            let mut found = Comparison::default();
+            for &(expected, actual, right) in part {
+                found.add(expected, actual, right);
+            }
+            found
+        };
+        let whole = compare(&elements);
+        let mut merged = compare(&elements[..1]);
+        merged.merge(&compare(&elements[1..4]));
+        merged.merge(&compare(&elements[4..]));
+        assert_eq!(merged, whole);
+        assert_eq!(
+            (whole.elements, whole.wrong, whole.first_wrong),
+            (5, 2, Some(2))
+        );
+        assert_eq!(whole.max_abs_err, 2.0);
+        assert_eq!(whole.rms_rel_err(), ((0.25 + 4.0 + 0.0625) / 9.0f64).sqrt());
+        assert_eq!(Comparison::default().rms_rel_err(), 0.0);
+        assert_eq!(
+            compare(&[(1.0, f64::NAN, false)]).max_abs_err,
+            f64::INFINITY
+        );
+    }
+}

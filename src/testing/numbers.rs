@@ -1,0 +1,266 @@
+//! What elements are worth, in f64 and in 128-bit integers. Written from the definitions of the
+//! formats and shared with nothing below, because results are judged by it.
+
+use crate::types::DType;
+
+/// A binary float format.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FloatFormat {
+    mantissa_bits: i32,
+    bias: i32,
+    /// The largest finite value.
+    pub(super) largest: f64,
+    /// Codes from this magnitude on are not finite.
+    special: u64,
+    has_infinity: bool,
+}
+
+impl FloatFormat {
+    /// The format of a float type.
+    pub(super) fn of(dtype: DType) -> Option<FloatFormat> {
+        let format = |mantissa_bits, bias, largest, special| FloatFormat {
+            mantissa_bits,
+            bias,
+            largest,
+            special,
+            has_infinity: true,
+        };
+        Some(match dtype {
+            DType::F16 => format(10, 15, 65504.0, 0x7c00),
+            DType::BF16 => format(7, 127, f64::from(f32::from_bits(0x7f7f_0000)), 0x7f80),
+            DType::F32 => format(23, 127, f32::MAX.into(), 0x7f80_0000),
+            DType::F64 => format(52, 1023, f64::MAX, f64::INFINITY.to_bits()),
+            DType::F8E5M2 => format(2, 15, 57344.0, 0x7c),
+            DType::F8E4M3 => FloatFormat {
+                has_infinity: false,
+                ..format(3, 7, 448.0, 0x7f)
+            },
+            _ => return None,
+        })
+    }
+
+    /// Half the distance of 1 and the next number: the largest relative error of rounding.
+    pub(super) fn unit_roundoff(self) -> f64 {
+        power_of_two(-self.mantissa_bits - 1)
+    }
+
+    /// The distance of subnormals.
+    pub(super) fn smallest(self) -> f64 {
+        // In two factors: the smallest f64 is no power that `power_of_two` makes.
+        power_of_two(1 - self.bias) * power_of_two(-self.mantissa_bits)
+    }
+
+    #[inline]
+    fn decode(self, code: u64, width: u32) -> f64 {
+        let magnitude = code & !(1 << (width - 1));
+        let exponent = (magnitude >> self.mantissa_bits) as i32;
+        let mantissa = magnitude & ((1 << self.mantissa_bits) - 1);
+        let value = if magnitude >= self.special {
+            if self.has_infinity && mantissa == 0 {
+                f64::INFINITY
+            } else {
+                f64::NAN
+            }
+        } else if exponent == 0 {
+            mantissa as f64 * self.smallest()
+        } else {
+            let exponent = (exponent - self.bias + 1023) as u64;
+            f64::from_bits(exponent << 52 | mantissa << (52 - self.mantissa_bits))
+        };
+        if code >> (width - 1) == 1 {
+            -value
+        } else {
+            value
+        }
+    }
+
+    #[inline]
+    fn encode(self, x: f64, width: u32) -> u64 {
+        let sign = u64::from(x.is_sign_negative()) << (width - 1);
+        let x = x.abs();
+        if x.is_nan() {
+            // The quiet NaN: of a format without infinity the only one.
+            let quiet = if self.has_infinity {
+                1 << (self.mantissa_bits - 1)
+            } else {
+                0
+            };
+            return sign | self.special | quiet;
+        }
+        // The exponent of the last binade at or below x, but not below that of subnormals.
+        let exponent = ((x.to_bits() >> 52) as i32 - 1023).max(1 - self.bias);
+        let step = power_of_two(exponent - self.mantissa_bits);
+        let rounded = (x / step).round_ties_even();
+        if rounded * step > self.largest {
+            return sign | self.special;
+        }
+        // A mantissa that rounded up to the next binade carries into the exponent by itself.
+        let binade = (exponent - (1 - self.bias)) as u64;
+        sign | ((binade << self.mantissa_bits) + rounded as u64)
+    }
+}
+
+/// 2^exponent, -1022 to 1023.
+#[inline]
+fn power_of_two(exponent: i32) -> f64 {
+    f64::from_bits(((exponent + 1023) as u64) << 52)
+}
+
+/// The values of elements; of 64-bit integers the nearest f64.
+pub(super) fn values(dtype: DType, bytes: &[u8], values: &mut [f64]) {
+    macro_rules! each {
+        ($size:literal, |$raw:ident| $value:expr) => {
+            for (value, &$raw) in values.iter_mut().zip(bytes.as_chunks::<$size>().0) {
+                *value = $value;
+            }
+        };
+    }
+    let format = FloatFormat::of(dtype);
+    match (dtype, format) {
+        (DType::F32, _) => each!(4, |raw| f32::from_le_bytes(raw).into()),
+        (DType::F64, _) => each!(8, |raw| f64::from_le_bytes(raw)),
+        (_, Some(format)) if dtype.size() == 2 => {
+            each!(2, |raw| format.decode(u16::from_le_bytes(raw).into(), 16))
+        }
+        (_, Some(format)) => each!(1, |raw| format.decode(raw[0].into(), 8)),
+        _ => {
+            for (i, value) in values.iter_mut().enumerate() {
+                *value = integer(dtype, &bytes[i * dtype.size()..]) as f64;
+            }
+        }
+    }
+}
+
+/// Values rounded to elements: floats to nearest even, integers towards zero, saturating.
+pub(super) fn round(dtype: DType, values: &[f64], bytes: &mut [u8]) {
+    macro_rules! each {
+        ($size:literal, |$value:ident| $raw:expr) => {
+            for (raw, &$value) in bytes.as_chunks_mut::<$size>().0.iter_mut().zip(values) {
+                *raw = $raw.to_le_bytes();
+            }
+        };
+    }
+    let format = FloatFormat::of(dtype);
+    match (dtype, format) {
+        (DType::F32, _) => each!(4, |value| (value as f32)),
+        (DType::F64, _) => each!(8, |value| value),
+        (_, Some(format)) if dtype.size() == 2 => {
+            each!(2, |value| (format.encode(value, 16) as u16))
+        }
+        (_, Some(format)) => each!(1, |value| (format.encode(value, 8) as u8)),
+        (DType::I8, _) => each!(1, |value| (value as i8)),
+        (DType::U8, _) => each!(1, |value| (value as u8)),
+        (DType::I32, _) => each!(4, |value| (value as i32)),
+        (DType::U32, _) => each!(4, |value| (value as u32)),
+        (DType::I64, _) => each!(8, |value| (value as i64)),
+        _ => each!(8, |value| (value as u64)),
+    }
+}
+
+/// The first integer of `bytes`.
+#[inline]
+pub(super) fn integer(dtype: DType, bytes: &[u8]) -> i128 {
+    let size = dtype.size();
+    let mut word = [0; 8];
+    word[..size].copy_from_slice(&bytes[..size]);
+    wrap(dtype, u64::from_le_bytes(word).into())
+}
+
+/// An integer reduced to the range of its type, as wrapping arithmetic does.
+#[inline]
+pub(super) fn wrap(dtype: DType, x: i128) -> i128 {
+    match dtype {
+        DType::I8 => (x as i8).into(),
+        DType::U8 => (x as u8).into(),
+        DType::I32 => (x as i32).into(),
+        DType::U32 => (x as u32).into(),
+        DType::I64 => (x as i64).into(),
+        _ => (x as u64).into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use half::{bf16, f16};
+
+    fn value(dtype: DType, code: u64) -> f64 {
+        let mut value = [0.0];
+        values(dtype, &code.to_le_bytes()[..dtype.size()], &mut value);
+        value[0]
+    }
+
+    fn code(dtype: DType, x: f64) -> u64 {
+        let mut bytes = [0; 8];
+        round(dtype, &[x], &mut bytes[..dtype.size()]);
+        u64::from_le_bytes(bytes)
+    }
+
+    #[test]
+    fn halves_equal_the_half_crate() {
+        for h in 0..=u16::MAX {
+            for (dtype, expected) in [
+                (DType::F16, f16::from_bits(h).to_f64()),
+                (DType::BF16, bf16::from_bits(h).to_f64()),
+            ] {
+                let x = value(dtype, h.into());
+                assert!(x == expected || x.is_nan() && expected.is_nan(), "{h:#x}");
+                // Between this number and the next: the middle and beside it.
+                let next = value(dtype, u64::from(h) + 1);
+                for y in [
+                    x,
+                    (x + next) / 2.0,
+                    x * 0.51 + next * 0.49,
+                    x * 0.49 + next * 0.51,
+                ] {
+                    if h == u16::MAX || y.is_nan() {
+                        continue;
+                    }
+                    let expected = match dtype {
+                        DType::F16 => f16::from_f64(y).to_bits(),
+                        _ => bf16::from_f64(y).to_bits(),
+                    };
+                    assert_eq!(code(dtype, y), expected.into(), "{dtype} {y:e}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn known_bytes() {
+        let e4m3 = [
+            (0x7e, 448.0),
+            (0x08, 1.0 / 64.0),
+            (0x01, 1.0 / 512.0),
+            (0xb8, -1.0),
+        ];
+        for (bits, x) in e4m3 {
+            assert_eq!(
+                (value(DType::F8E4M3, bits), code(DType::F8E4M3, x)),
+                (x, bits)
+            );
+        }
+        for (bits, x) in [
+            (0x7b, 57344.0),
+            (0x01, 1.0 / 65536.0),
+            (0x7c, f64::INFINITY),
+        ] {
+            assert_eq!(
+                (value(DType::F8E5M2, bits), code(DType::F8E5M2, x)),
+                (x, bits)
+            );
+        }
+        assert_eq!(code(DType::F8E4M3, 464.0), 0x7e);
+        assert_eq!(code(DType::F8E4M3, 464.1), 0x7f);
+        assert_eq!(code(DType::F8E5M2, 61440.0), 0x7c);
+        assert_eq!(code(DType::F32, 0.1), 0x3dcc_cccd);
+        assert_eq!(value(DType::I64, u64::MAX), -1.0);
+        assert_eq!(integer(DType::I32, &[0xfe, 0xff, 0xff, 0xff]), -2);
+        assert_eq!(wrap(DType::U8, -1), 255);
+        let format = FloatFormat::of(DType::F64).unwrap();
+        assert_eq!(
+            (format.smallest(), format.unit_roundoff()),
+            (5e-324, f64::EPSILON / 2.0)
+        );
+    }
+}
