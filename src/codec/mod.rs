@@ -10,7 +10,29 @@
 //!
 //! The scalar functions are the specification; vector forms equal them bit for bit.
 
-use crate::types::CodecSpec;
+mod cast16;
+mod cast_bf16;
+mod dynamic8;
+mod elementwise;
+mod linear8;
+mod mantissa8;
+mod scaled;
+#[allow(unsafe_code)]
+mod simd;
+mod static8;
+mod stats;
+mod table;
+mod tensor_scales;
+mod wire;
+
+pub use stats::abs_max;
+pub use tensor_scales::TensorScales;
+
+use crate::error::{Error, Result};
+use crate::simd::Isa;
+use crate::types::{CodecKind, CodecSpec, ScaleRule};
+use simd::Available;
+use std::sync::Arc;
 
 /// Whether encoding a decoded chunk again, after adding to it, loses anew.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,3 +116,52 @@ pub trait Codec: Send + Sync + std::fmt::Debug {
     /// format has a scale, so that the sum is rounded once.
     fn decode_reduce(&self, span: Span, wire: &[u8], acc: &mut [f32]);
 }
+
+/// The codec of a spec, running on `isa`. Raw bytes are no codec: the engine moves them itself,
+/// and [`CodecKind::Raw`] gives `None`.
+///
+/// # Errors
+/// Invalid argument if a parameter is outside its range (a spec may come from a peer's signature
+/// word); unsupported if the machine lacks `isa`.
+pub fn build(spec: CodecSpec, isa: Isa) -> Result<Option<Arc<dyn Codec>>> {
+    check(spec)?;
+    let isa = Available::new(isa)?;
+    Ok(Some(match spec.kind {
+        CodecKind::Raw => return Ok(None),
+        CodecKind::Linear8 => Arc::new(linear8::Linear8::new(linear8::Linear, spec.scale, isa)),
+        CodecKind::Dynamic8 => Arc::new(dynamic8::Dynamic8::new(
+            dynamic8::Dynamic::new(),
+            spec.scale,
+            isa,
+        )),
+        CodecKind::Static8 => Arc::new(static8::Static8::new(static8::format(spec.offset), isa)),
+        CodecKind::Mantissa8 => Arc::new(mantissa8::Mantissa8::new(
+            mantissa8::format(spec.offset),
+            isa,
+        )),
+        CodecKind::CastBf16 => Arc::new(cast_bf16::CastBf16::new(cast_bf16::Bf16, isa)),
+        CodecKind::Cast16 => Arc::new(cast16::Cast16::new(cast16::F16, isa)),
+    }))
+}
+
+/// Parameters that text cannot have, but a struct or a signature word can.
+fn check(spec: CodecSpec) -> Result<()> {
+    let good_scale = match spec.scale {
+        ScaleRule::Block(block) => (32..=4096).contains(&block) && block.is_power_of_two(),
+        ScaleRule::Tensor { refresh } => refresh > 0,
+    };
+    if spec.kind.has_scale() && !good_scale {
+        return Err(Error::invalid_argument(format!(
+            "codec \"{spec}\": a block is a power of two from 32 to 4096, a refresh at least 1"
+        )));
+    }
+    if spec.kind.has_offset() && !(-30..=30).contains(&spec.offset) {
+        return Err(Error::invalid_argument(format!(
+            "codec \"{spec}\": an offset is a number from -30 to 30"
+        )));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod conformance;

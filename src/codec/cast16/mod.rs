@@ -1,0 +1,104 @@
+//! `cast16`: IEEE binary16, nearest even, subnormals kept.
+//!
+//! Infinity stays infinite and NaN stays a quiet NaN, element by element. A finite element beyond
+//! 65,504 becomes 65,504: a cast makes no infinity where there was none.
+
+mod simd;
+
+use super::elementwise::{ElementFormat, Elementwise};
+use crate::types::{CodecKind, CodecSpec};
+
+/// The codec.
+pub(super) type Cast16 = Elementwise<F16>;
+
+/// Meaning of the codes.
+#[derive(Debug)]
+pub(super) struct F16;
+
+/// The largest finite value.
+const LARGEST: f32 = 65_504.0;
+/// Exponent fields of fp32 exceed those of binary16 by this.
+const REBIAS: u32 = 127 - 15;
+/// The smallest normal binary16, as fp32 bits.
+const NORMAL: u32 = (REBIAS + 1) << 23;
+
+impl ElementFormat for F16 {
+    const BYTES: usize = 2;
+
+    fn spec(&self) -> CodecSpec {
+        CodecSpec::of(CodecKind::Cast16)
+    }
+
+    fn encode(&self, x: f32) -> u16 {
+        let sign = (x.to_bits() >> 16) & 0x8000;
+        let magnitude = if x.is_nan() {
+            0x7e00 | (x.to_bits() >> 13 & 0x3ff)
+        } else if x.is_infinite() {
+            0x7c00
+        } else {
+            finite(x.abs().min(LARGEST).to_bits())
+        };
+        (sign | magnitude) as u16
+    }
+
+    fn decode(&self, code: u16) -> f32 {
+        let sign = u32::from(code & 0x8000) << 16;
+        let (exponent, mantissa) = (u32::from(code >> 10 & 0x1f), u32::from(code & 0x3ff));
+        let magnitude = match (exponent, mantissa) {
+            // Subnormal: whole multiples of 2^-24, all of them normal in fp32.
+            (0, _) => (mantissa as f32 * 2f32.powi(-24)).to_bits(),
+            (0x1f, 0) => f32::INFINITY.to_bits(),
+            (0x1f, _) => 0x7fc0_0000 | mantissa << 13,
+            _ => (exponent + REBIAS) << 23 | mantissa << 13,
+        };
+        f32::from_bits(sign | magnitude)
+    }
+
+    fn largest(&self) -> f32 {
+        LARGEST
+    }
+
+    /// 2^-11 of x, or half of the smallest subnormal.
+    fn error_bound(&self, x: f32) -> f32 {
+        x.abs() * 2f32.powi(-11) + 2f32.powi(-25)
+    }
+}
+
+/// Rounds the bits of a magnitude up to [`LARGEST`].
+fn finite(bits: u32) -> u32 {
+    if bits >= NORMAL {
+        let rounded = bits + 0xfff + (bits >> 13 & 1);
+        return (rounded >> 13) - (REBIAS << 10);
+    }
+    // Subnormal result: the mantissa with its leading 1, shifted to units of 2^-24. Beyond 31
+    // places nothing is left to round up from.
+    let shift = (REBIAS + 14).saturating_sub(bits >> 23).min(31);
+    let mantissa = u64::from(bits & 0x7f_ffff | 0x80_0000);
+    let half = (1 << (shift - 1)) - 1;
+    ((mantissa + half + (mantissa >> shift & 1)) >> shift) as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equals_the_half_crate() {
+        for code in 0..=u16::MAX {
+            let value = half::f16::from_bits(code).to_f32_const();
+            assert_eq!(F16.decode(code).to_bits(), value.to_bits(), "{code:#x}");
+        }
+        for upper in 0..=u16::MAX {
+            for lower in [0u32, 1, 0xfff, 0x1000, 0x1001, 0x8000, 0xffff] {
+                let x = f32::from_bits(u32::from(upper) << 16 | lower);
+                let oracle = half::f16::from_f32_const(x);
+                let oracle = match oracle.is_infinite() && x.is_finite() {
+                    true if x > 0.0 => half::f16::MAX,
+                    true => half::f16::MIN,
+                    false => oracle,
+                };
+                assert_eq!(F16.encode(x), oracle.to_bits(), "{:#x}", x.to_bits());
+            }
+        }
+    }
+}

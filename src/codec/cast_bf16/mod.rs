@@ -1,0 +1,83 @@
+//! `cast_bf16`: bfloat16, nearest even.
+//!
+//! Infinity stays infinite and NaN stays a quiet NaN, element by element. A finite element beyond
+//! the largest finite bfloat16 becomes that one: a cast makes no infinity where there was none.
+
+mod simd;
+
+use super::elementwise::{ElementFormat, Elementwise};
+use crate::types::{CodecKind, CodecSpec};
+
+/// The codec.
+pub(super) type CastBf16 = Elementwise<Bf16>;
+
+/// Meaning of the codes.
+#[derive(Debug)]
+pub(super) struct Bf16;
+
+/// The largest finite value, as fp32 bits.
+const LARGEST: u32 = 0x7f7f_0000;
+/// Infinity, as fp32 bits.
+const INFINITE: u32 = 0x7f80_0000;
+/// What makes a NaN quiet, in fp32.
+const QUIET: u32 = 0x0040_0000;
+
+impl ElementFormat for Bf16 {
+    const BYTES: usize = 2;
+
+    fn spec(&self) -> CodecSpec {
+        CodecSpec::of(CodecKind::CastBf16)
+    }
+
+    fn encode(&self, x: f32) -> u16 {
+        let sign = x.to_bits() & 0x8000_0000;
+        let bits = x.to_bits() & 0x7fff_ffff;
+        let rounded = if bits > INFINITE {
+            bits | QUIET
+        } else if bits == INFINITE {
+            bits
+        } else {
+            // Adding just under half, or half if the kept part is odd, carries into what stays.
+            (bits + 0x7fff + (bits >> 16 & 1)).min(LARGEST)
+        };
+        ((rounded | sign) >> 16) as u16
+    }
+
+    fn decode(&self, code: u16) -> f32 {
+        f32::from_bits(u32::from(code) << 16)
+    }
+
+    fn largest(&self) -> f32 {
+        f32::from_bits(LARGEST)
+    }
+
+    /// 2^-8 of x, or half of the smallest subnormal.
+    fn error_bound(&self, x: f32) -> f32 {
+        x.abs() * 2f32.powi(-8) + f32::from_bits(1 << 15)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equals_the_half_crate() {
+        for upper in 0..=u16::MAX {
+            assert_eq!(
+                Bf16.decode(upper).to_bits(),
+                f32::from_bits(u32::from(upper) << 16).to_bits()
+            );
+            for lower in [0u32, 1, 0x7fff, 0x8000, 0x8001, 0xffff] {
+                let x = f32::from_bits(u32::from(upper) << 16 | lower);
+                let oracle = half::bf16::from_f32(x);
+                let oracle = match oracle.is_infinite() && x.is_finite() {
+                    true if x > 0.0 => half::bf16::MAX,
+                    true => half::bf16::MIN,
+                    false => oracle,
+                };
+                assert_eq!(Bf16.encode(x), oracle.to_bits(), "{:#x}", x.to_bits());
+            }
+        }
+    }
+}

@@ -1,0 +1,613 @@
+//! What every codec promises, on every instruction set of this machine. Vector against scalar
+//! form on many more patterns: `cinch codecs --check` and `tests/codec_figures.rs`.
+
+use super::*;
+use crate::types::CodecKind;
+
+const SPECS: [&str; 11] = [
+    "linear8:block=32",
+    "linear8",
+    "linear8:block=4096",
+    "linear8:tensor=1",
+    "dynamic8:block=32",
+    "dynamic8",
+    "dynamic8:tensor=50",
+    "static8",
+    "mantissa8:offset=-2",
+    "cast_bf16",
+    "cast16",
+];
+
+/// SplitMix64.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// From -1 to 1.
+    fn unit(&mut self) -> f32 {
+        (self.next() >> 40) as f32 / (1 << 23) as f32 - 1.0
+    }
+
+    fn below(&mut self, n: usize) -> usize {
+        (self.next() % n as u64) as usize
+    }
+}
+
+fn codec(spec: &str, isa: Isa) -> Arc<dyn Codec> {
+    build(spec.parse().unwrap(), isa).unwrap().unwrap()
+}
+
+/// Every codec on every instruction set.
+fn all() -> Vec<(Isa, Arc<dyn Codec>)> {
+    let pairs = Isa::available()
+        .into_iter()
+        .flat_map(|isa| SPECS.map(|spec| (isa, spec)));
+    pairs.map(|(isa, spec)| (isa, codec(spec, isa))).collect()
+}
+
+fn is_tensor(codec: &dyn Codec) -> bool {
+    let spec = codec.spec();
+    spec.kind.has_scale() && matches!(spec.scale, ScaleRule::Tensor { .. })
+}
+
+/// The scale that a caller gives: the largest finite magnitude, under a tensor rule.
+fn scale_of(codec: &dyn Codec, x: &[f32]) -> Option<f32> {
+    is_tensor(codec).then(|| abs_max(Isa::Scalar, x).0)
+}
+
+/// Encodes with the scale of the data, in one span.
+fn encode(codec: &dyn Codec, x: &[f32]) -> (Vec<u8>, EncodeStats) {
+    let mut wire = vec![0xee; codec.wire_bytes(x.len())];
+    let mut stats = EncodeStats::default();
+    let span = Span {
+        chunk: x.len(),
+        at: 0,
+    };
+    codec.encode(span, x, scale_of(codec, x), &mut wire, Some(&mut stats));
+    (wire, stats)
+}
+
+fn decode(codec: &dyn Codec, wire: &[u8], n: usize) -> Vec<f32> {
+    let mut y = vec![77.0; n];
+    codec.decode(Span { chunk: n, at: 0 }, wire, &mut y);
+    y
+}
+
+fn same(a: &[f32], b: &[f32]) -> bool {
+    let bits = |x: &f32| if x.is_nan() { u32::MAX } else { x.to_bits() };
+    a.iter().map(bits).eq(b.iter().map(bits))
+}
+
+/// Data that is hard in various ways, `n` elements of it.
+fn inputs(n: usize, random: &mut Random) -> Vec<(&'static str, Vec<f32>)> {
+    let mut of = |what, make: &mut dyn FnMut(&mut Random) -> f32| {
+        (what, (0..n).map(|_| make(random)).collect::<Vec<f32>>())
+    };
+    vec![
+        of("uniform", &mut |r| r.unit()),
+        of("few levels", &mut |r| (r.unit() * 8.0).round() * 0.5),
+        of("heavy tails", &mut |r| r.unit() * (r.unit() * 14.0).exp()),
+        of("huge", &mut |r| r.unit() * f32::MAX),
+        of("near 2^-100", &mut |r| r.unit() * 2f32.powi(-100) * 1.5),
+        of("subnormal", &mut |r| {
+            f32::from_bits(r.next() as u32 & 0x803f_ffff)
+        }),
+        of("last subnormals", &mut |r| {
+            f32::from_bits(r.next() as u32 & 0x8000_0003)
+        }),
+        of("zeros", &mut |r| 0.0f32.copysign(r.unit())),
+    ]
+}
+
+#[test]
+fn error_stays_within_the_bound() {
+    let mut random = Random(1);
+    for (isa, codec) in all() {
+        for (what, x) in inputs(4097, &mut random) {
+            let (wire, stats) = encode(&*codec, &x);
+            let y = decode(&*codec, &wire, x.len());
+            let block = match codec.granule() {
+                1 => x.len(),
+                block => block,
+            };
+            let mut saturated = 0;
+            for (x, y) in x.chunks(block).zip(y.chunks(block)) {
+                let s = abs_max(Isa::Scalar, x).0;
+                for (&x, &y) in x.iter().zip(y) {
+                    let beyond = match codec.spec().kind {
+                        CodecKind::Static8 => x.abs() > 92.25,
+                        CodecKind::Mantissa8 => x.abs() > 1.5,
+                        CodecKind::Cast16 => x.abs() > 65504.0,
+                        CodecKind::CastBf16 => x.abs() > half::bf16::MAX.to_f32(),
+                        _ => false,
+                    };
+                    saturated += u64::from(beyond);
+                    let (error, bound) =
+                        ((f64::from(x) - f64::from(y)).abs(), codec.error_bound(x, s));
+                    assert!(
+                        beyond || error <= f64::from(bound),
+                        "{} {isa:?} {what}: {x:e} became {y:e}, off by {error:e} > {bound:e}",
+                        codec.spec()
+                    );
+                }
+            }
+            assert_eq!(
+                stats.saturated,
+                saturated,
+                "{} {isa:?} {what}",
+                codec.spec()
+            );
+            assert_eq!((stats.abs_max, stats.non_finite), abs_max(isa, &x));
+            let squares: f64 = x.iter().map(|&x| f64::from(x).powi(2)).sum();
+            assert!((stats.sum_squares - squares).abs() <= 1e-12 * squares);
+        }
+    }
+}
+
+#[test]
+fn bounds_are_those_of_the_note() {
+    let linear = codec("linear8", Isa::Scalar);
+    let dynamic = codec("dynamic8", Isa::Scalar);
+    assert!(linear.error_bound(0.3, 1.0) < 1.0 / 254.0 * 1.0001);
+    assert!(dynamic.error_bound(0.99, 1.0) < 0.00860);
+    // True errors, relative in the decades below the scale. (The bound is the same for all of
+    // a gap, so relative to its lower end it is larger.)
+    for (decade, percent) in [(0, 5.0), (1, 9.0), (2, 15.3), (3, 25.0), (4, 45.5)] {
+        let step = |i: usize| 10f32.powi(-decade) * (0.1 + 0.9 * i as f32 / 4096.0);
+        let x: Vec<f32> = std::iter::once(1.0).chain((1..4096).map(step)).collect();
+        let tensor = codec("dynamic8:tensor=1", Isa::Scalar);
+        let y = decode(&*tensor, &encode(&*tensor, &x).0, x.len());
+        let relative = x.iter().zip(y).map(|(x, y)| (x - y).abs() / x * 100.0);
+        let worst = relative.fold(0.0, f32::max);
+        assert!(
+            (0.9 * percent..=percent).contains(&worst),
+            "decade {decade}: {worst} %"
+        );
+    }
+    let tiny: Vec<f32> = (0..=1000).map(|i| i as f32 * 1e-8).chain([1.0]).collect();
+    let tensor = codec("dynamic8:tensor=1", Isa::Scalar);
+    let y = decode(&*tensor, &encode(&*tensor, &tiny).0, tiny.len());
+    let errors = tiny.iter().zip(&y).map(|(x, y)| (x - y).abs());
+    assert!(errors.take(1001).fold(0.0, f32::max) <= 2.7501e-6);
+}
+
+#[test]
+fn all_lengths_and_special_values_survive() {
+    let mut random = Random(2);
+    for (isa, codec) in all() {
+        let block = codec.granule().max(32);
+        for n in [
+            0,
+            1,
+            2,
+            15,
+            16,
+            17,
+            31,
+            block - 1,
+            block,
+            block + 1,
+            3 * block + 5,
+        ] {
+            let what = format!("{} {isa:?}, {n} elements", codec.spec());
+            let mut x: Vec<f32> = (0..n).map(|_| random.unit()).collect();
+            let (wire, _) = encode(&*codec, &x);
+            let bytes = if codec.spec().kind.has_scale() || codec.spec().kind.has_offset() {
+                n
+            } else {
+                2 * n
+            };
+            let scales = match (codec.spec().kind.has_scale(), is_tensor(&*codec)) {
+                (false, _) => 0,
+                (true, true) => n.min(1),
+                (true, false) => n.div_ceil(block),
+            };
+            assert_eq!(
+                wire.len(),
+                bytes.next_multiple_of(16) + 4 * scales,
+                "{what}"
+            );
+            assert!(
+                wire[bytes..bytes.next_multiple_of(16)]
+                    .iter()
+                    .all(|&b| b == 0),
+                "{what}"
+            );
+            assert!(
+                decode(&*codec, &wire, n).iter().all(|y| y.is_finite()),
+                "{what}"
+            );
+            if n == 0 {
+                continue;
+            }
+            for special in [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+                let at = random.below(n);
+                let kept = std::mem::replace(&mut x[at], special);
+                let (wire, stats) = encode(&*codec, &x);
+                assert_eq!(stats.non_finite, 1, "{what}");
+                let y = decode(&*codec, &wire, n);
+                for (i, y) in y.iter().enumerate() {
+                    let hit = match codec.spec().kind.has_scale() {
+                        true => is_tensor(&*codec) || i / block == at / block,
+                        false => i == at,
+                    };
+                    assert_eq!(
+                        y.is_finite(),
+                        !hit,
+                        "{what}: {special} at {at}, element {i}"
+                    );
+                }
+                if codec.spec().kind == CodecKind::Cast16 {
+                    assert!(y[at] == special || special.is_nan() && y[at].is_nan());
+                }
+                x[at] = kept;
+            }
+        }
+    }
+}
+
+#[test]
+fn zeros_decode_to_plus_zero() {
+    for (isa, codec) in all() {
+        let casts = matches!(codec.spec().kind, CodecKind::Cast16 | CodecKind::CastBf16);
+        for x in [
+            vec![-0.0f32; 300],
+            [vec![-0.0f32; 300], vec![1.0, -1e-9]].concat(),
+        ] {
+            let (wire, _) = encode(&*codec, &x);
+            let y = decode(&*codec, &wire, x.len());
+            // Casts keep the sign, as their formats have one.
+            let zero = if casts { -0.0f32 } else { 0.0 };
+            assert!(
+                y[..300].iter().all(|y| y.to_bits() == zero.to_bits()),
+                "{} {isa:?}",
+                codec.spec()
+            );
+        }
+    }
+}
+
+#[test]
+fn spans_do_not_show_on_the_wire() {
+    let mut random = Random(3);
+    for (isa, codec) in all() {
+        let step = codec.granule();
+        for n in [1, 3 * step + 7, 5 * step.max(100)] {
+            for poison in [false, true] {
+                let mut x: Vec<f32> = (0..n).map(|_| random.unit()).collect();
+                if poison {
+                    x[random.below(n)] = f32::NAN;
+                }
+                let (whole, stats) = encode(&*codec, &x);
+                let mut parts = vec![0xdd; whole.len()];
+                let mut sum = EncodeStats::default();
+                let mut spans = Vec::new();
+                let mut at = 0;
+                while at < n {
+                    let len = (step * (1 + random.below(4.max(70 / step)))).min(n - at);
+                    let span = Span { chunk: n, at };
+                    codec.encode(
+                        span,
+                        &x[at..at + len],
+                        scale_of(&*codec, &x),
+                        &mut parts,
+                        Some(&mut sum),
+                    );
+                    spans.push((at, len));
+                    at += len;
+                }
+                assert_eq!(whole, parts, "{} {isa:?}", codec.spec());
+                assert_eq!(
+                    (stats.abs_max, stats.non_finite, stats.saturated),
+                    (sum.abs_max, sum.non_finite, sum.saturated)
+                );
+                let y = decode(&*codec, &whole, n);
+                let mut z = vec![0.0; n];
+                let mut added = vec![0.0; n];
+                for (at, len) in spans {
+                    let span = Span { chunk: n, at };
+                    codec.decode(span, &whole, &mut z[at..at + len]);
+                    codec.decode_reduce(span, &whole, &mut added[at..at + len]);
+                }
+                assert!(same(&y, &z), "{} {isa:?}", codec.spec());
+                assert!(
+                    same(&y, &added),
+                    "adding to 0 is decoding: {} {isa:?}",
+                    codec.spec()
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn sums_are_rounded_once() {
+    let mut random = Random(4);
+    for (isa, codec) in all() {
+        let x: Vec<f32> = (0..700).map(|_| random.unit()).collect();
+        let start: Vec<f32> = (0..700).map(|_| random.unit() * 3.0).collect();
+        let (wire, _) = encode(&*codec, &x);
+        let mut sum = start.clone();
+        codec.decode_reduce(Span { chunk: 700, at: 0 }, &wire, &mut sum);
+        let scale = |i: usize| {
+            let at = 704
+                + if is_tensor(&*codec) {
+                    0
+                } else {
+                    4 * (i / codec.granule())
+                };
+            f32::from_le_bytes(wire[at..at + 4].try_into().unwrap())
+        };
+        let values = decode(&*codec, &wire, 700);
+        for i in 0..700 {
+            let exact = match codec.spec().kind {
+                // Products of two fp32 numbers are exact in fp64.
+                CodecKind::Linear8 => {
+                    let k = (f64::from(values[i]) / f64::from(scale(i)) * 127.0).round();
+                    k * f64::from(scale(i) / 127.0) + f64::from(start[i])
+                }
+                CodecKind::Dynamic8 => continue,
+                _ => f64::from(values[i]) + f64::from(start[i]),
+            };
+            assert_eq!(sum[i], exact as f32, "{} {isa:?}", codec.spec());
+        }
+    }
+}
+
+#[test]
+fn every_code_decodes_and_encodes_to_itself() {
+    for (isa, codec) in all() {
+        let kind = codec.spec().kind;
+        if matches!(kind, CodecKind::Cast16 | CodecKind::CastBf16) {
+            continue;
+        }
+        let n = codec.granule().max(256);
+        for scale in [1.0f32, 0.7, 3.1e-4, 2f32.powi(-101), 3e38] {
+            let mut wire = vec![0u8; codec.wire_bytes(n)];
+            for (i, code) in wire[..n].iter_mut().enumerate() {
+                *code = i as u8;
+            }
+            if kind.has_scale() {
+                for at in wire[n..].chunks_exact_mut(4) {
+                    at.copy_from_slice(&scale.to_le_bytes());
+                }
+            }
+            let y = decode(&*codec, &wire, n);
+            let (again, _) = encode(&*codec, &y[..n.min(128)]);
+            for i in 0..n.min(128) {
+                match kind {
+                    // Several codes for one value: the value comes back.
+                    CodecKind::Mantissa8 => {
+                        let z = decode(&*codec, &again, n.min(128));
+                        assert_eq!(y[i], z[i], "{} {isa:?} code {i:#x}", codec.spec());
+                    }
+                    // Block of 32: those without the largest code have another scale.
+                    _ if codec.granule() == 32 => {}
+                    _ => assert_eq!(again[i], i as u8, "{} {isa:?} {scale:e}", codec.spec()),
+                }
+                assert!(i == 0 || y[128..].is_empty() || y[i] == -y[128 + i]);
+            }
+            if kind.has_scale() {
+                let top = if kind == CodecKind::Linear8 { 127 } else { 1 };
+                assert_eq!(y[top.min(n - 1)], if n > top { scale } else { y[n - 1] });
+                assert_eq!(y[128].to_bits(), 0, "a hostile -0");
+            } else {
+                assert!(y[128].is_nan());
+            }
+        }
+    }
+}
+
+#[test]
+fn vector_forms_equal_the_scalar_one_on_all_16_bit_values() {
+    let bf16 = (0..=u16::MAX).map(|bits| half::bf16::from_bits(bits).to_f32());
+    let f16 = (0..=u16::MAX).map(|bits| half::f16::from_bits(bits).to_f32_const());
+    let mut finite: Vec<f32> = bf16
+        .clone()
+        .chain(f16.clone())
+        .filter(|x| x.is_finite())
+        .collect();
+    // Neighbours in the block are of one size, or all but the largest would be 0.
+    finite.sort_by(|a, b| a.abs().total_cmp(&b.abs()));
+    let mut shuffled = finite.clone();
+    let mut random = Random(5);
+    (1..shuffled.len()).for_each(|i| shuffled.swap(i, random.below(i + 1)));
+    let inputs = [bf16.collect(), f16.collect(), finite, shuffled];
+    for spec in SPECS {
+        let scalar = codec(spec, Isa::Scalar);
+        for x in &inputs {
+            let (wire, stats) = encode(&*scalar, x);
+            let y = decode(&*scalar, &wire, x.len());
+            for isa in Isa::available() {
+                let vector = codec(spec, isa);
+                let (found, looked) = encode(&*vector, x);
+                assert!(found == wire, "{spec} {isa:?}");
+                assert!(
+                    same(&decode(&*vector, &wire, x.len()), &y),
+                    "{spec} {isa:?}"
+                );
+                let parts = |s: &EncodeStats| (s.abs_max, s.non_finite, s.saturated);
+                assert_eq!(parts(&looked), parts(&stats), "{spec} {isa:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn any_bytes_decode_without_harm() {
+    let mut random = Random(6);
+    let scales = [
+        0.0f32,
+        -0.0,
+        f32::NAN,
+        f32::INFINITY,
+        f32::NEG_INFINITY,
+        -1.0,
+        1e-42,
+        -1e-35,
+        1e-31,
+        f32::MAX,
+    ];
+    for spec in SPECS {
+        for n in [1, 40, 1000] {
+            let scalar = codec(spec, Isa::Scalar);
+            let mut wire: Vec<u8> = (0..scalar.wire_bytes(n))
+                .map(|_| random.next() as u8)
+                .collect();
+            let at = wire.len() - wire.len() % 4;
+            for scale in scales {
+                if scalar.spec().kind.has_scale() {
+                    for bytes in wire[n.next_multiple_of(16)..at].chunks_exact_mut(4) {
+                        bytes.copy_from_slice(&scale.to_le_bytes());
+                    }
+                }
+                let y = decode(&*scalar, &wire, n);
+                let acc: Vec<f32> = (0..n).map(|_| random.unit()).collect();
+                let mut sum = acc.clone();
+                scalar.decode_reduce(Span { chunk: n, at: 0 }, &wire, &mut sum);
+                for isa in Isa::available() {
+                    let vector = codec(spec, isa);
+                    assert!(same(&decode(&*vector, &wire, n), &y), "{spec} {isa:?}");
+                    let mut found = acc.clone();
+                    vector.decode_reduce(Span { chunk: n, at: 0 }, &wire, &mut found);
+                    assert!(same(&found, &sum), "{spec} {isa:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_stale_scale_saturates_and_counts() {
+    for isa in Isa::available() {
+        for spec in ["linear8:tensor=9", "dynamic8:tensor=9"] {
+            let codec = codec(spec, isa);
+            let x: Vec<f32> = (0..100).map(|i| i as f32 - 50.0).collect();
+            for (scale, expected) in [(10.0f32, 79), (1e-38, 99), (0.0, 99), (50.0, 0)] {
+                let mut wire = vec![0; codec.wire_bytes(100)];
+                let mut stats = EncodeStats::default();
+                let span = Span { chunk: 100, at: 0 };
+                codec.encode(span, &x, Some(scale), &mut wire, Some(&mut stats));
+                assert_eq!(
+                    (stats.saturated, stats.abs_max),
+                    (expected, 50.0),
+                    "{spec} {scale}"
+                );
+                let y = decode(&*codec, &wire, 100);
+                for (x, y) in x.iter().zip(y) {
+                    let clipped = x.clamp(-scale, scale);
+                    let bound = codec.error_bound(clipped, scale);
+                    assert!(
+                        (clipped - y).abs() <= bound,
+                        "{spec} {scale}: {x} became {y}"
+                    );
+                }
+            }
+            // A scale that is none poisons, as does data that is none, in any span.
+            for (scale, at) in [
+                (f32::NAN, 0),
+                (f32::INFINITY, 0),
+                (-1.0, 0),
+                (60.0, 3),
+                (60.0, 99),
+            ] {
+                let mut x = x.clone();
+                x[at] = f32::INFINITY;
+                let mut wire = vec![0; codec.wire_bytes(100)];
+                for at in [0, 50] {
+                    let span = Span { chunk: 100, at };
+                    codec.encode(span, &x[at..at + 50], Some(scale), &mut wire, None);
+                }
+                assert!(decode(&*codec, &wire, 100).iter().all(|y| y.is_nan()));
+            }
+        }
+    }
+}
+
+#[test]
+fn dynamic8_vectors_are_nearest_at_every_threshold() {
+    // A tensor scale of 1 makes the factor 1: elements are looked up as they are.
+    let magnitudes = super::table::Magnitudes::new(std::array::from_fn(|code| {
+        let scalar = codec("dynamic8:tensor=1", Isa::Scalar);
+        let mut wire = vec![0; 20];
+        wire[0] = code as u8;
+        wire[16..].copy_from_slice(&1f32.to_le_bytes());
+        decode(&*scalar, &wire, 1)[0]
+    }));
+    let around = magnitudes
+        .thresholds()
+        .iter()
+        .chain(magnitudes.sorted())
+        .flat_map(|t| {
+            let bits = t.to_bits() as i32;
+            (-64..=64).map(move |step| f32::from_bits((bits + step).max(0) as u32))
+        });
+    let one = 1f32.to_bits();
+    // Every pattern with optimisation, a dense sample without.
+    let step = if cfg!(debug_assertions) { 509 } else { 1 };
+    let dense = (0..=one).step_by(step).map(f32::from_bits);
+    let mut x: Vec<f32> = Vec::with_capacity(1 << 16);
+    let check = |x: &[f32]| {
+        let x: Vec<f32> = x.iter().map(|x| x.min(1.0)).collect();
+        let span = Span {
+            chunk: x.len(),
+            at: 0,
+        };
+        let codes = |isa| {
+            let codec = codec("dynamic8:tensor=1", isa);
+            let mut wire = vec![0; codec.wire_bytes(x.len())];
+            codec.encode(span, &x, Some(1.0), &mut wire, None);
+            wire
+        };
+        let scalar = codes(Isa::Scalar);
+        for (x, &code) in x.iter().zip(&scalar) {
+            debug_assert_eq!(code, magnitudes.nearest(*x));
+        }
+        for isa in Isa::available() {
+            assert!(codes(isa) == scalar, "{isa:?} from {:e}", x[0]);
+        }
+    };
+    for y in around.chain(dense) {
+        x.push(y);
+        if x.len() == 1 << 16 {
+            check(&x);
+            x.clear();
+        }
+    }
+    check(&x);
+}
+
+#[test]
+fn bad_specs_and_foreign_instruction_sets_are_errors() {
+    let linear = CodecSpec::of(CodecKind::Linear8);
+    for scale in [0, 16, 48, 8192].map(ScaleRule::Block) {
+        assert!(build(CodecSpec { scale, ..linear }, Isa::Scalar).is_err());
+    }
+    let scale = ScaleRule::Tensor { refresh: 0 };
+    assert!(build(CodecSpec { scale, ..linear }, Isa::Scalar).is_err());
+    let fixed = CodecSpec::of(CodecKind::Static8);
+    assert!(
+        build(
+            CodecSpec {
+                offset: 31,
+                ..fixed
+            },
+            Isa::Scalar
+        )
+        .is_err()
+    );
+    assert!(build(CodecSpec::RAW, Isa::Scalar).unwrap().is_none());
+    if Isa::detect() < Isa::Avx512 {
+        assert!(build(linear, Isa::Avx512).is_err());
+    }
+    for spec in SPECS {
+        let spec: CodecSpec = spec.parse().unwrap();
+        assert_eq!(build(spec, Isa::Scalar).unwrap().unwrap().spec(), spec);
+    }
+}

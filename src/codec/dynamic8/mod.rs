@@ -1,0 +1,133 @@
+//! `dynamic8`: sign and a 7-bit dynamic tree, times s.
+//!
+//! Source: compression.md 1.1, "dynamic tree". The seven magnitude bits read as n zeros, a flag
+//! bit 1 and b = 6 - n tree bits. The tree bits cut (0.1, 1) first at 0.45, then always at the
+//! middle, into 2^b leaves; the value is the middle of the leaf, times 10^-n. Code 0 is 0 and
+//! code 1, a flag without tree bits, is exactly 1. From code 2 up values ascend with the code:
+//! 126 leaves from 2.75e-6 to 0.99140625.
+//!
+//! Table values are the fp32 numbers nearest to the exact decimal ones.
+
+mod simd;
+
+use super::scaled::{Scaled, ScaledFormat};
+use super::table::Magnitudes;
+use crate::types::CodecKind;
+
+/// The codec.
+pub(super) type Dynamic8 = Scaled<Dynamic>;
+
+/// Meaning of the codes.
+#[derive(Debug)]
+pub(super) struct Dynamic {
+    magnitudes: Magnitudes,
+}
+
+impl Dynamic {
+    pub fn new() -> Dynamic {
+        Dynamic {
+            magnitudes: Magnitudes::new(std::array::from_fn(|code| value_of(code as u32))),
+        }
+    }
+}
+
+impl ScaledFormat for Dynamic {
+    const KIND: CodecKind = CodecKind::Dynamic8;
+
+    #[inline(always)]
+    fn factor(scale: f32) -> f32 {
+        1.0 / scale
+    }
+
+    #[inline(always)]
+    fn unit(scale: f32) -> f32 {
+        scale
+    }
+
+    #[inline(always)]
+    fn magnitude(&self, x: f32, factor: f32) -> u8 {
+        self.magnitudes.nearest(x * factor)
+    }
+
+    #[inline(always)]
+    fn value(&self, code: u8) -> f32 {
+        let magnitude = self.magnitudes.values()[usize::from(code & 0x7f)];
+        if code & 0x80 == 0 {
+            magnitude
+        } else {
+            -magnitude
+        }
+    }
+
+    fn half_step(&self, x: f64, scale: f64) -> f64 {
+        match scale > 0.0 {
+            true => scale * self.magnitudes.half_gap(x / scale),
+            false => 0.0,
+        }
+    }
+}
+
+/// Magnitude of a code, from whole numbers of 1e-8: the leaves end in at most eight places.
+fn value_of(code: u32) -> f32 {
+    match code {
+        0 => return 0.0,
+        1 => return 1.0,
+        _ => {}
+    }
+    let bits = code.ilog2();
+    let zeros = 6 - bits;
+    let (leaf, half) = (code - (1 << bits), 1 << (bits - 1));
+    let (low, width, leaf) = match leaf < half {
+        true => (10_000_000, 35_000_000, leaf),
+        false => (45_000_000, 55_000_000, leaf - half),
+    };
+    let value = low + (width >> bits) * (2 * leaf + 1);
+    // The parser rounds correctly, which a product with a rounded power of ten would not.
+    format!("{value}e-{}", 8 + zeros).parse().unwrap_or(0.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn magnitude(y: f32) -> f32 {
+        let dynamic = Dynamic::new();
+        dynamic.value(dynamic.magnitude(y, 1.0))
+    }
+
+    #[test]
+    fn golden_values() {
+        assert_eq!(magnitude(0.2345678), 0.23671875);
+        assert_eq!(magnitude(0.0000234), 0.00001875);
+        assert_eq!(magnitude(0.0), 0.0);
+        assert_eq!(magnitude(1.0), 1.0);
+        assert_eq!(magnitude(1.374e-6), 0.0);
+        assert_eq!(magnitude(1.376e-6), 2.75e-6);
+        // The true middle of the largest leaf and 1.
+        assert_eq!(magnitude(0.9957), 0.99140625);
+        assert_eq!(magnitude(0.9958), 1.0);
+    }
+
+    #[test]
+    fn values_are_those_of_the_source() {
+        let dynamic = Dynamic::new();
+        let values = dynamic.magnitudes.values();
+        assert_eq!(values[2..4], [2.75e-6, 7.25e-6]);
+        assert_eq!(values[127], 0.99140625);
+        assert!(values[2..].is_sorted_by(|a, b| a < b));
+        assert_eq!(dynamic.magnitudes.sorted().len(), 128);
+        // Leaves of the first decade by successive cuts, an independent way to them.
+        for code in 64u32..128 {
+            let (mut low, mut high) = (0.1f64, 1.0f64);
+            for bit in (0..6).rev() {
+                let cut = if bit == 5 { 0.45 } else { (low + high) / 2.0 };
+                match code >> bit & 1 {
+                    0 => high = cut,
+                    _ => low = cut,
+                }
+            }
+            let error = f64::from(values[code as usize]) - (low + high) / 2.0;
+            assert!(error.abs() < 4e-8, "{code}: off by {error}");
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! Codecs without scales: each element stands for itself. What [`super::static8`],
+//! [`super::mantissa8`], [`super::cast_bf16`] and [`super::cast16`] share.
+
+mod table8;
+mod vector;
+
+use super::simd::{Available, launch};
+use super::wire::{Layout, ends_chunk};
+use super::{Codec, EncodeStats, Reencode, Span};
+use crate::types::CodecSpec;
+use std::fmt::Debug;
+pub(super) use table8::Table8;
+pub(super) use vector::VectorFormat;
+use vector::{Decode, Encode};
+
+/// The meaning of a code.
+pub(super) trait ElementFormat: Debug + Send + Sync + 'static {
+    /// Bytes of a code: 1 or 2.
+    const BYTES: usize;
+
+    /// Name and parameters.
+    fn spec(&self) -> CodecSpec;
+
+    /// The code of any element.
+    fn encode(&self, x: f32) -> u16;
+
+    /// The value of any code.
+    fn decode(&self, code: u16) -> f32;
+
+    /// The largest finite value. What is beyond saturates.
+    fn largest(&self) -> f32;
+
+    /// Bound of the error at a finite x up to the largest.
+    fn error_bound(&self, x: f32) -> f32;
+}
+
+/// A codec of one such format.
+#[derive(Debug)]
+pub(super) struct Elementwise<F> {
+    format: F,
+    isa: Available,
+}
+
+impl<F: VectorFormat> Elementwise<F> {
+    pub fn new(format: F, isa: Available) -> Elementwise<F> {
+        Elementwise { format, isa }
+    }
+
+    fn layout(&self, n: usize) -> Layout {
+        Layout::new(n, F::BYTES, 0)
+    }
+
+    fn decode_span<const REDUCE: bool>(&self, span: Span, wire: &[u8], dst: &mut [f32]) {
+        ends_chunk(span, dst.len(), 1);
+        let (codes, _) = self.layout(span.chunk).split(wire);
+        let decode = Decode::<F, REDUCE> {
+            format: &self.format,
+            codes: &codes[F::BYTES * span.at..F::BYTES * (span.at + dst.len())],
+            dst,
+        };
+        launch(self.isa, decode);
+    }
+}
+
+impl<F: VectorFormat> Codec for Elementwise<F> {
+    fn spec(&self) -> CodecSpec {
+        self.format.spec()
+    }
+
+    fn granule(&self) -> usize {
+        1
+    }
+
+    fn wire_bytes(&self, n: usize) -> usize {
+        self.layout(n).bytes()
+    }
+
+    fn reencode(&self) -> Reencode {
+        Reencode::Lossy
+    }
+
+    fn error_bound(&self, x: f32, _: f32) -> f32 {
+        self.format.error_bound(x)
+    }
+
+    fn encode(
+        &self,
+        span: Span,
+        src: &[f32],
+        scale: Option<f32>,
+        wire: &mut [u8],
+        stats: Option<&mut EncodeStats>,
+    ) {
+        assert_eq!(scale, None, "this format has no scale");
+        let ends = ends_chunk(span, src.len(), 1);
+        let (codes, _) = self.layout(span.chunk).split_mut(wire, ends);
+        let encode = Encode {
+            format: &self.format,
+            src,
+            codes: &mut codes[F::BYTES * span.at..F::BYTES * (span.at + src.len())],
+            stats,
+        };
+        launch(self.isa, encode);
+    }
+
+    fn decode(&self, span: Span, wire: &[u8], dst: &mut [f32]) {
+        self.decode_span::<false>(span, wire, dst);
+    }
+
+    fn decode_reduce(&self, span: Span, wire: &[u8], acc: &mut [f32]) {
+        self.decode_span::<true>(span, wire, acc);
+    }
+}

@@ -1,0 +1,85 @@
+//! Formats of one byte over a fixed table: sign and magnitude code; 0x80, which a sign without a
+//! magnitude would have, stands for an element that is not finite and decodes to NaN.
+
+mod simd;
+
+use super::super::table::Magnitudes;
+use super::ElementFormat;
+use crate::types::{CodecKind, CodecSpec};
+
+/// What a non-finite element becomes.
+const NOT_FINITE: u8 = 0x80;
+
+/// A table with its name.
+#[derive(Debug)]
+pub(in super::super) struct Table8 {
+    kind: CodecKind,
+    offset: i8,
+    magnitudes: Magnitudes,
+}
+
+impl Table8 {
+    /// A format whose magnitude of `code` is `decimal(code)`, a whole number and a power of ten,
+    /// times 10^`offset`.
+    pub fn new(kind: CodecKind, offset: i8, decimal: impl Fn(u32) -> (u32, i32)) -> Table8 {
+        // The parser rounds to the nearest fp32 number, which products would not.
+        let value = |code: usize| {
+            let (digits, power) = decimal(code as u32);
+            format!("{digits}e{}", power + i32::from(offset))
+                .parse()
+                .unwrap_or(0.0)
+        };
+        Table8 {
+            kind,
+            offset,
+            magnitudes: Magnitudes::new(std::array::from_fn(value)),
+        }
+    }
+}
+
+impl ElementFormat for Table8 {
+    const BYTES: usize = 1;
+
+    fn spec(&self) -> CodecSpec {
+        CodecSpec {
+            offset: self.offset,
+            ..CodecSpec::of(self.kind)
+        }
+    }
+
+    fn encode(&self, x: f32) -> u16 {
+        if !x.is_finite() {
+            return NOT_FINITE.into();
+        }
+        match self.magnitudes.nearest(x.abs()) {
+            0 => 0,
+            magnitude if x < 0.0 => u16::from(magnitude | 0x80),
+            magnitude => magnitude.into(),
+        }
+    }
+
+    fn decode(&self, code: u16) -> f32 {
+        let magnitude = self.magnitudes.values()[usize::from(code & 0x7f)];
+        match code as u8 {
+            NOT_FINITE => f32::NAN,
+            0x81.. => -magnitude,
+            _ => magnitude,
+        }
+    }
+
+    fn largest(&self) -> f32 {
+        self.magnitudes.largest()
+    }
+
+    fn error_bound(&self, x: f32) -> f32 {
+        (self.magnitudes.half_gap(f64::from(x.abs())) as f32).next_up()
+    }
+}
+
+#[cfg(test)]
+impl Table8 {
+    /// The table behind the codes.
+    pub fn magnitudes(&self) -> &Magnitudes {
+        &self.magnitudes
+    }
+}

@@ -1,0 +1,216 @@
+//! The loops, scalar and over [`Lanes`].
+
+use super::super::EncodeStats;
+use super::super::simd::{Kernel, Lanes, WIDEST, abs_bits, load_part};
+use super::ElementFormat;
+
+/// Largest finite magnitude, as bits.
+const FINITE: i32 = 0x7f7f_ffff;
+
+/// A format in vector form. Methods are `#[inline(always)]`.
+pub(in super::super) trait VectorFormat: ElementFormat {
+    /// What is kept in registers through a loop.
+    type Registers<'a, L: Lanes>: Copy;
+
+    /// Fills the registers.
+    fn registers<L: Lanes>(&self, lanes: L) -> Self::Registers<'_, L>;
+
+    /// [`ElementFormat::encode`].
+    fn encode_lanes<L: Lanes>(lanes: L, registers: Self::Registers<'_, L>, x: L::F) -> L::I;
+
+    /// [`ElementFormat::decode`].
+    fn decode_lanes<L: Lanes>(lanes: L, registers: Self::Registers<'_, L>, code: L::I) -> L::F;
+}
+
+/// Encodes a span.
+pub(super) struct Encode<'a, F> {
+    pub format: &'a F,
+    pub src: &'a [f32],
+    pub codes: &'a mut [u8],
+    pub stats: Option<&'a mut EncodeStats>,
+}
+
+impl<F: VectorFormat> Kernel for Encode<'_, F> {
+    type Output = ();
+
+    fn scalar(self) {
+        for (&x, out) in self.src.iter().zip(self.codes.chunks_exact_mut(F::BYTES)) {
+            out.copy_from_slice(&self.format.encode(x).to_le_bytes()[..F::BYTES]);
+        }
+        if let Some(stats) = self.stats {
+            for &x in self.src {
+                if x.is_finite() {
+                    stats.abs_max = stats.abs_max.max(x.abs());
+                    stats.sum_squares += f64::from(x) * f64::from(x);
+                    stats.saturated += u64::from(x.abs() > self.format.largest());
+                } else {
+                    stats.non_finite += 1;
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn vector<L: Lanes>(mut self, lanes: L) {
+        match self.stats.take() {
+            Some(stats) => {
+                let found = self.run::<L, true>(lanes);
+                stats.merge(&found);
+            }
+            None => {
+                self.run::<L, false>(lanes);
+            }
+        }
+    }
+}
+
+impl<F: VectorFormat> Encode<'_, F> {
+    #[inline(always)]
+    fn run<L: Lanes, const STATS: bool>(self, lanes: L) -> EncodeStats {
+        let registers = self.format.registers(lanes);
+        let largest = self.format.largest().to_bits() as i32;
+        let mut stats = EncodeStats::default();
+        // Counters of an element are 32 bits wide: bounded pieces keep them far from overflow.
+        const PIECE: usize = 1 << 20;
+        let pieces = self.codes.chunks_mut(PIECE * F::BYTES);
+        for (x, codes) in self.src.chunks(PIECE).zip(pieces) {
+            let mut looks = Looks::new(lanes, largest);
+            let mut whole = x.chunks_exact(L::N);
+            let mut out = codes.chunks_exact_mut(L::N * F::BYTES);
+            for (x, out) in (&mut whole).zip(&mut out) {
+                let x = lanes.load(x);
+                store::<F, L>(lanes, F::encode_lanes(lanes, registers, x), out);
+                if STATS {
+                    looks.at(x);
+                }
+            }
+            let (rest, out) = (whole.remainder(), out.into_remainder());
+            if !rest.is_empty() {
+                let x = load_part(lanes, rest);
+                let mut buffer = [0; 2 * WIDEST];
+                store::<F, L>(lanes, F::encode_lanes(lanes, registers, x), &mut buffer);
+                out.copy_from_slice(&buffer[..out.len()]);
+                if STATS {
+                    looks.at(x);
+                }
+            }
+            if STATS {
+                stats.merge(&looks.total());
+            }
+        }
+        stats
+    }
+}
+
+/// Statistics of vectors.
+struct Looks<L: Lanes> {
+    lanes: L,
+    largest: L::I,
+    most: L::I,
+    squares: L::D,
+    saturated: L::I,
+    non_finite: L::I,
+}
+
+impl<L: Lanes> Looks<L> {
+    #[inline(always)]
+    fn new(lanes: L, largest: i32) -> Looks<L> {
+        let zero = lanes.splat_i(0);
+        Looks {
+            lanes,
+            largest: lanes.splat_i(largest),
+            most: zero,
+            squares: lanes.zero_sum(),
+            saturated: zero,
+            non_finite: zero,
+        }
+    }
+
+    #[inline(always)]
+    fn at(&mut self, x: L::F) {
+        let lanes = self.lanes;
+        let (zero, one) = (lanes.splat_i(0), lanes.splat_i(1));
+        let bits = abs_bits(lanes, x);
+        let wild = lanes.gt_i(bits, lanes.splat_i(FINITE));
+        let bits = lanes.select_i(wild, zero, bits);
+        self.non_finite = lanes.add_i(self.non_finite, lanes.select_i(wild, one, zero));
+        let beyond = lanes.gt_i(bits, self.largest);
+        self.saturated = lanes.add_i(self.saturated, lanes.select_i(beyond, one, zero));
+        self.most = lanes.max_i(self.most, bits);
+        self.squares = lanes.add_squares(self.squares, lanes.float(bits));
+    }
+
+    #[inline(always)]
+    fn total(self) -> EncodeStats {
+        EncodeStats {
+            saturated: self.lanes.reduce_sum(self.saturated),
+            non_finite: self.lanes.reduce_sum(self.non_finite),
+            abs_max: f32::from_bits(self.lanes.reduce_max(self.most) as u32),
+            sum_squares: self.lanes.total(self.squares),
+        }
+    }
+}
+
+/// Decodes a span into `dst`, or adds it to `dst`.
+pub(super) struct Decode<'a, F, const REDUCE: bool> {
+    pub format: &'a F,
+    pub codes: &'a [u8],
+    pub dst: &'a mut [f32],
+}
+
+impl<F: VectorFormat, const REDUCE: bool> Kernel for Decode<'_, F, REDUCE> {
+    type Output = ();
+
+    fn scalar(self) {
+        for (code, out) in self.codes.chunks_exact(F::BYTES).zip(self.dst) {
+            let mut whole = [0; 2];
+            whole[..F::BYTES].copy_from_slice(code);
+            let value = self.format.decode(u16::from_le_bytes(whole));
+            *out = if REDUCE { *out + value } else { value };
+        }
+    }
+
+    #[inline(always)]
+    fn vector<L: Lanes>(self, lanes: L) {
+        let registers = self.format.registers(lanes);
+        let mut whole = self.codes.chunks_exact(L::N * F::BYTES);
+        let mut out = self.dst.chunks_exact_mut(L::N);
+        for (codes, out) in (&mut whole).zip(&mut out) {
+            let value = F::decode_lanes(lanes, registers, load::<F, L>(lanes, codes));
+            let sum = match REDUCE {
+                true => lanes.add(lanes.load(out), value),
+                false => value,
+            };
+            lanes.store(sum, out);
+        }
+        let (rest, out) = (whole.remainder(), out.into_remainder());
+        if !rest.is_empty() {
+            let mut padded = [0; 2 * WIDEST];
+            padded[..rest.len()].copy_from_slice(rest);
+            let value = F::decode_lanes(lanes, registers, load::<F, L>(lanes, &padded));
+            let sum = match REDUCE {
+                true => lanes.add(load_part(lanes, out), value),
+                false => value,
+            };
+            let mut buffer = [0.0; WIDEST];
+            lanes.store(sum, &mut buffer);
+            out.copy_from_slice(&buffer[..out.len()]);
+        }
+    }
+}
+
+#[inline(always)]
+fn store<F: ElementFormat, L: Lanes>(lanes: L, code: L::I, to: &mut [u8]) {
+    match F::BYTES {
+        1 => lanes.store_u8(code, to),
+        _ => lanes.store_u16(code, to),
+    }
+}
+
+#[inline(always)]
+fn load<F: ElementFormat, L: Lanes>(lanes: L, from: &[u8]) -> L::I {
+    match F::BYTES {
+        1 => lanes.load_u8(from),
+        _ => lanes.load_u16(from),
+    }
+}

@@ -1,0 +1,273 @@
+//! Eight lanes: AVX2 with FMA and F16C.
+
+use super::Lanes;
+use std::arch::x86_64::*;
+
+/// Proof that the machine has AVX2, FMA and F16C.
+#[derive(Clone, Copy)]
+pub(super) struct Avx2(());
+
+impl Avx2 {
+    /// # Safety
+    /// The machine has AVX2, FMA and F16C.
+    #[inline(always)]
+    pub unsafe fn new() -> Avx2 {
+        Avx2(())
+    }
+}
+
+/// Intrinsics that only compute.
+macro_rules! op {
+    ($body:expr) => {{
+        // SAFETY: the token in `self` proves the instruction set; no memory is touched.
+        unsafe { $body }
+    }};
+}
+
+impl Lanes for Avx2 {
+    const N: usize = 8;
+    type F = __m256;
+    type I = __m256i;
+    type M = __m256i;
+    type D = (__m256d, __m256d);
+    type T128<'a> = &'a [f32; 128];
+
+    #[inline(always)]
+    fn load(self, from: &[f32]) -> __m256 {
+        let from: &[f32; 8] = from.first_chunk().unwrap();
+        // SAFETY: 8 floats are there; unaligned loads are allowed.
+        unsafe { _mm256_loadu_ps(from.as_ptr()) }
+    }
+
+    #[inline(always)]
+    fn store(self, v: __m256, to: &mut [f32]) {
+        let to: &mut [f32; 8] = to.first_chunk_mut().unwrap();
+        // SAFETY: 8 floats are there; unaligned stores are allowed.
+        unsafe { _mm256_storeu_ps(to.as_mut_ptr(), v) }
+    }
+
+    #[inline(always)]
+    fn load_u8(self, from: &[u8]) -> __m256i {
+        let from: &[u8; 8] = from.first_chunk().unwrap();
+        // SAFETY: 8 bytes are there.
+        unsafe { _mm256_cvtepu8_epi32(_mm_loadl_epi64(from.as_ptr().cast())) }
+    }
+
+    #[inline(always)]
+    fn store_u8(self, v: __m256i, to: &mut [u8]) {
+        let to: &mut [u8; 8] = to.first_chunk_mut().unwrap();
+        // SAFETY: 8 bytes are there.
+        unsafe {
+            let low = _mm256_castsi256_si128(v);
+            let words = _mm_packs_epi32(low, _mm256_extracti128_si256::<1>(v));
+            _mm_storel_epi64(to.as_mut_ptr().cast(), _mm_packus_epi16(words, words));
+        }
+    }
+
+    #[inline(always)]
+    fn load_u16(self, from: &[u8]) -> __m256i {
+        let from: &[u8; 16] = from.first_chunk().unwrap();
+        // SAFETY: 16 bytes are there; unaligned loads are allowed.
+        unsafe { _mm256_cvtepu16_epi32(_mm_loadu_si128(from.as_ptr().cast())) }
+    }
+
+    #[inline(always)]
+    fn store_u16(self, v: __m256i, to: &mut [u8]) {
+        let to: &mut [u8; 16] = to.first_chunk_mut().unwrap();
+        // SAFETY: 16 bytes are there; unaligned stores are allowed.
+        unsafe {
+            let low = _mm256_castsi256_si128(v);
+            let words = _mm_packus_epi32(low, _mm256_extracti128_si256::<1>(v));
+            _mm_storeu_si128(to.as_mut_ptr().cast(), words);
+        }
+    }
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> __m256 {
+        op!(_mm256_set1_ps(x))
+    }
+    #[inline(always)]
+    fn mul(self, a: __m256, b: __m256) -> __m256 {
+        op!(_mm256_mul_ps(a, b))
+    }
+    #[inline(always)]
+    fn add(self, a: __m256, b: __m256) -> __m256 {
+        op!(_mm256_add_ps(a, b))
+    }
+    #[inline(always)]
+    fn fma(self, a: __m256, b: __m256, c: __m256) -> __m256 {
+        op!(_mm256_fmadd_ps(a, b, c))
+    }
+    #[inline(always)]
+    fn min(self, a: __m256, b: __m256) -> __m256 {
+        op!(_mm256_min_ps(a, b))
+    }
+    #[inline(always)]
+    fn ceil(self, a: __m256) -> __m256 {
+        op!(_mm256_ceil_ps(a))
+    }
+    #[inline(always)]
+    fn gt(self, a: __m256, b: __m256) -> __m256i {
+        op!(_mm256_castps_si256(_mm256_cmp_ps::<_CMP_GT_OQ>(a, b)))
+    }
+    #[inline(always)]
+    fn select(self, m: __m256i, yes: __m256, no: __m256) -> __m256 {
+        op!(_mm256_blendv_ps(no, yes, _mm256_castsi256_ps(m)))
+    }
+
+    #[inline(always)]
+    fn splat_i(self, x: i32) -> __m256i {
+        op!(_mm256_set1_epi32(x))
+    }
+    #[inline(always)]
+    fn and(self, a: __m256i, b: __m256i) -> __m256i {
+        op!(_mm256_and_si256(a, b))
+    }
+    #[inline(always)]
+    fn or(self, a: __m256i, b: __m256i) -> __m256i {
+        op!(_mm256_or_si256(a, b))
+    }
+    #[inline(always)]
+    fn add_i(self, a: __m256i, b: __m256i) -> __m256i {
+        op!(_mm256_add_epi32(a, b))
+    }
+    #[inline(always)]
+    fn sub_i(self, a: __m256i, b: __m256i) -> __m256i {
+        op!(_mm256_sub_epi32(a, b))
+    }
+    #[inline(always)]
+    fn max_i(self, a: __m256i, b: __m256i) -> __m256i {
+        op!(_mm256_max_epi32(a, b))
+    }
+    #[inline(always)]
+    fn min_i(self, a: __m256i, b: __m256i) -> __m256i {
+        op!(_mm256_min_epi32(a, b))
+    }
+    #[inline(always)]
+    fn gt_i(self, a: __m256i, b: __m256i) -> __m256i {
+        op!(_mm256_cmpgt_epi32(a, b))
+    }
+    #[inline(always)]
+    fn eq_i(self, a: __m256i, b: __m256i) -> __m256i {
+        op!(_mm256_cmpeq_epi32(a, b))
+    }
+    #[inline(always)]
+    fn select_i(self, m: __m256i, yes: __m256i, no: __m256i) -> __m256i {
+        op!(_mm256_blendv_epi8(no, yes, m))
+    }
+    #[inline(always)]
+    fn shl<const S: u32>(self, a: __m256i) -> __m256i {
+        op!(_mm256_sll_epi32(a, _mm_cvtsi32_si128(S as i32)))
+    }
+    #[inline(always)]
+    fn shr<const S: u32>(self, a: __m256i) -> __m256i {
+        op!(_mm256_srl_epi32(a, _mm_cvtsi32_si128(S as i32)))
+    }
+
+    #[inline(always)]
+    fn bits(self, a: __m256) -> __m256i {
+        op!(_mm256_castps_si256(a))
+    }
+    #[inline(always)]
+    fn float(self, a: __m256i) -> __m256 {
+        op!(_mm256_castsi256_ps(a))
+    }
+    #[inline(always)]
+    fn truncate(self, a: __m256) -> __m256i {
+        op!(_mm256_cvttps_epi32(a))
+    }
+    #[inline(always)]
+    fn convert(self, a: __m256i) -> __m256 {
+        op!(_mm256_cvtepi32_ps(a))
+    }
+    #[inline(always)]
+    fn narrow_f16(self, a: __m256) -> __m256i {
+        op!(_mm256_cvtepu16_epi32(_mm256_cvtps_ph::<
+            _MM_FROUND_TO_NEAREST_INT,
+        >(a)))
+    }
+    #[inline(always)]
+    fn widen_f16(self, a: __m256i) -> __m256 {
+        op!({
+            let low = _mm256_castsi256_si128(a);
+            _mm256_cvtph_ps(_mm_packus_epi32(low, _mm256_extracti128_si256::<1>(a)))
+        })
+    }
+
+    #[inline(always)]
+    fn table(self, table: &[f32; 128]) -> &[f32; 128] {
+        table
+    }
+
+    #[inline(always)]
+    fn lookup(self, table: &[f32; 128], at: __m256i) -> __m256 {
+        // SAFETY: the index is masked to below 128.
+        unsafe {
+            let at = _mm256_and_si256(at, _mm256_set1_epi32(127));
+            _mm256_i32gather_ps::<4>(table.as_ptr(), at)
+        }
+    }
+
+    #[inline(always)]
+    fn gather(self, table: &[i32], at: __m256i) -> __m256i {
+        let last = last_index(table);
+        // SAFETY: the index is at most the table's last, as an unsigned number.
+        unsafe {
+            let at = _mm256_min_epu32(at, _mm256_set1_epi32(last));
+            _mm256_i32gather_epi32::<4>(table.as_ptr(), at)
+        }
+    }
+
+    #[inline(always)]
+    fn reduce_max(self, a: __m256i) -> i32 {
+        elements(a).into_iter().fold(i32::MIN, i32::max)
+    }
+
+    #[inline(always)]
+    fn reduce_sum(self, a: __m256i) -> u64 {
+        elements(a).into_iter().map(|x| x as u64).sum()
+    }
+
+    #[inline(always)]
+    fn zero_sum(self) -> (__m256d, __m256d) {
+        op!((_mm256_setzero_pd(), _mm256_setzero_pd()))
+    }
+
+    #[inline(always)]
+    fn add_squares(self, sum: (__m256d, __m256d), a: __m256) -> (__m256d, __m256d) {
+        op!({
+            let low = _mm256_cvtps_pd(_mm256_castps256_ps128(a));
+            let high = _mm256_cvtps_pd(_mm256_extractf128_ps::<1>(a));
+            (
+                _mm256_fmadd_pd(low, low, sum.0),
+                _mm256_fmadd_pd(high, high, sum.1),
+            )
+        })
+    }
+
+    #[inline(always)]
+    fn total(self, sum: (__m256d, __m256d)) -> f64 {
+        let mut parts = [0.0; 4];
+        // SAFETY: 4 doubles are there; unaligned stores are allowed.
+        unsafe { _mm256_storeu_pd(parts.as_mut_ptr(), _mm256_add_pd(sum.0, sum.1)) };
+        parts.iter().sum()
+    }
+}
+
+/// Index of the last entry, for clamping.
+///
+/// # Panics
+/// If the table is empty or longer than indices reach.
+#[inline(always)]
+pub(super) fn last_index(table: &[i32]) -> i32 {
+    assert!(!table.is_empty() && table.len() <= 1 << 20);
+    table.len() as i32 - 1
+}
+
+#[inline(always)]
+fn elements(a: __m256i) -> [i32; 8] {
+    let mut elements = [0; 8];
+    // SAFETY: only callers with a token reach this; 32 bytes are there.
+    unsafe { _mm256_storeu_si256(elements.as_mut_ptr().cast(), a) };
+    elements
+}

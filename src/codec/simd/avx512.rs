@@ -1,0 +1,265 @@
+//! Sixteen lanes: AVX-512 F, BW, DQ and VL.
+
+use super::Lanes;
+use super::avx2::last_index;
+use std::arch::x86_64::*;
+
+/// Proof that the machine has AVX-512 F, BW, DQ and VL.
+#[derive(Clone, Copy)]
+pub(super) struct Avx512(());
+
+impl Avx512 {
+    /// # Safety
+    /// The machine has AVX-512 F, BW, DQ and VL.
+    #[inline(always)]
+    pub unsafe fn new() -> Avx512 {
+        Avx512(())
+    }
+}
+
+/// Intrinsics that only compute.
+macro_rules! op {
+    ($body:expr) => {{
+        // SAFETY: the token in `self` proves the instruction set; no memory is touched.
+        unsafe { $body }
+    }};
+}
+
+impl Lanes for Avx512 {
+    const N: usize = 16;
+    type F = __m512;
+    type I = __m512i;
+    type M = __mmask16;
+    type D = (__m512d, __m512d);
+    type T128<'a> = [__m512; 8];
+
+    #[inline(always)]
+    fn load(self, from: &[f32]) -> __m512 {
+        let from: &[f32; 16] = from.first_chunk().unwrap();
+        // SAFETY: 16 floats are there; unaligned loads are allowed.
+        unsafe { _mm512_loadu_ps(from.as_ptr()) }
+    }
+
+    #[inline(always)]
+    fn store(self, v: __m512, to: &mut [f32]) {
+        let to: &mut [f32; 16] = to.first_chunk_mut().unwrap();
+        // SAFETY: 16 floats are there; unaligned stores are allowed.
+        unsafe { _mm512_storeu_ps(to.as_mut_ptr(), v) }
+    }
+
+    #[inline(always)]
+    fn load_u8(self, from: &[u8]) -> __m512i {
+        let from: &[u8; 16] = from.first_chunk().unwrap();
+        // SAFETY: 16 bytes are there; unaligned loads are allowed.
+        unsafe { _mm512_cvtepu8_epi32(_mm_loadu_si128(from.as_ptr().cast())) }
+    }
+
+    #[inline(always)]
+    fn store_u8(self, v: __m512i, to: &mut [u8]) {
+        let to: &mut [u8; 16] = to.first_chunk_mut().unwrap();
+        // SAFETY: 16 bytes are there; unaligned stores are allowed.
+        unsafe { _mm_storeu_si128(to.as_mut_ptr().cast(), _mm512_cvtepi32_epi8(v)) }
+    }
+
+    #[inline(always)]
+    fn load_u16(self, from: &[u8]) -> __m512i {
+        let from: &[u8; 32] = from.first_chunk().unwrap();
+        // SAFETY: 32 bytes are there; unaligned loads are allowed.
+        unsafe { _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.as_ptr().cast())) }
+    }
+
+    #[inline(always)]
+    fn store_u16(self, v: __m512i, to: &mut [u8]) {
+        let to: &mut [u8; 32] = to.first_chunk_mut().unwrap();
+        // SAFETY: 32 bytes are there; unaligned stores are allowed.
+        unsafe { _mm256_storeu_si256(to.as_mut_ptr().cast(), _mm512_cvtepi32_epi16(v)) }
+    }
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> __m512 {
+        op!(_mm512_set1_ps(x))
+    }
+    #[inline(always)]
+    fn mul(self, a: __m512, b: __m512) -> __m512 {
+        op!(_mm512_mul_ps(a, b))
+    }
+    #[inline(always)]
+    fn add(self, a: __m512, b: __m512) -> __m512 {
+        op!(_mm512_add_ps(a, b))
+    }
+    #[inline(always)]
+    fn fma(self, a: __m512, b: __m512, c: __m512) -> __m512 {
+        op!(_mm512_fmadd_ps(a, b, c))
+    }
+    #[inline(always)]
+    fn min(self, a: __m512, b: __m512) -> __m512 {
+        op!(_mm512_min_ps(a, b))
+    }
+    #[inline(always)]
+    fn ceil(self, a: __m512) -> __m512 {
+        op!(_mm512_roundscale_ps::<
+            { _MM_FROUND_TO_POS_INF | _MM_FROUND_NO_EXC },
+        >(a))
+    }
+    #[inline(always)]
+    fn gt(self, a: __m512, b: __m512) -> __mmask16 {
+        op!(_mm512_cmp_ps_mask::<_CMP_GT_OQ>(a, b))
+    }
+    #[inline(always)]
+    fn select(self, m: __mmask16, yes: __m512, no: __m512) -> __m512 {
+        op!(_mm512_mask_blend_ps(m, no, yes))
+    }
+
+    #[inline(always)]
+    fn splat_i(self, x: i32) -> __m512i {
+        op!(_mm512_set1_epi32(x))
+    }
+    #[inline(always)]
+    fn and(self, a: __m512i, b: __m512i) -> __m512i {
+        op!(_mm512_and_si512(a, b))
+    }
+    #[inline(always)]
+    fn or(self, a: __m512i, b: __m512i) -> __m512i {
+        op!(_mm512_or_si512(a, b))
+    }
+    #[inline(always)]
+    fn add_i(self, a: __m512i, b: __m512i) -> __m512i {
+        op!(_mm512_add_epi32(a, b))
+    }
+    #[inline(always)]
+    fn sub_i(self, a: __m512i, b: __m512i) -> __m512i {
+        op!(_mm512_sub_epi32(a, b))
+    }
+    #[inline(always)]
+    fn max_i(self, a: __m512i, b: __m512i) -> __m512i {
+        op!(_mm512_max_epi32(a, b))
+    }
+    #[inline(always)]
+    fn min_i(self, a: __m512i, b: __m512i) -> __m512i {
+        op!(_mm512_min_epi32(a, b))
+    }
+    #[inline(always)]
+    fn gt_i(self, a: __m512i, b: __m512i) -> __mmask16 {
+        op!(_mm512_cmpgt_epi32_mask(a, b))
+    }
+    #[inline(always)]
+    fn eq_i(self, a: __m512i, b: __m512i) -> __mmask16 {
+        op!(_mm512_cmpeq_epi32_mask(a, b))
+    }
+    #[inline(always)]
+    fn select_i(self, m: __mmask16, yes: __m512i, no: __m512i) -> __m512i {
+        op!(_mm512_mask_blend_epi32(m, no, yes))
+    }
+    #[inline(always)]
+    fn shl<const S: u32>(self, a: __m512i) -> __m512i {
+        op!(_mm512_slli_epi32::<S>(a))
+    }
+    #[inline(always)]
+    fn shr<const S: u32>(self, a: __m512i) -> __m512i {
+        op!(_mm512_srli_epi32::<S>(a))
+    }
+
+    #[inline(always)]
+    fn bits(self, a: __m512) -> __m512i {
+        op!(_mm512_castps_si512(a))
+    }
+    #[inline(always)]
+    fn float(self, a: __m512i) -> __m512 {
+        op!(_mm512_castsi512_ps(a))
+    }
+    #[inline(always)]
+    fn truncate(self, a: __m512) -> __m512i {
+        op!(_mm512_cvttps_epi32(a))
+    }
+    #[inline(always)]
+    fn convert(self, a: __m512i) -> __m512 {
+        op!(_mm512_cvtepi32_ps(a))
+    }
+    #[inline(always)]
+    fn narrow_f16(self, a: __m512) -> __m512i {
+        op!(_mm512_cvtepu16_epi32(_mm512_cvtps_ph::<
+            _MM_FROUND_TO_NEAREST_INT,
+        >(a)))
+    }
+    #[inline(always)]
+    fn widen_f16(self, a: __m512i) -> __m512 {
+        op!(_mm512_cvtph_ps(_mm512_cvtepi32_epi16(a)))
+    }
+
+    #[inline(always)]
+    fn table(self, table: &[f32; 128]) -> [__m512; 8] {
+        [
+            self.load(table),
+            self.load(&table[16..]),
+            self.load(&table[32..]),
+            self.load(&table[48..]),
+            self.load(&table[64..]),
+            self.load(&table[80..]),
+            self.load(&table[96..]),
+            self.load(&table[112..]),
+        ]
+    }
+
+    /// Two-register permutations read 5 bits of the index; bits 5 and 6 choose among the four.
+    #[inline(always)]
+    fn lookup(self, table: [__m512; 8], at: __m512i) -> __m512 {
+        op!({
+            let quarter = [
+                _mm512_permutex2var_ps(table[0], at, table[1]),
+                _mm512_permutex2var_ps(table[2], at, table[3]),
+                _mm512_permutex2var_ps(table[4], at, table[5]),
+                _mm512_permutex2var_ps(table[6], at, table[7]),
+            ];
+            let bit5 = _mm512_test_epi32_mask(at, _mm512_set1_epi32(32));
+            let bit6 = _mm512_test_epi32_mask(at, _mm512_set1_epi32(64));
+            let low = _mm512_mask_blend_ps(bit5, quarter[0], quarter[1]);
+            let high = _mm512_mask_blend_ps(bit5, quarter[2], quarter[3]);
+            _mm512_mask_blend_ps(bit6, low, high)
+        })
+    }
+
+    #[inline(always)]
+    fn gather(self, table: &[i32], at: __m512i) -> __m512i {
+        let last = last_index(table);
+        // SAFETY: the index is at most the table's last, as an unsigned number.
+        unsafe {
+            let at = _mm512_min_epu32(at, _mm512_set1_epi32(last));
+            _mm512_i32gather_epi32::<4>(at, table.as_ptr())
+        }
+    }
+
+    #[inline(always)]
+    fn reduce_max(self, a: __m512i) -> i32 {
+        op!(_mm512_reduce_max_epi32(a))
+    }
+
+    #[inline(always)]
+    fn reduce_sum(self, a: __m512i) -> u64 {
+        let mut elements = [0i32; 16];
+        // SAFETY: 64 bytes are there; unaligned stores are allowed.
+        unsafe { _mm512_storeu_si512(elements.as_mut_ptr().cast(), a) };
+        elements.into_iter().map(|x| x as u64).sum()
+    }
+
+    #[inline(always)]
+    fn zero_sum(self) -> (__m512d, __m512d) {
+        op!((_mm512_setzero_pd(), _mm512_setzero_pd()))
+    }
+
+    #[inline(always)]
+    fn add_squares(self, sum: (__m512d, __m512d), a: __m512) -> (__m512d, __m512d) {
+        op!({
+            let low = _mm512_cvtps_pd(_mm512_castps512_ps256(a));
+            let high = _mm512_cvtps_pd(_mm512_extractf32x8_ps::<1>(a));
+            (
+                _mm512_fmadd_pd(low, low, sum.0),
+                _mm512_fmadd_pd(high, high, sum.1),
+            )
+        })
+    }
+
+    #[inline(always)]
+    fn total(self, sum: (__m512d, __m512d)) -> f64 {
+        op!(_mm512_reduce_add_pd(_mm512_add_pd(sum.0, sum.1)))
+    }
+}

@@ -1,0 +1,93 @@
+//! Looking at data without encoding it.
+
+use super::EncodeStats;
+use super::simd::{Available, Kernel, Lanes, abs_bits, launch, load_part};
+use crate::simd::Isa;
+
+/// Elements whose largest magnitude is looked at together.
+const PIECE: usize = 1024;
+
+/// The largest magnitude among the finite elements, and the number of those that are not: what a
+/// caller needs who refreshes a tensor scale.
+///
+/// An `isa` beyond the machine's runs the scalar form; the result is the same in all.
+pub fn abs_max(isa: Isa, x: &[f32]) -> (f32, u64) {
+    let isa = Available::new(isa).unwrap_or(Available::SCALAR);
+    launch(isa, AbsMax { x })
+}
+
+/// Magnitude, squares and count of elements, some of which are not finite: the specification.
+#[cold]
+pub(super) fn scan_slowly(x: &[f32]) -> EncodeStats {
+    let mut stats = EncodeStats::default();
+    for &x in x {
+        if x.is_finite() {
+            stats.abs_max = stats.abs_max.max(x.abs());
+            stats.sum_squares += f64::from(x) * f64::from(x);
+        } else {
+            stats.non_finite += 1;
+        }
+    }
+    stats
+}
+
+struct AbsMax<'a> {
+    x: &'a [f32],
+}
+
+impl Kernel for AbsMax<'_> {
+    type Output = (f32, u64);
+
+    fn scalar(self) -> (f32, u64) {
+        let stats = scan_slowly(self.x);
+        (stats.abs_max, stats.non_finite)
+    }
+
+    #[inline(always)]
+    fn vector<L: Lanes>(self, lanes: L) -> (f32, u64) {
+        let (mut most, mut non_finite) = (0f32, 0);
+        for piece in self.x.chunks(PIECE) {
+            let mut bits = [lanes.splat_i(0); 2];
+            let mut pairs = piece.chunks_exact(2 * L::N);
+            for pair in &mut pairs {
+                bits[0] = lanes.max_i(bits[0], abs_bits(lanes, lanes.load(pair)));
+                bits[1] = lanes.max_i(bits[1], abs_bits(lanes, lanes.load(&pair[L::N..])));
+            }
+            for rest in pairs.remainder().chunks(L::N) {
+                bits[0] = lanes.max_i(bits[0], abs_bits(lanes, load_part(lanes, rest)));
+            }
+            let largest = f32::from_bits(lanes.reduce_max(lanes.max_i(bits[0], bits[1])) as u32);
+            if largest.is_finite() {
+                most = most.max(largest);
+            } else {
+                let stats = scan_slowly(piece);
+                most = most.max(stats.abs_max);
+                non_finite += stats.non_finite;
+            }
+        }
+        (most, non_finite)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn abs_max_sees_every_place_and_skips_what_is_not_finite() {
+        for isa in Isa::available() {
+            assert_eq!(abs_max(isa, &[]), (0.0, 0));
+            assert_eq!(abs_max(isa, &[f32::NAN, f32::INFINITY]), (0.0, 2));
+            for n in [1, 15, 16, 17, 33, 1024, 1500] {
+                for at in 0..n {
+                    let mut x = vec![0.25; n];
+                    x[at] = -2.0;
+                    assert_eq!(abs_max(isa, &x), (2.0, 0), "{isa:?} {n} {at}");
+                    x[at] = f32::NEG_INFINITY;
+                    let rest = if n == 1 { 0.0 } else { 0.25 };
+                    assert_eq!(abs_max(isa, &x), (rest, 1), "{isa:?} {n} {at}");
+                }
+            }
+        }
+    }
+}

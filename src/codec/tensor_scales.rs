@@ -1,0 +1,141 @@
+//! Scales that outlive a call.
+
+use crate::types::ScaleRule;
+
+/// The scales of one tensor under [`ScaleRule::Tensor`], kept between the calls that look at the
+/// data. The caller owns one for each tensor that it compresses so and passes it to every call.
+///
+/// A call encodes at a number of sites (its chunks and partial sums), always in the same order;
+/// each site has its own scale. Everything is forgotten when the element count or the number of
+/// sites changes. A scale is not kept if it came from data with a non-finite element, or if it is
+/// 0 and would silence all that follows: that site looks again in the next call.
+#[derive(Clone, Debug)]
+pub struct TensorScales {
+    refresh: u32,
+    count: usize,
+    /// Calls since the last one that looked at all sites.
+    age: u32,
+    /// By site; NaN: look.
+    scales: Vec<f32>,
+}
+
+impl TensorScales {
+    /// Scales that are looked up anew every `refresh` calls; 0 counts as 1.
+    pub fn new(refresh: u32) -> TensorScales {
+        TensorScales {
+            refresh: refresh.max(1),
+            count: 0,
+            age: 0,
+            scales: Vec::new(),
+        }
+    }
+
+    /// Scales for a codec's rule, if it is [`ScaleRule::Tensor`].
+    pub fn for_rule(rule: ScaleRule) -> Option<TensorScales> {
+        match rule {
+            ScaleRule::Tensor { refresh } => Some(TensorScales::new(refresh)),
+            ScaleRule::Block(_) => None,
+        }
+    }
+
+    /// Starts a call on `count` elements that encodes at `sites` sites.
+    pub fn begin(&mut self, count: usize, sites: usize) {
+        let same = self.count == count && self.scales.len() == sites;
+        self.age += 1;
+        if !same || self.age >= self.refresh {
+            self.count = count;
+            self.age = 0;
+            self.scales.clear();
+            self.scales.resize(sites, f32::NAN);
+        }
+    }
+
+    /// The scale of a site of the call: the kept one, or what `look` finds, which is the largest
+    /// finite magnitude and the number of non-finite elements ([`super::abs_max`]).
+    ///
+    /// # Panics
+    /// If `site` is not below the sites of [`TensorScales::begin`].
+    pub fn scale(&mut self, site: usize, look: impl FnOnce() -> (f32, u64)) -> f32 {
+        let kept = &mut self.scales[site];
+        if kept.is_nan() {
+            let (scale, non_finite) = look();
+            if non_finite > 0 || scale == 0.0 {
+                return scale;
+            }
+            *kept = scale;
+        }
+        *kept
+    }
+
+    /// Forgets all scales, as a change of membership requires.
+    pub fn reset(&mut self) {
+        self.scales.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Runs a call and returns the scales and how many sites looked.
+    fn call(scales: &mut TensorScales, count: usize, found: &[(f32, u64)]) -> (Vec<f32>, usize) {
+        let mut looks = 0;
+        scales.begin(count, found.len());
+        let used = found.iter().enumerate().map(|(site, &found)| {
+            scales.scale(site, || {
+                looks += 1;
+                found
+            })
+        });
+        let used = used.collect();
+        (used, looks)
+    }
+
+    #[test]
+    fn looks_every_so_many_calls() {
+        let mut scales = TensorScales::new(3);
+        for round in 0..4 {
+            let fresh = (1.0 + round as f32, 0);
+            assert_eq!(call(&mut scales, 8, &[fresh; 2]), (vec![fresh.0; 2], 2));
+            for _ in 0..2 {
+                assert_eq!(call(&mut scales, 8, &[(99.0, 0); 2]), (vec![fresh.0; 2], 0));
+            }
+        }
+    }
+
+    #[test]
+    fn refresh_of_one_always_looks() {
+        let mut scales = TensorScales::new(1);
+        for i in 1..5 {
+            assert_eq!(call(&mut scales, 8, &[(i as f32, 0)]), (vec![i as f32], 1));
+        }
+    }
+
+    #[test]
+    fn forgets_when_the_call_changes() {
+        let mut scales = TensorScales::new(100);
+        call(&mut scales, 8, &[(1.0, 0); 2]);
+        assert_eq!(call(&mut scales, 9, &[(2.0, 0); 2]).1, 2);
+        assert_eq!(call(&mut scales, 9, &[(3.0, 0); 3]).1, 3);
+        assert_eq!(call(&mut scales, 9, &[(4.0, 0); 3]), (vec![3.0; 3], 0));
+        scales.reset();
+        assert_eq!(call(&mut scales, 9, &[(5.0, 0); 3]).1, 3);
+    }
+
+    #[test]
+    fn keeps_no_scale_of_damaged_or_empty_data() {
+        let mut scales = TensorScales::new(100);
+        assert_eq!(
+            call(&mut scales, 8, &[(1.0, 1), (0.0, 0)]),
+            (vec![1.0, 0.0], 2)
+        );
+        assert_eq!(
+            call(&mut scales, 8, &[(2.0, 0), (3.0, 0)]),
+            (vec![2.0, 3.0], 2)
+        );
+        assert_eq!(
+            call(&mut scales, 8, &[(9.0, 0), (9.0, 0)]),
+            (vec![2.0, 3.0], 0)
+        );
+    }
+}
