@@ -1,0 +1,202 @@
+//! Speed of the codecs on one core, beside memcpy in the same run.
+//!
+//! Prints first, for each codec, its bandwidth in bytes of fp32 and the ratio to a memcpy of the
+//! same 16 MiB that alternated with it; `cargo bench --bench codec -- --ratios` stops there.
+//! Then criterion measures each at 16 MiB and on a tile of 2,048 elements in the first-level
+//! cache, which is how a step of a collective calls them.
+
+use cinch::CodecSpec;
+use cinch::codec::{Codec, EncodeStats, Span, build};
+use cinch::simd::Isa;
+use criterion::{Criterion, Throughput};
+use std::hint::black_box;
+use std::sync::Arc;
+use std::time::Instant;
+
+const LARGE: usize = 4 << 20;
+const TILE: usize = 2048;
+/// Alternations of codec and memcpy; the median of their ratios is printed.
+const ROUNDS: usize = 15;
+
+const SPECS: [&str; 6] = [
+    "linear8",
+    "dynamic8",
+    "static8",
+    "mantissa8",
+    "cast_bf16",
+    "cast16",
+];
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().collect();
+    let x = gaussian(LARGE);
+    ratios(&x);
+    if arguments.iter().any(|argument| argument == "--ratios") {
+        return;
+    }
+    let mut criterion = Criterion::default().configure_from_args().sample_size(20);
+    for n in [TILE, LARGE] {
+        measure(&mut criterion, &x[..n]);
+    }
+    criterion.final_summary();
+}
+
+/// One codec with its buffers.
+struct Subject {
+    codec: Arc<dyn Codec>,
+    span: Span,
+    wire: Vec<u8>,
+    y: Vec<f32>,
+}
+
+impl Subject {
+    fn new(spec: &str, isa: Isa, x: &[f32]) -> Subject {
+        let spec: CodecSpec = spec.parse().unwrap();
+        let codec = build(spec, isa).unwrap().unwrap();
+        let mut subject = Subject {
+            span: Span {
+                chunk: x.len(),
+                at: 0,
+            },
+            wire: vec![0; codec.wire_bytes(x.len())],
+            y: vec![0.0; x.len()],
+            codec,
+        };
+        subject.run(Work::Encode, x);
+        subject
+    }
+
+    fn run(&mut self, work: Work, x: &[f32]) {
+        let Subject {
+            codec,
+            span,
+            wire,
+            y,
+        } = self;
+        match work {
+            Work::Encode => codec.encode(*span, black_box(x), None, wire, None),
+            Work::EncodeStats => {
+                let mut stats = EncodeStats::default();
+                codec.encode(*span, black_box(x), None, wire, Some(&mut stats));
+                black_box(stats);
+            }
+            Work::Decode => codec.decode(*span, black_box(wire), y),
+            Work::DecodeReduce => codec.decode_reduce(*span, black_box(wire), y),
+        }
+        black_box((&self.wire, &self.y));
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Work {
+    Encode,
+    EncodeStats,
+    Decode,
+    DecodeReduce,
+}
+
+const WORKS: [Work; 4] = [
+    Work::Encode,
+    Work::EncodeStats,
+    Work::Decode,
+    Work::DecodeReduce,
+];
+
+fn ratios(x: &[f32]) {
+    println!(
+        "{:<10} {:<7} {:<13} {:>6} {:>7} {:>6}   (16 MiB of fp32, one core)",
+        "codec", "isa", "work", "GB/s", "memcpy", "ratio"
+    );
+    let mut copy = vec![0f32; x.len()];
+    for isa in Isa::available() {
+        for spec in SPECS {
+            let mut subject = Subject::new(spec, isa, x);
+            for work in WORKS {
+                let (speed, memcpy, ratio) = compare(
+                    x.len() * 4,
+                    // The scalar form is the specification, not a competitor: one look is enough.
+                    if isa == Isa::Scalar { 1 } else { ROUNDS },
+                    || subject.run(work, x),
+                    || {
+                        copy.copy_from_slice(black_box(x));
+                        black_box(&copy);
+                    },
+                );
+                println!(
+                    "{spec:<10} {:<7} {:<13} {speed:>6.2} {memcpy:>7.2} {ratio:>6.2}",
+                    isa.name(),
+                    format!("{work:?}"),
+                );
+            }
+        }
+    }
+}
+
+/// Median GB/s of both and median ratio, the two alternating and each going first half the time.
+fn compare(
+    bytes: usize,
+    rounds: usize,
+    mut subject: impl FnMut(),
+    mut memcpy: impl FnMut(),
+) -> (f64, f64, f64) {
+    let mut rows = Vec::new();
+    subject();
+    memcpy();
+    for round in 0..rounds {
+        let (a, b) = if round % 2 == 0 {
+            let a = time(&mut subject);
+            (a, time(&mut memcpy))
+        } else {
+            let b = time(&mut memcpy);
+            (time(&mut subject), b)
+        };
+        rows.push((bytes as f64 / a / 1e9, bytes as f64 / b / 1e9, b / a));
+    }
+    let median = |pick: fn(&(f64, f64, f64)) -> f64| {
+        let mut values: Vec<f64> = rows.iter().map(pick).collect();
+        values.sort_by(f64::total_cmp);
+        values[values.len() / 2]
+    };
+    (median(|r| r.0), median(|r| r.1), median(|r| r.2))
+}
+
+fn time(work: &mut impl FnMut()) -> f64 {
+    let start = Instant::now();
+    work();
+    start.elapsed().as_secs_f64()
+}
+
+fn measure(criterion: &mut Criterion, x: &[f32]) {
+    let mut group = criterion.benchmark_group(format!("{} elements", x.len()));
+    group.throughput(Throughput::Bytes(4 * x.len() as u64));
+    let mut copy = vec![0f32; x.len()];
+    group.bench_function("memcpy", |bencher| {
+        bencher.iter(|| {
+            copy.copy_from_slice(black_box(x));
+            black_box(&copy);
+        })
+    });
+    for spec in SPECS {
+        let mut subject = Subject::new(spec, Isa::detect(), x);
+        for work in WORKS {
+            group.bench_function(format!("{spec}/{work:?}"), |bencher| {
+                bencher.iter(|| subject.run(work, x))
+            });
+        }
+    }
+    group.finish();
+}
+
+/// Sums of twelve uniform numbers: near enough to a Gaussian for a speed test.
+fn gaussian(n: usize) -> Vec<f32> {
+    let mut state = 1u64;
+    let mut uniform = move || {
+        state = state
+            .wrapping_mul(6364136223846793005)
+            .wrapping_add(1442695040888963407);
+        (state >> 40) as f32 / (1 << 24) as f32
+    };
+    (0..n)
+        .map(|_| (0..12).map(|_| uniform()).sum::<f32>() - 6.0)
+        .collect()
+}

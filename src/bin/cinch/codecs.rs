@@ -1,0 +1,415 @@
+//! `cinch codecs`: the codecs' errors beside the source's figures, and vector forms against the
+//! scalar specification.
+//!
+//! The source (Dettmers, 8-bit approximations for parallelism in deep learning, Table 2) prints a
+//! "mean absolute error" that is a mean squared error, and relative errors of a search that drops
+//! its last comparison. Our reference is true nearest rounding into the same tables; the printed
+//! figures stand beside it for comparison only.
+
+use cinch::codec::{Codec, EncodeStats, Span, build};
+use cinch::simd::Isa;
+use std::io::{Error, Result, Write};
+use std::sync::Arc;
+
+/// Samples for which the tolerances hold; fewer widen them by the root of the ratio.
+const FULL: usize = 10_000_000;
+/// Elements that go through the codecs together.
+const PIECE: usize = 1 << 16;
+
+/// Prints the error table from `samples` samples a distribution.
+///
+/// # Errors
+/// A row beyond its tolerance is an error after the table is complete; so is what `out` raises.
+pub fn run(samples: usize, seed: u64, out: &mut dyn Write) -> Result<()> {
+    writeln!(out, "# {samples} samples a distribution, seed {seed}")?;
+    writeln!(
+        out,
+        "# the source's \"mean absolute error\" is a mean squared error, and its search drops \
+         its last comparison;\n# reference: true nearest rounding; deviation: the largest of the \
+         three from the reference"
+    )?;
+    writeln!(
+        out,
+        "{:<10} {:<10} {:>9} {:>9} {:>10} {:>7} | {:>9} {:>7} | {:>9} {:>9} {:>7} | {:>6}",
+        "data",
+        "codec",
+        "MAE",
+        "RMSE",
+        "MSE",
+        "rel %",
+        "\"MAE\"",
+        "rel %",
+        "MAE",
+        "RMSE",
+        "rel %",
+        "dev %"
+    )?;
+    writeln!(
+        out,
+        "{:<60} | {:^17} | {:^27} |",
+        "", "source prints", "reference"
+    )?;
+    let widen = (FULL as f64 / samples.max(1) as f64).sqrt().max(1.0);
+    let mut off = 0;
+    for (index, data) in DATA.iter().enumerate() {
+        let seed = seed.wrapping_add(index as u64);
+        let codecs: Vec<_> = data.rows.iter().map(|row| row.codec()).collect();
+        for (row, errors) in data.rows.iter().zip(data.measure(&codecs, samples, seed)) {
+            let deviation = row.deviation(&errors);
+            let good = deviation <= row.tolerance * widen;
+            off += usize::from(!good);
+            writeln!(
+                out,
+                "{:<10} {:<10} {:>9.3e} {:>9.3e} {:>10.4e} {:>7.3} | {:>9} {:>7} | {:>9.3e} {:>9.3e} {:>7.3} | {:>6.3} {}",
+                data.name,
+                row.name(),
+                errors.mean_absolute,
+                errors.root_mean_square,
+                errors.root_mean_square.powi(2),
+                errors.relative_percent,
+                row.printed.0,
+                row.printed.1,
+                row.reference[0],
+                row.reference[1],
+                row.reference[2],
+                deviation,
+                if good { "ok" } else { "off" },
+            )?;
+        }
+    }
+    let rows: usize = DATA.iter().map(|data| data.rows.len()).sum();
+    if off > 0 {
+        return Err(Error::other(format!(
+            "{off} of {rows} rows are off their reference by more than their tolerance"
+        )));
+    }
+    writeln!(out, "all {rows} rows agree with their reference")
+}
+
+/// Compares every vector form that this machine has with the scalar one, on `patterns` fp32
+/// patterns a codec: NaN, infinities, subnormals and -0 among them.
+///
+/// # Errors
+/// The first difference is an error that names it; so is what `out` raises.
+pub fn check(patterns: u64, seed: u64, out: &mut dyn Write) -> Result<()> {
+    let vectors: Vec<Isa> = Isa::available().into_iter().skip(1).collect();
+    let names: Vec<_> = vectors.iter().map(|isa| isa.name()).collect();
+    if vectors.is_empty() {
+        return writeln!(out, "skipped: this machine has no vector forms to compare");
+    }
+    for spec in CHECKED {
+        let scalar = codec(spec, Isa::Scalar);
+        let forms: Vec<_> = vectors.iter().map(|&isa| codec(spec, isa)).collect();
+        let mut random = Random::new(seed);
+        let mut done = 0;
+        while done < patterns {
+            // Lengths that leave tails.
+            let n = (patterns - done).min((PIECE - random.below(100)) as u64) as usize;
+            let x = random.patterns(n);
+            // A tensor scale that some elements exceed, or that is no number.
+            let given = spec.contains("tensor").then(|| x[random.below(n)].abs());
+            let expected = Pass::of(&*scalar, &x, given);
+            for (isa, form) in vectors.iter().zip(&forms) {
+                if let Some(what) = expected.difference(&Pass::of(&**form, &x, given)) {
+                    return Err(Error::other(format!(
+                        "{spec} on {} differs from the scalar form after {done} patterns of seed \
+                         {seed}: {what}",
+                        isa.name()
+                    )));
+                }
+            }
+            done += n as u64;
+        }
+        writeln!(
+            out,
+            "{spec:<18} {done} patterns equal on scalar, {}",
+            names.join(", ")
+        )?;
+    }
+    Ok(())
+}
+
+const CHECKED: [&str; 9] = [
+    "linear8:block=32",
+    "linear8:block=256",
+    "linear8:tensor=1",
+    "dynamic8:block=256",
+    "dynamic8:tensor=1",
+    "static8",
+    "mantissa8",
+    "cast_bf16",
+    "cast16",
+];
+
+fn codec(spec: &str, isa: Isa) -> Arc<dyn Codec> {
+    let spec = spec.parse().expect("specs of this file are legal");
+    let codec = build(spec, isa).expect("specs of this file are legal");
+    codec.expect("no spec of this file is raw")
+}
+
+/// All that a codec makes of an input.
+struct Pass {
+    wire: Vec<u8>,
+    decoded: Vec<f32>,
+    sum: Vec<f32>,
+    stats: EncodeStats,
+}
+
+impl Pass {
+    fn of(codec: &dyn Codec, x: &[f32], given: Option<f32>) -> Pass {
+        let span = Span {
+            chunk: x.len(),
+            at: 0,
+        };
+        let mut pass = Pass {
+            wire: vec![0; codec.wire_bytes(x.len())],
+            decoded: vec![0.0; x.len()],
+            sum: x.to_vec(),
+            stats: EncodeStats::default(),
+        };
+        codec.encode(span, x, given, &mut pass.wire, Some(&mut pass.stats));
+        codec.decode(span, &pass.wire, &mut pass.decoded);
+        codec.decode_reduce(span, &pass.wire, &mut pass.sum);
+        pass
+    }
+
+    fn difference(&self, other: &Pass) -> Option<String> {
+        let bits = |x: f32| if x.is_nan() { u32::MAX } else { x.to_bits() };
+        let floats = |a: &[f32], b: &[f32]| (0..a.len()).find(|&i| bits(a[i]) != bits(b[i]));
+        if let Some(i) = (0..self.wire.len()).find(|&i| self.wire[i] != other.wire[i]) {
+            return Some(format!(
+                "wire byte {i}: {} and {}",
+                self.wire[i], other.wire[i]
+            ));
+        }
+        if let Some(i) = floats(&self.decoded, &other.decoded) {
+            return Some(format!(
+                "element {i}: {} and {}",
+                self.decoded[i], other.decoded[i]
+            ));
+        }
+        if let Some(i) = floats(&self.sum, &other.sum) {
+            return Some(format!("sum {i}: {} and {}", self.sum[i], other.sum[i]));
+        }
+        let (a, b) = (&self.stats, &other.stats);
+        let close = (a.sum_squares - b.sum_squares).abs() <= 1e-9 * a.sum_squares;
+        let equal =
+            (a.abs_max, a.non_finite, a.saturated) == (b.abs_max, b.non_finite, b.saturated);
+        (!close || !equal).then(|| format!("statistics: {a:?} and {b:?}"))
+    }
+}
+
+/// What samples are drawn from.
+struct Data {
+    name: &'static str,
+    /// Standard deviation of a Gaussian; `None`: uniform on (0, 1).
+    sigma: Option<f64>,
+    rows: [Row; 4],
+}
+
+/// A codec on one distribution.
+struct Row {
+    spec: &'static str,
+    /// The tensor scale of codecs that have one.
+    scale: Option<f32>,
+    /// What the source prints.
+    printed: (&'static str, &'static str),
+    /// Mean absolute error, root mean square error, mean relative error in percent.
+    reference: [f64; 3],
+    /// In percent, with [`FULL`] samples.
+    tolerance: f64,
+}
+
+/// Errors of a codec.
+#[derive(Clone, Copy, Default)]
+struct Errors {
+    mean_absolute: f64,
+    root_mean_square: f64,
+    relative_percent: f64,
+}
+
+impl Row {
+    fn name(&self) -> &'static str {
+        self.spec.split(':').next().unwrap_or(self.spec)
+    }
+
+    fn codec(&self) -> Arc<dyn Codec> {
+        codec(self.spec, Isa::detect())
+    }
+
+    /// Largest deviation from the reference, in percent.
+    fn deviation(&self, errors: &Errors) -> f64 {
+        let found = [
+            errors.mean_absolute,
+            errors.root_mean_square,
+            errors.relative_percent,
+        ];
+        let deviations = found
+            .iter()
+            .zip(self.reference)
+            .map(|(a, b)| (a / b - 1.0).abs());
+        100.0 * deviations.fold(0.0, f64::max)
+    }
+}
+
+impl Data {
+    /// Errors of each row's codec on the same samples.
+    fn measure(&self, codecs: &[Arc<dyn Codec>], samples: usize, seed: u64) -> Vec<Errors> {
+        let mut random = Random::new(seed);
+        let mut sums = vec![Errors::default(); codecs.len()];
+        let mut done = 0;
+        while done < samples {
+            let n = PIECE.min(samples - done);
+            let x = match self.sigma {
+                Some(sigma) => random.gaussian(n, sigma),
+                None => random.uniform(n),
+            };
+            for ((row, codec), sum) in self.rows.iter().zip(codecs).zip(&mut sums) {
+                let span = Span { chunk: n, at: 0 };
+                let mut wire = vec![0; codec.wire_bytes(n)];
+                let mut y = vec![0.0; n];
+                codec.encode(span, &x, row.scale, &mut wire, None);
+                codec.decode(span, &wire, &mut y);
+                for (&x, &y) in x.iter().zip(&y) {
+                    let (x, error) = (f64::from(x), f64::from(x) - f64::from(y));
+                    sum.mean_absolute += error.abs();
+                    sum.root_mean_square += error * error;
+                    sum.relative_percent += (error / x).abs();
+                }
+            }
+            done += n;
+        }
+        let n = samples.max(1) as f64;
+        let means = sums.into_iter().map(|sum| Errors {
+            mean_absolute: sum.mean_absolute / n,
+            root_mean_square: (sum.root_mean_square / n).sqrt(),
+            relative_percent: 100.0 * sum.relative_percent / n,
+        });
+        means.collect()
+    }
+}
+
+/// A seeded generator: SplitMix64.
+pub struct Random(u64);
+
+impl Random {
+    /// A generator of its own sequence.
+    pub fn new(seed: u64) -> Random {
+        Random(seed)
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, n: usize) -> usize {
+        (self.next() % n as u64) as usize
+    }
+
+    /// In (0, 1], never 0: logarithms are taken of it.
+    fn open_unit(&mut self) -> f64 {
+        ((self.next() >> 11) + 1) as f64 / (1u64 << 53) as f64
+    }
+
+    fn uniform(&mut self, n: usize) -> Vec<f32> {
+        // Rounded to fp32 the largest may be 1, which is the scale: no harm.
+        (0..n).map(|_| self.open_unit() as f32).collect()
+    }
+
+    /// Box-Muller in fp64, then rounded.
+    pub fn gaussian(&mut self, n: usize, sigma: f64) -> Vec<f32> {
+        let mut x = Vec::with_capacity(n + 1);
+        while x.len() < n {
+            let radius = sigma * (-2.0 * self.open_unit().ln()).sqrt();
+            let (sin, cos) = (std::f64::consts::TAU * self.open_unit()).sin_cos();
+            x.extend([(radius * cos) as f32, (radius * sin) as f32]);
+        }
+        x.truncate(n);
+        x
+    }
+
+    /// Bit patterns in runs, each run of its own kind: any pattern, finite ones, ones of similar
+    /// size (else all but the largest of a block would become 0), subnormals, and finite ones
+    /// with a rare special value among them.
+    fn patterns(&mut self, n: usize) -> Vec<f32> {
+        const SPECIAL: [f32; 6] = [
+            f32::NAN,
+            f32::INFINITY,
+            f32::NEG_INFINITY,
+            0.0,
+            -0.0,
+            f32::MIN_POSITIVE,
+        ];
+        let mut x = Vec::with_capacity(n);
+        while x.len() < n {
+            let (kind, run) = (self.next() % 8, 1 + self.below(2000));
+            // Sizes from subnormal to infinite.
+            let exponent = self.below(256) as u32;
+            let spread = 1 << self.below(6);
+            for _ in 0..run.min(n - x.len()) {
+                let bits = self.next();
+                let pattern = bits as u32;
+                let lowered = exponent.saturating_sub((bits >> 32) as u32 % spread);
+                let similar = f32::from_bits(pattern & 0x807f_ffff | lowered << 23);
+                x.push(match kind {
+                    0 => f32::from_bits(pattern),
+                    1 => f32::from_bits(pattern & 0xff7f_ffff),
+                    2 => f32::from_bits(pattern & 0x807f_ffff),
+                    3 if bits >> 32 & 0x3ff == 0 => SPECIAL[(bits >> 42) as usize % 6],
+                    _ => similar,
+                });
+            }
+        }
+        x
+    }
+}
+
+/// A row of the table with its reference.
+const fn row(
+    spec: &'static str,
+    scale: f32,
+    printed: (&'static str, &'static str),
+    reference: [f64; 3],
+    tolerance: f64,
+) -> Row {
+    Row {
+        spec,
+        scale: if scale > 0.0 { Some(scale) } else { None },
+        printed,
+        reference,
+        tolerance,
+    }
+}
+
+/// The scale of the Gaussian rows is 5.5 sigma: about what 25 million draws give for their
+/// largest, fixed so that figures do not hang on one draw.
+#[rustfmt::skip]
+const DATA: [Data; 4] = [
+    Data { name: "U(0,1)", sigma: None, rows: [
+        row("dynamic8:tensor=1", 1.0, ("0.00004", "1.39"), [0.003363, 0.004108, 0.935], 0.3),
+        row("linear8:tensor=1", 1.0, ("0.0024", "2.16"), [0.001969, 0.002273, 1.496], 0.3),
+        row("mantissa8", 0.0, ("0.0017", "7.22"), [0.02096, 0.02604, 4.968], 0.5),
+        row("static8", 0.0, ("0.0007", "4.82"), [0.01344, 0.01656, 3.343], 0.5),
+    ] },
+    Data { name: "N(0,1)", sigma: Some(1.0), rows: [
+        row("dynamic8:tensor=1", 5.5, ("0.0005", "2.46"), [0.01033, 0.01367, 1.658], 0.5),
+        row("linear8:tensor=1", 5.5, ("0.0004", "6.47"), [0.01083, 0.01250, 5.147], 0.5),
+        row("mantissa8", 0.0, ("0.0104", "6.89"), [0.03964, 0.07546, 4.971], 0.5),
+        row("static8", 0.0, ("0.0093", "6.3"), [0.04328, 0.07206, 4.788], 0.5),
+    ] },
+    Data { name: "N(0,10^2)", sigma: Some(10.0), rows: [
+        row("dynamic8:tensor=1", 55.0, ("0.049", "2.49"), [0.1033, 0.1367, 1.658], 0.5),
+        row("linear8:tensor=1", 55.0, ("0.041", "6.44"), [0.1083, 0.1250, 5.147], 0.5),
+        row("mantissa8", 0.0, ("1.066", "7.19"), [0.3964, 0.7546, 4.971], 0.5),
+        row("static8", 0.0, ("0.926", "6.28"), [0.4328, 0.7206, 4.788], 0.5),
+    ] },
+    Data { name: "N(0,0.2^2)", sigma: Some(0.2), rows: [
+        row("dynamic8:tensor=1", 1.1, ("0.000018", "2.45"), [0.002066, 0.002734, 1.658], 0.5),
+        row("linear8:tensor=1", 1.1, ("0.000015", "6.15"), [0.002166, 0.002500, 5.147], 0.5),
+        row("mantissa8", 0.0, ("0.00055", "8.26"), [0.01077, 0.01713, 5.963], 0.5),
+        row("static8", 0.0, ("0.00022", "6.58"), [0.00739, 0.01023, 4.844], 0.5),
+    ] },
+];
