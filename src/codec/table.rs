@@ -47,6 +47,11 @@ impl Magnitudes {
         &self.values
     }
 
+    /// Thresholds between them, ascending.
+    pub fn thresholds(&self) -> &[f32] {
+        &self.thresholds
+    }
+
     /// The largest magnitude.
     pub fn largest(&self) -> f32 {
         self.sorted[self.sorted.len() - 1]
@@ -155,11 +160,6 @@ impl Magnitudes {
     /// Distinct magnitudes, ascending.
     pub fn sorted(&self) -> &[f32] {
         &self.sorted
-    }
-
-    /// Thresholds between them, ascending.
-    pub fn thresholds(&self) -> &[f32] {
-        &self.thresholds
     }
 }
 

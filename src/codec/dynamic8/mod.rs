@@ -8,11 +8,13 @@
 //!
 //! Table values are the fp32 numbers nearest to the exact decimal ones.
 
+mod segments;
 mod simd;
 
 use super::scaled::{Scaled, ScaledFormat};
 use super::table::Magnitudes;
 use crate::types::CodecKind;
+use segments::Segments;
 
 /// The codec.
 pub(super) type Dynamic8 = Scaled<Dynamic>;
@@ -21,12 +23,15 @@ pub(super) type Dynamic8 = Scaled<Dynamic>;
 #[derive(Debug)]
 pub(super) struct Dynamic {
     magnitudes: Magnitudes,
+    segments: Segments,
 }
 
 impl Dynamic {
     pub fn new() -> Dynamic {
+        let magnitudes = Magnitudes::new(std::array::from_fn(|code| value_of(code as u32)));
         Dynamic {
-            magnitudes: Magnitudes::new(std::array::from_fn(|code| value_of(code as u32))),
+            segments: Segments::new(magnitudes.thresholds()),
+            magnitudes,
         }
     }
 }

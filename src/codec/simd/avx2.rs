@@ -30,6 +30,8 @@ impl Lanes for Avx2 {
     type I = __m256i;
     type M = __m256i;
     type D = (__m256d, __m256d);
+    type T16<'a> = &'a [f32; 16];
+    type T32<'a> = &'a [f32; 32];
     type T128<'a> = &'a [f32; 128];
 
     #[inline(always)]
@@ -195,17 +197,28 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
-    fn table(self, table: &[f32; 128]) -> &[f32; 128] {
+    fn table16(self, table: &[f32; 16]) -> &[f32; 16] {
         table
     }
-
     #[inline(always)]
-    fn lookup(self, table: &[f32; 128], at: __m256i) -> __m256 {
-        // SAFETY: the index is masked to below 128.
-        unsafe {
-            let at = _mm256_and_si256(at, _mm256_set1_epi32(127));
-            _mm256_i32gather_ps::<4>(table.as_ptr(), at)
-        }
+    fn table32(self, table: &[f32; 32]) -> &[f32; 32] {
+        table
+    }
+    #[inline(always)]
+    fn table128(self, table: &[f32; 128]) -> &[f32; 128] {
+        table
+    }
+    #[inline(always)]
+    fn lookup16(self, table: &[f32; 16], at: __m256i) -> __m256 {
+        lookup(table, at)
+    }
+    #[inline(always)]
+    fn lookup32(self, table: &[f32; 32], at: __m256i) -> __m256 {
+        lookup(table, at)
+    }
+    #[inline(always)]
+    fn lookup128(self, table: &[f32; 128], at: __m256i) -> __m256 {
+        lookup(table, at)
     }
 
     #[inline(always)]
@@ -251,6 +264,17 @@ impl Lanes for Avx2 {
         // SAFETY: 4 doubles are there; unaligned stores are allowed.
         unsafe { _mm256_storeu_pd(parts.as_mut_ptr(), _mm256_add_pd(sum.0, sum.1)) };
         parts.iter().sum()
+    }
+}
+
+/// Entries of a table whose length is a power of two, at the low bits of `at`.
+#[inline(always)]
+fn lookup<const LEN: usize>(table: &[f32; LEN], at: __m256i) -> __m256 {
+    const { assert!(LEN.is_power_of_two()) };
+    // SAFETY: only callers with a token reach this, and the index is masked to below LEN.
+    unsafe {
+        let at = _mm256_and_si256(at, _mm256_set1_epi32(LEN as i32 - 1));
+        _mm256_i32gather_ps::<4>(table.as_ptr(), at)
     }
 }
 

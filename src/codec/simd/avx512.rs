@@ -31,6 +31,8 @@ impl Lanes for Avx512 {
     type I = __m512i;
     type M = __mmask16;
     type D = (__m512d, __m512d);
+    type T16<'a> = __m512;
+    type T32<'a> = [__m512; 2];
     type T128<'a> = [__m512; 8];
 
     #[inline(always)]
@@ -187,7 +189,15 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
-    fn table(self, table: &[f32; 128]) -> [__m512; 8] {
+    fn table16(self, table: &[f32; 16]) -> __m512 {
+        self.load(table)
+    }
+    #[inline(always)]
+    fn table32(self, table: &[f32; 32]) -> [__m512; 2] {
+        [self.load(table), self.load(&table[16..])]
+    }
+    #[inline(always)]
+    fn table128(self, table: &[f32; 128]) -> [__m512; 8] {
         [
             self.load(table),
             self.load(&table[16..]),
@@ -200,9 +210,17 @@ impl Lanes for Avx512 {
         ]
     }
 
+    #[inline(always)]
+    fn lookup16(self, table: __m512, at: __m512i) -> __m512 {
+        op!(_mm512_permutexvar_ps(at, table))
+    }
+    #[inline(always)]
+    fn lookup32(self, table: [__m512; 2], at: __m512i) -> __m512 {
+        op!(_mm512_permutex2var_ps(table[0], at, table[1]))
+    }
     /// Two-register permutations read 5 bits of the index; bits 5 and 6 choose among the four.
     #[inline(always)]
-    fn lookup(self, table: [__m512; 8], at: __m512i) -> __m512 {
+    fn lookup128(self, table: [__m512; 8], at: __m512i) -> __m512 {
         op!({
             let quarter = [
                 _mm512_permutex2var_ps(table[0], at, table[1]),

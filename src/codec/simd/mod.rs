@@ -94,7 +94,11 @@ pub(super) trait Lanes: Copy {
     type M: Copy;
     /// A running fp64 sum.
     type D: Copy;
-    /// 128 floats, in registers where they fit.
+    /// 16, 32 and 128 floats, in registers where they fit.
+    type T16<'a>: Copy;
+    /// As above.
+    type T32<'a>: Copy;
+    /// As above.
     type T128<'a>: Copy;
 
     /// The first N of `from`. Panics if there are fewer.
@@ -152,10 +156,15 @@ pub(super) trait Lanes: Copy {
     /// From binary16.
     fn widen_f16(self, a: Self::I) -> Self::F;
 
-    /// Loads a table of 128.
-    fn table(self, table: &[f32; 128]) -> Self::T128<'_>;
+    fn table16(self, table: &[f32; 16]) -> Self::T16<'_>;
+    fn table32(self, table: &[f32; 32]) -> Self::T32<'_>;
+    fn table128(self, table: &[f32; 128]) -> Self::T128<'_>;
+    /// Table entries at the low 4 bits of `at`.
+    fn lookup16(self, table: Self::T16<'_>, at: Self::I) -> Self::F;
+    /// Table entries at the low 5 bits of `at`.
+    fn lookup32(self, table: Self::T32<'_>, at: Self::I) -> Self::F;
     /// Table entries at the low 7 bits of `at`.
-    fn lookup(self, table: Self::T128<'_>, at: Self::I) -> Self::F;
+    fn lookup128(self, table: Self::T128<'_>, at: Self::I) -> Self::F;
     /// Entries of any table; an index beyond it (or below 0) reads the last.
     fn gather(self, table: &[i32], at: Self::I) -> Self::I;
 

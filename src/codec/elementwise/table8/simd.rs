@@ -12,7 +12,7 @@ impl VectorFormat for Table8 {
     fn registers<L: Lanes>(&self, lanes: L) -> Self::Registers<'_, L> {
         (
             self.magnitudes.buckets(),
-            lanes.table(self.magnitudes.values()),
+            lanes.table128(self.magnitudes.values()),
         )
     }
 
@@ -27,7 +27,7 @@ impl VectorFormat for Table8 {
 
     #[inline(always)]
     fn decode_lanes<L: Lanes>(lanes: L, (_, table): Self::Registers<'_, L>, code: L::I) -> L::F {
-        let value = apply_sign(lanes, lanes.lookup(table, code), code);
+        let value = apply_sign(lanes, lanes.lookup128(table, code), code);
         let wild = lanes.eq_i(code, lanes.splat_i(NOT_FINITE.into()));
         lanes.select(wild, lanes.splat(f32::NAN), value)
     }
