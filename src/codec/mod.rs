@@ -8,7 +8,16 @@
 //! to a multiple of 16 bytes; then one little-endian fp32 scale a block. Tensor scale: one scale.
 //! Formats without scales end after the padding.
 //!
-//! The scalar functions are the specification; vector forms equal them bit for bit.
+//! A code of one byte has the sign in bit 7 and a magnitude in the others. Zero is 0x00, whatever
+//! its sign was. `linear8` and `dynamic8` never emit 0x80: a block with a non-finite element has
+//! the scale NaN and codes 0 (under a tensor scale: its own codes, 0 for the element), and decodes
+//! to NaN throughout. `static8` and `mantissa8` emit 0x80 for a non-finite element, which decodes
+//! to NaN. Casts have two bytes a code and what their formats have for such elements; they
+//! saturate finite ones.
+//!
+//! The scalar functions are the specification; vector forms equal them bit for bit. Only
+//! [`EncodeStats::sum_squares`] may differ in its last bits, by the order of its additions. Any
+//! bytes decode to some numbers: what a peer writes is never trusted to be an encoding.
 
 mod cast16;
 mod cast_bf16;
@@ -77,6 +86,10 @@ pub struct Span {
 }
 
 /// An encoding. Implementations are pure; one value serves all threads.
+///
+/// The methods that take a span panic if it breaks the contract of [`Span`], if `wire` is shorter
+/// than [`Codec::wire_bytes`] of its chunk, or if a scale is given or missing against the rule:
+/// these follow from geometry that was checked before. Bytes of `wire` never make them panic.
 pub trait Codec: Send + Sync + std::fmt::Debug {
     /// Name and parameters.
     fn spec(&self) -> CodecSpec;
@@ -99,6 +112,9 @@ pub trait Codec: Send + Sync + std::fmt::Debug {
     /// `scale` is the absolute maximum to use instead of the block's own: `Some` exactly with
     /// [`crate::types::ScaleRule::Tensor`]. A block with a non-finite element decodes to NaN
     /// throughout (formats without scales: just that element).
+    /// Under a tensor scale the spans of a chunk are encoded in order from the first: one that
+    /// is poisoned poisons the chunk. A given scale that is negative or not finite does so, too.
+    /// The span that ends the chunk zeroes the padding.
     /// `stats` is brought up to date with `src` if it is there.
     fn encode(
         &self,
