@@ -1,5 +1,13 @@
 //! Memory: the user's buffers, shared and private regions, and the slot layout in them.
 
+mod doorbell;
+mod region;
+mod slots;
 mod user;
 
+pub use doorbell::{DOORBELL_BYTES, Ringer, Sleeper};
+pub use region::Region;
+pub use slots::{
+    COUNTER_BYTES, Consumer, FifoPlaces, FifoShape, Header, LINE_BYTES, Place, Producer,
+};
 pub use user::{UserBuffers, bytes_of, bytes_of_mut};

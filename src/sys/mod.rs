@@ -1,1 +1,6 @@
 //! The operating system, wrapped: each call returns a `Result` with a sentence.
+
+pub mod cpu;
+pub mod futex;
+pub mod memory;
+pub mod socket;

@@ -5,22 +5,15 @@
 //! sender fills a slot and publishes it; the receiver reads it and releases it. Nothing blocks:
 //! waiting is the engine's business, through [`Links::idle`].
 
+pub use crate::mem::Header;
+
 use crate::bootstrap::Exchange;
 use crate::config::Config;
 use crate::error::Result;
 use crate::sync::Fault;
-use crate::types::{SIGNATURE_WORDS, TransportKind};
+use crate::types::TransportKind;
 use std::sync::Arc;
 use std::time::Duration;
-
-/// What precedes the payload of every message.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Header {
-    /// Payload bytes.
-    pub bytes: u32,
-    /// Call signature of the sender.
-    pub signature: [u64; SIGNATURE_WORDS],
-}
 
 /// The sender's end of a connection. There is one, and it is not shared.
 pub trait SendEnd: Send + std::fmt::Debug {

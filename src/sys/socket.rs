@@ -1,0 +1,402 @@
+//! Sockets that never block: listening, connecting, scattered reads and writes, and passing
+//! descriptors.
+
+use crate::error::{Error, Result};
+use nix::sys::socket::{
+    AddressFamily, Backlog, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType,
+    SockaddrStorage, UnixAddr, sockopt,
+};
+use std::fmt;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::time::Duration;
+
+/// Where a listener is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Address {
+    /// An abstract UNIX name: it has no file, and ends with its socket.
+    Local([u8; 16]),
+    /// A TCP port.
+    Tcp(SocketAddr),
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Address::Local(_) => f.write_str("its local socket"),
+            Address::Tcp(address) => address.fmt(f),
+        }
+    }
+}
+
+/// A listener on `address` (port 0: any), closed on exec.
+///
+/// # Errors
+/// System, naming the address.
+pub fn listen(address: &Address) -> Result<OwnedFd> {
+    let what = |error| Error::system(format!("listening on {address}"), error);
+    let listener = open(address).map_err(what)?;
+    match address {
+        Address::Local(name) => {
+            nix::sys::socket::bind(listener.as_raw_fd(), &local(name).map_err(what)?)
+        }
+        Address::Tcp(address) => {
+            nix::sys::socket::bind(listener.as_raw_fd(), &SockaddrStorage::from(*address))
+        }
+    }
+    .map_err(what)?;
+    // The kernel cuts the length down to its own limit.
+    nix::sys::socket::listen(&listener, Backlog::MAXALLOWABLE).map_err(what)?;
+    Ok(listener)
+}
+
+/// The port of a TCP listener.
+///
+/// # Errors
+/// System if the socket has none.
+pub fn port(listener: &OwnedFd) -> Result<u16> {
+    let what = |error| Error::system("reading the port of a listener", error);
+    let storage: SockaddrStorage =
+        nix::sys::socket::getsockname(listener.as_raw_fd()).map_err(what)?;
+    storage
+        .as_sockaddr_in()
+        .map(|address| address.port())
+        .or_else(|| storage.as_sockaddr_in6().map(|address| address.port()))
+        .ok_or_else(|| what(nix::errno::Errno::EAFNOSUPPORT))
+}
+
+/// The next connection that waits at `listener`, if one does.
+///
+/// # Errors
+/// What the system says; a connection that ended while it waited is none.
+pub fn accept(listener: &OwnedFd) -> io::Result<Option<OwnedFd>> {
+    loop {
+        // SAFETY: null for the address is allowed; a non-negative result is a descriptor that
+        // nobody else owns.
+        let accepted = unsafe {
+            let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+            let null = std::ptr::null_mut();
+            let fd = libc::accept4(listener.as_raw_fd(), null, std::ptr::null_mut(), flags);
+            (fd >= 0).then(|| OwnedFd::from_raw_fd(fd))
+        };
+        if accepted.is_some() {
+            return Ok(accepted);
+        }
+        let error = io::Error::last_os_error();
+        match error.raw_os_error() {
+            Some(libc::EAGAIN) => return Ok(None),
+            // accept(2): errors of the connection itself are to be taken like EAGAIN.
+            Some(
+                libc::EINTR
+                | libc::ECONNABORTED
+                | libc::ENETDOWN
+                | libc::EPROTO
+                | libc::EHOSTDOWN
+                | libc::EHOSTUNREACH
+                | libc::ENETUNREACH,
+            ) => {}
+            _ => return Err(error),
+        }
+    }
+}
+
+/// A socket that is on its way to `address`: once it polls writable, [`outcome`] tells.
+///
+/// # Errors
+/// What the system says.
+pub fn connect(address: &Address) -> io::Result<OwnedFd> {
+    let socket = open(address)?;
+    let done = match address {
+        Address::Local(name) => nix::sys::socket::connect(socket.as_raw_fd(), &local(name)?),
+        Address::Tcp(address) => {
+            nix::sys::socket::connect(socket.as_raw_fd(), &SockaddrStorage::from(*address))
+        }
+    };
+    match done {
+        Ok(()) | Err(nix::errno::Errno::EINPROGRESS) => Ok(socket),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// How connecting went, or the error that has ended a connection.
+///
+/// # Errors
+/// What the system says.
+pub fn outcome(socket: &OwnedFd) -> io::Result<()> {
+    match nix::sys::socket::getsockopt(socket, sockopt::SocketError)? {
+        0 => Ok(()),
+        code => Err(io::Error::from_raw_os_error(code)),
+    }
+}
+
+/// User of the process at the other end of a local socket.
+///
+/// # Errors
+/// System.
+pub fn peer_uid(socket: &OwnedFd) -> Result<u32> {
+    nix::sys::socket::getsockopt(socket, sockopt::PeerCredentials)
+        .map(|credentials| credentials.uid())
+        .map_err(|error| Error::system("reading who is at the other end of a local socket", error))
+}
+
+/// Sends what waits at once instead of gathering it.
+///
+/// # Errors
+/// System.
+pub fn no_delay(socket: &OwnedFd) -> Result<()> {
+    nix::sys::socket::setsockopt(socket, sockopt::TcpNoDelay, &true)
+        .map_err(|error| Error::system("setting TCP_NODELAY", error))
+}
+
+/// Ends a connection whose peer's host has fallen silent: 3 s with data on the way, 1 s + 3
+/// probes of 1 s without. (A kernel would take minutes to hours by itself.)
+///
+/// # Errors
+/// System.
+pub fn notice_silence(socket: &OwnedFd) -> Result<()> {
+    let set = || -> nix::Result<()> {
+        nix::sys::socket::setsockopt(socket, sockopt::TcpUserTimeout, &3000)?;
+        nix::sys::socket::setsockopt(socket, sockopt::KeepAlive, &true)?;
+        nix::sys::socket::setsockopt(socket, sockopt::TcpKeepIdle, &1)?;
+        nix::sys::socket::setsockopt(socket, sockopt::TcpKeepInterval, &1)?;
+        nix::sys::socket::setsockopt(socket, sockopt::TcpKeepCount, &3)
+    };
+    set().map_err(|error| Error::system("setting keep-alive options", error))
+}
+
+/// Reads into `parts` in order. 0: the peer has closed.
+///
+/// # Errors
+/// What the system says; would-block if nothing is there.
+#[inline]
+pub fn read(socket: &OwnedFd, parts: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+    // SAFETY: `IoSliceMut` has the layout of `iovec`, and the slices live through the call.
+    result(unsafe {
+        libc::readv(
+            socket.as_raw_fd(),
+            parts.as_mut_ptr().cast(),
+            parts.len() as libc::c_int,
+        )
+    })
+}
+
+/// Writes `parts` in order, as far as the kernel takes them. Raises no signal.
+///
+/// # Errors
+/// What the system says; would-block if it takes nothing now.
+#[inline]
+pub fn write(socket: &OwnedFd, parts: &[IoSlice<'_>]) -> io::Result<usize> {
+    // SAFETY: `IoSlice` has the layout of `iovec`, and the kernel only reads the parts, which
+    // live through the call; zero is a valid value of the other fields.
+    result(unsafe {
+        let mut message: libc::msghdr = std::mem::zeroed();
+        message.msg_iov = parts.as_ptr().cast_mut().cast();
+        message.msg_iovlen = parts.len() as _;
+        libc::sendmsg(socket.as_raw_fd(), &message, libc::MSG_NOSIGNAL)
+    })
+}
+
+/// Sends a descriptor over a local socket.
+///
+/// # Errors
+/// What the system says.
+pub fn send_descriptor(socket: &OwnedFd, descriptor: &OwnedFd) -> io::Result<()> {
+    let descriptors = [descriptor.as_raw_fd()];
+    let control = [ControlMessage::ScmRights(&descriptors)];
+    nix::sys::socket::sendmsg::<()>(
+        socket.as_raw_fd(),
+        &[IoSlice::new(b"m")],
+        &control,
+        MsgFlags::MSG_NOSIGNAL,
+        None,
+    )?;
+    Ok(())
+}
+
+/// Receives a descriptor from a local socket, closed on exec. More than one is an error.
+///
+/// # Errors
+/// What the system says; would-block if nothing is there yet.
+pub fn receive_descriptor(socket: &OwnedFd) -> io::Result<OwnedFd> {
+    let mut byte = [0];
+    let mut space = nix::cmsg_space!([RawFd; 4]);
+    let mut parts = [IoSliceMut::new(&mut byte)];
+    let message = nix::sys::socket::recvmsg::<()>(
+        socket.as_raw_fd(),
+        &mut parts,
+        Some(&mut space),
+        MsgFlags::MSG_CMSG_CLOEXEC,
+    )?;
+    let mut found = Vec::new();
+    for control in message.cmsgs()? {
+        if let ControlMessageOwned::ScmRights(descriptors) = control {
+            // SAFETY: the kernel has just made these descriptors for us.
+            found.extend(
+                descriptors
+                    .into_iter()
+                    .map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }),
+            );
+        }
+    }
+    if message.bytes == 0 {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    match found.pop() {
+        Some(descriptor) if found.is_empty() => Ok(descriptor),
+        _ => Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "expected one descriptor",
+        )),
+    }
+}
+
+/// What to wait for on one socket, and what happened.
+pub type Interest = libc::pollfd;
+
+/// Waits for `read` and `write` of a socket, and always for errors.
+pub fn interest(socket: &OwnedFd, read: bool, write: bool) -> Interest {
+    Interest {
+        fd: socket.as_raw_fd(),
+        events: if read { libc::POLLIN } else { 0 } | if write { libc::POLLOUT } else { 0 },
+        revents: 0,
+    }
+}
+
+/// Waits until one of `interests` happens; at most `limit`. Returns how many did. An
+/// interruption by a signal counts as none.
+///
+/// # Errors
+/// System.
+pub fn poll(interests: &mut [Interest], limit: Duration) -> Result<usize> {
+    let timeout = libc::timespec {
+        tv_sec: limit.as_secs().min(1 << 30) as libc::time_t,
+        tv_nsec: libc::c_long::from(limit.subsec_nanos() as i32),
+    };
+    // SAFETY: the array and the timeout live through the call; a null mask changes none.
+    let count = unsafe {
+        libc::ppoll(
+            interests.as_mut_ptr(),
+            interests.len() as libc::nfds_t,
+            &timeout,
+            std::ptr::null(),
+        )
+    };
+    match usize::try_from(count) {
+        Ok(count) => Ok(count),
+        Err(_) => {
+            let error = io::Error::last_os_error();
+            interests
+                .iter_mut()
+                .for_each(|interest| interest.revents = 0);
+            if error.kind() == io::ErrorKind::Interrupted {
+                Ok(0)
+            } else {
+                let what = format!("waiting for {} sockets", interests.len());
+                Err(Error::system(what, error))
+            }
+        }
+    }
+}
+
+/// How many descriptors this process may hold.
+pub fn descriptor_limit() -> usize {
+    // SAFETY: `limit` is plain data, valid as zero, that lives through the call.
+    unsafe {
+        let mut limit: libc::rlimit = std::mem::zeroed();
+        match libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) {
+            0 => usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX),
+            _ => usize::MAX,
+        }
+    }
+}
+
+fn open(address: &Address) -> nix::Result<OwnedFd> {
+    let family = match address {
+        Address::Local(_) => AddressFamily::Unix,
+        Address::Tcp(SocketAddr::V4(_)) => AddressFamily::Inet,
+        Address::Tcp(SocketAddr::V6(_)) => AddressFamily::Inet6,
+    };
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    nix::sys::socket::socket(family, SockType::Stream, flags, None)
+}
+
+fn local(name: &[u8; 16]) -> nix::Result<UnixAddr> {
+    let mut text = *b"cinch-00000000000000000000000000000000";
+    for (index, byte) in name.iter().enumerate() {
+        let digits = b"0123456789abcdef";
+        text[6 + 2 * index] = digits[usize::from(byte >> 4)];
+        text[7 + 2 * index] = digits[usize::from(byte & 15)];
+    }
+    UnixAddr::new_abstract(&text)
+}
+
+fn result(count: isize) -> io::Result<usize> {
+    usize::try_from(count).map_err(|_| io::Error::last_os_error())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn joined(address: Address) -> (OwnedFd, OwnedFd) {
+        let listener = listen(&address).unwrap();
+        assert!(accept(&listener).unwrap().is_none());
+        let address = match address {
+            Address::Tcp(mut address) => {
+                address.set_port(port(&listener).unwrap());
+                Address::Tcp(address)
+            }
+            local => local,
+        };
+        let here = connect(&address).unwrap();
+        let mut interests = [
+            interest(&here, false, true),
+            interest(&listener, true, false),
+        ];
+        while interests.iter().any(|interest| interest.revents == 0) {
+            poll(&mut interests, Duration::from_secs(5)).unwrap();
+        }
+        outcome(&here).unwrap();
+        (here, accept(&listener).unwrap().unwrap())
+    }
+
+    #[test]
+    fn bytes_and_the_end_arrive() {
+        for address in [
+            Address::Local(*b"test of sockets!"),
+            Address::Tcp("127.0.0.1:0".parse().unwrap()),
+        ] {
+            let (here, there) = joined(address);
+            assert_eq!(
+                write(&here, &[IoSlice::new(b"ab"), IoSlice::new(b"c")]).unwrap(),
+                3
+            );
+            poll(&mut [interest(&there, true, false)], Duration::from_secs(5)).unwrap();
+            let (mut one, mut two) = ([0; 1], [0; 9]);
+            let mut parts = [IoSliceMut::new(&mut one), IoSliceMut::new(&mut two)];
+            assert_eq!(read(&there, &mut parts).unwrap(), 3);
+            assert_eq!((&one, &two[..2]), (b"a", &b"bc"[..]));
+            let mut parts = [IoSliceMut::new(&mut one)];
+            let error = read(&there, &mut parts).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+            drop(here);
+            poll(&mut [interest(&there, true, false)], Duration::from_secs(5)).unwrap();
+            assert_eq!(read(&there, &mut parts).unwrap(), 0);
+        }
+    }
+
+    #[test]
+    fn descriptors_travel_and_nothing_else_is_taken_for_one() {
+        let (here, there) = joined(Address::Local(*b"test of passing!"));
+        assert_eq!(peer_uid(&there).unwrap(), nix::unistd::geteuid().as_raw());
+        let sent = crate::sys::memory::sealed_memfd(1).unwrap();
+        send_descriptor(&here, &sent).unwrap();
+        let received = receive_descriptor(&there).unwrap();
+        let inode = |fd: &OwnedFd| nix::sys::stat::fstat(fd).unwrap().st_ino;
+        assert_eq!(inode(&sent), inode(&received));
+        write(&here, &[IoSlice::new(b"x")]).unwrap();
+        let error = receive_descriptor(&there).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+    }
+}
