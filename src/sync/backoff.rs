@@ -39,6 +39,15 @@ impl Backoff {
         }
     }
 
+    /// The same for scans that end in a system call, each of which takes as long as a hundred
+    /// looks at memory.
+    pub fn with_system_calls(self) -> Backoff {
+        Backoff {
+            spins: self.spins / 20,
+            yields: self.yields / 20,
+        }
+    }
+
     /// What to do after `scans` scans in a row found nothing before this one.
     #[inline]
     pub fn pause(&self, scans: u32) -> Pause {

@@ -5,7 +5,21 @@
 //! sender fills a slot and publishes it; the receiver reads it and releases it. Nothing blocks:
 //! waiting is the engine's business, through [`Links::idle`].
 
+mod connect;
+mod handshake;
+mod inbox;
+mod loopback;
+mod mesh;
+mod settings;
+mod shm;
+mod tcp;
+mod waiter;
+
+#[cfg(all(test, not(loom)))]
+mod conformance;
+
 pub use crate::mem::Header;
+pub use connect::connect_all;
 
 use crate::bootstrap::Exchange;
 use crate::config::Config;

@@ -1,0 +1,405 @@
+//! What every transport keeps, on ranks that are threads, and on ranks that are processes.
+
+mod processes;
+mod world;
+
+use super::*;
+use crate::error::{Error, ErrorKind};
+use std::time::Instant;
+use world::{PATIENCE, World, config, recv, send, wait};
+
+/// Two slots' worth of sizes that matter, then some in between.
+fn sizes(slot_bytes: usize) -> impl Iterator<Item = usize> {
+    let edges = [0, 1, 63, 64, 65, slot_bytes - 1, slot_bytes];
+    edges.into_iter().chain((0..=slot_bytes).step_by(97))
+}
+
+fn header(bytes: usize, seed: u64) -> Header {
+    Header {
+        bytes: bytes as u32,
+        signature: std::array::from_fn(|word| {
+            (seed + 1)
+                .wrapping_mul(0x9e37_79b9_7f4a_7c15)
+                .rotate_left(13 * word as u32)
+        }),
+    }
+}
+
+fn byte(seed: u64, at: usize) -> u8 {
+    (seed as usize * 31 + at * 7 + (at >> 8)) as u8
+}
+
+fn fill(slot: &mut [u8], seed: u64) {
+    for (at, place) in slot.iter_mut().enumerate() {
+        *place = byte(seed, at);
+    }
+}
+
+fn check(end: &dyn RecvEnd, bytes: usize, seed: u64) {
+    assert_eq!(end.header(), header(bytes, seed));
+    assert_eq!(end.payload().len(), bytes);
+    assert_eq!(end.payload().as_ptr() as usize % 64, 0);
+    let wrong = (0..bytes).find(|&at| end.payload()[at] != byte(seed, at));
+    assert_eq!(wrong, None, "byte of message {seed} of {bytes} bytes");
+}
+
+#[test]
+fn every_size_arrives_whole_and_in_order_on_every_channel() {
+    for kind in TransportKind::ALL {
+        let mut config = config(kind);
+        config.tcp_sockets = 3;
+        World::new(2).run(&config, |mut links, _| {
+            let slot_bytes = links.slot_bytes;
+            assert_eq!(links.kinds[1 - links.rank], Some(kind));
+            assert!(links.buffer_bytes > 0 && links.buffer_bytes <= config.buffer_bytes);
+            for channel in 0..links.channels {
+                for (seed, bytes) in sizes(slot_bytes).enumerate() {
+                    let seed = seed as u64 * 3 + channel as u64;
+                    if links.rank == 0 {
+                        send(&mut links, 1, channel, header(bytes, seed), |slot| {
+                            assert_eq!(slot.len(), slot_bytes);
+                            assert_eq!(slot.as_ptr() as usize % 64, 0);
+                            fill(&mut slot[..bytes], seed);
+                        });
+                    } else {
+                        recv(&mut links, 0, channel, |end| check(end, bytes, seed));
+                    }
+                }
+            }
+        });
+    }
+}
+
+#[test]
+fn counters_go_on_past_sixteen_bits() {
+    for kind in TransportKind::ALL {
+        World::new(2).run(&config(kind), |mut links, _| {
+            for number in 0..70_000_u64 {
+                if links.rank == 0 {
+                    send(&mut links, 1, 0, header(8, number), |slot| {
+                        slot[..8].copy_from_slice(&number.to_le_bytes());
+                    });
+                } else {
+                    recv(&mut links, 0, 0, |end| {
+                        assert_eq!(end.payload(), number.to_le_bytes());
+                        assert_eq!(end.header(), header(8, number));
+                    });
+                }
+            }
+        });
+    }
+}
+
+#[test]
+fn a_slow_receiver_holds_the_sender_back_and_loses_nothing() {
+    for kind in TransportKind::ALL {
+        let world = World::new(2);
+        world.run(&config(kind), |mut links, exchange| {
+            let mut sent = 0_u64;
+            if links.rank == 0 {
+                let mut quiet = 0;
+                while quiet < 3 {
+                    let end = links.sends[1].as_mut().unwrap();
+                    if end.ready().unwrap() {
+                        fill(end.slot(), sent);
+                        let header = header(end.written().len(), sent);
+                        end.publish(header);
+                        sent += 1;
+                        quiet = 0;
+                        assert!(sent < 1 << 16, "{} does not hold back", kind.name());
+                    } else {
+                        links.waiter.idle(9999, Duration::from_millis(10)).unwrap();
+                        quiet += 1;
+                    }
+                }
+                if kind != TransportKind::Tcp {
+                    assert_eq!(sent, links.slots as u64);
+                } else {
+                    assert!(!links.sends[1].as_mut().unwrap().flushed().unwrap());
+                }
+            }
+            let all = exchange.all_gather(&sent.to_le_bytes()).unwrap();
+            if links.rank == 1 {
+                let total = u64::from_le_bytes(all[0][..].try_into().unwrap());
+                for seed in 0..total {
+                    let slot_bytes = links.slot_bytes;
+                    recv(&mut links, 0, 0, |end| check(end, slot_bytes, seed));
+                }
+                assert!(!links.recvs[0].as_mut().unwrap().ready().unwrap());
+            } else {
+                wait(&mut links, |links| {
+                    links.sends[1].as_mut().unwrap().flushed().unwrap()
+                });
+            }
+            exchange.barrier().unwrap();
+        });
+    }
+}
+
+/// All pairs, all channels, both directions, each rank filling everything before it reads.
+#[test]
+fn full_buffers_both_ways_do_not_deadlock() {
+    const MESSAGES: u64 = 300;
+    for kind in TransportKind::ALL {
+        World::new(3).run(&config(kind), |mut links, exchange| {
+            let ends = links.channels * links.nranks;
+            let mut sent = vec![0_u64; ends];
+            let mut seen = vec![0_u64; ends];
+            let mut quiet = 0;
+            let until = Instant::now() + PATIENCE;
+            let peers: Vec<usize> = (0..ends)
+                .filter(|end| end % links.nranks != links.rank)
+                .collect();
+            let bytes = links.slot_bytes;
+            let mut reading = false;
+            while peers
+                .iter()
+                .any(|&end| sent[end] < MESSAGES || seen[end] < MESSAGES)
+            {
+                let mut moved = false;
+                for &end in &peers {
+                    let to = links.sends[end].as_mut().unwrap();
+                    if sent[end] < MESSAGES && to.ready().unwrap() {
+                        to.slot()[..8].copy_from_slice(&sent[end].to_le_bytes());
+                        to.publish(header(bytes, sent[end]));
+                        sent[end] += 1;
+                        moved = true;
+                    }
+                    let from = links.recvs[end].as_mut().unwrap();
+                    if reading && seen[end] < MESSAGES && from.ready().unwrap() {
+                        assert_eq!(from.header(), header(bytes, seen[end]));
+                        assert_eq!(from.payload()[..8], seen[end].to_le_bytes());
+                        from.release();
+                        seen[end] += 1;
+                        moved = true;
+                    }
+                }
+                quiet = if moved { 0 } else { quiet + 1 };
+                // Everything is full: now read.
+                reading |= quiet > 50;
+                links.waiter.idle(quiet, Duration::from_millis(1)).unwrap();
+                assert!(Instant::now() < until, "{}: {sent:?} {seen:?}", kind.name());
+            }
+            wait(&mut links, |links| {
+                let flushed = |&end: &usize| links.sends[end].as_mut().unwrap().flushed().unwrap();
+                peers.iter().all(flushed)
+            });
+            exchange.barrier().unwrap();
+        });
+    }
+}
+
+/// Rank 0 has filled everything towards 1 and waits for 2, which waits for 1, which waits for the
+/// rest of what 0 has published: only the waiter of 0 can move that.
+#[test]
+fn waiting_for_one_peer_moves_what_another_waits_for() {
+    for kind in TransportKind::ALL {
+        World::new(3).run(&config(kind), |mut links, exchange| {
+            let mut sent = 0_u64;
+            if links.rank == 0 {
+                let full = links.slot_bytes;
+                let end = links.sends[1].as_mut().unwrap();
+                while end.ready().unwrap() {
+                    end.publish(header(full, sent));
+                    sent += 1;
+                }
+            }
+            let all = exchange.all_gather(&sent.to_le_bytes()).unwrap();
+            let total = u64::from_le_bytes(all[0][..].try_into().unwrap());
+            let full = links.slot_bytes;
+            match links.rank {
+                0 => recv(&mut links, 2, 0, |end| check(end, 9, 9)),
+                1 => {
+                    for seed in 0..total {
+                        recv(&mut links, 0, 0, |end| {
+                            assert_eq!(end.header(), header(full, seed))
+                        });
+                    }
+                    send(&mut links, 2, 0, header(0, 0), |_| {});
+                }
+                _ => {
+                    recv(&mut links, 1, 0, |end| check(end, 0, 0));
+                    send(&mut links, 0, 0, header(9, 9), |slot| fill(slot, 9));
+                }
+            }
+            exchange.barrier().unwrap();
+        });
+    }
+}
+
+#[test]
+fn a_sleeping_rank_is_woken() {
+    // Far beyond the time that the others take: a lost wake shows as a wait of that long.
+    let long = Duration::from_secs(100);
+    for kind in TransportKind::ALL {
+        World::new(2).run(&config(kind), |mut links, exchange| {
+            let (me, peer) = (links.rank, 1 - links.rank);
+            let start = Instant::now();
+            for round in 0..200_u64 {
+                if me == 0 {
+                    // Lets the other fall asleep at a different point each time.
+                    std::thread::sleep(Duration::from_micros(round * 3 % 100));
+                    send(&mut links, peer, 0, header(0, round), |_| {});
+                }
+                let mut scans = 5000;
+                while !links.recvs[peer].as_mut().unwrap().ready().unwrap() {
+                    links.waiter.idle(scans, long).unwrap();
+                    scans += 1;
+                }
+                let end = links.recvs[peer].as_mut().unwrap();
+                assert_eq!(end.header(), header(0, round));
+                end.release();
+                if me == 1 {
+                    send(&mut links, peer, 0, header(0, round), |_| {});
+                }
+            }
+            assert!(start.elapsed() < long, "{}: a wake was lost", kind.name());
+            exchange.barrier().unwrap();
+        });
+    }
+}
+
+#[test]
+fn a_peer_that_leaves_takes_no_data_with_it() {
+    for kind in TransportKind::ALL {
+        World::new(3).run(&config(kind), |mut links, exchange| {
+            if links.rank == 0 {
+                for seed in 0..3 {
+                    send(&mut links, 1, 0, header(100, seed), |slot| fill(slot, seed));
+                }
+                wait(&mut links, |links| {
+                    links.sends[1].as_mut().unwrap().flushed().unwrap()
+                });
+                drop(links);
+                exchange.barrier().unwrap();
+                return;
+            }
+            exchange.barrier().unwrap();
+            if links.rank == 1 {
+                for seed in 0..3 {
+                    recv(&mut links, 0, 0, |end| check(end, 100, seed));
+                }
+                if kind == TransportKind::Tcp {
+                    let until = Instant::now() + PATIENCE;
+                    let error = loop {
+                        match links.recvs[0].as_mut().unwrap().ready() {
+                            Ok(found) => assert!(!found && Instant::now() < until),
+                            Err(error) => break error,
+                        }
+                        links.waiter.idle(0, Duration::from_millis(1)).unwrap();
+                    };
+                    assert_eq!(error.kind(), ErrorKind::Remote);
+                    for part in ["rank 0 (host", "closed its connection"] {
+                        assert!(error.message().contains(part), "{error}");
+                    }
+                    let error = links.sends[0].as_mut().unwrap().ready().unwrap_err();
+                    assert_eq!(error.kind(), ErrorKind::Remote);
+                } else {
+                    assert!(!links.recvs[0].as_mut().unwrap().ready().unwrap());
+                }
+            }
+            // The two that stay go on, and waiting does not fail because of the third.
+            let peer = 3 - links.rank;
+            for seed in 0..50 {
+                send(&mut links, peer, 1, header(64, seed), |slot| {
+                    fill(slot, seed)
+                });
+                recv(&mut links, peer, 1, |end| check(end, 64, seed));
+                links
+                    .waiter
+                    .idle(seed as u32 * 500, Duration::from_millis(1))
+                    .unwrap();
+            }
+        });
+    }
+}
+
+#[test]
+fn pairs_of_one_world_may_differ() {
+    // Ranks 0 and 1 are threads of a process, 2 another process, 3 another host.
+    let world = World::with(&[(1, 1), (1, 1), (1, 2), (2, 3)]);
+    let mut config = config(TransportKind::Tcp);
+    config.transport = None;
+    world.run(&config, |mut links, exchange| {
+        use TransportKind::{Loopback, Shm, Tcp};
+        let expected = [
+            [None, Some(Loopback), Some(Shm), Some(Tcp)],
+            [Some(Loopback), None, Some(Shm), Some(Tcp)],
+            [Some(Shm), Some(Shm), None, Some(Tcp)],
+            [Some(Tcp), Some(Tcp), Some(Tcp), None],
+        ];
+        assert_eq!(links.kinds, expected[links.rank]);
+        let peers: Vec<usize> = (0..4).filter(|&peer| peer != links.rank).collect();
+        for round in 0..100 {
+            for &peer in &peers {
+                send(&mut links, peer, 0, header(500, round), |slot| {
+                    fill(slot, round)
+                });
+            }
+            for &peer in &peers {
+                recv(&mut links, peer, 0, |end| check(end, 500, round));
+            }
+        }
+        exchange.barrier().unwrap();
+    });
+}
+
+#[test]
+fn ranks_that_disagree_are_told_on_all_sides() {
+    let world = World::new(2);
+    let mut one = config(TransportKind::Shm);
+    let mut two = one.clone();
+    two.slots = 8;
+    let errors = world.errors(&[one.clone(), two.clone()]);
+    assert_eq!(errors[0], errors[1]);
+    assert_eq!(errors[0].kind(), ErrorKind::Mismatch);
+    for part in ["CINCH_SLOTS is 4 on rank 0 (host", "8 on rank 1 (host"] {
+        assert!(errors[0].message().contains(part), "{}", errors[0]);
+    }
+    (one.buffer_bytes, two.buffer_bytes, two.slots) = (1000, 1000, 4);
+    for error in World::new(2).errors(&[one, two]) {
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+        assert!(error.message().contains("need 133120 bytes"), "{error}");
+    }
+    let apart = World::with(&[(1, 1), (2, 2)]);
+    for error in apart.errors(&[config(TransportKind::Shm), config(TransportKind::Shm)]) {
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert!(
+            error
+                .message()
+                .contains("CINCH_TRANSPORT=shm cannot connect rank")
+        );
+    }
+}
+
+#[test]
+fn one_rank_needs_nothing() {
+    World::new(1).run(&config(TransportKind::Shm), |mut links, _| {
+        assert_eq!((links.nranks, links.rank, links.buffer_bytes), (1, 0, 0));
+        assert_eq!(links.kinds, [None]);
+        assert_eq!((links.sends.len(), links.recvs.len()), (2, 2));
+        links
+            .waiter
+            .idle(100_000, Duration::from_millis(1))
+            .unwrap();
+    });
+}
+
+#[test]
+fn a_fault_ends_connecting() {
+    let world = World::new(2);
+    let exchange = world.exchange(0);
+    let fault = Fault::new();
+    fault.raise(Error::new(ErrorKind::Aborted, "enough"));
+    world
+        .exchange(0)
+        .announce(&Error::new(ErrorKind::Aborted, "enough"));
+    let error = connect_all(&ConnectContext {
+        exchange: &*exchange,
+        config: &config(TransportKind::Tcp),
+        fault: &fault,
+        deadline: Instant::now() + PATIENCE,
+    })
+    .unwrap_err();
+    assert_eq!(error.message(), "enough");
+}

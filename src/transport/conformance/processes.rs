@@ -1,0 +1,253 @@
+//! Ranks that are processes: forked, joined by a socket pair, and sometimes killed.
+
+use super::world::{PATIENCE, World, config, connect, recv, send, wait};
+use super::{check, fill, header};
+use crate::bootstrap::{Exchange, PeerInfo};
+use crate::error::{Error, ErrorKind, Result};
+use crate::transport::Links;
+use crate::types::{SIGNATURE_WORDS, TransportKind};
+use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{WaitStatus, waitpid};
+use nix::unistd::{ForkResult, Pid, fork};
+use std::io::{Read, Write};
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+/// Runs `body` in a child with only one thread; its panic is the child's failure. It keeps no
+/// descriptor but `keep`: a copy of another test's socket would keep that from ending.
+fn child(keep: Option<RawFd>, body: impl FnOnce()) -> Pid {
+    // SAFETY: the child runs on this thread only, allocates through an allocator that survives
+    // forks, and leaves by `_exit`, so nothing of the test harness runs twice.
+    match unsafe { fork() }.unwrap() {
+        ForkResult::Parent { child } => child,
+        ForkResult::Child => {
+            let keep = keep.map_or(2, |fd| fd as libc::c_uint);
+            // SAFETY: the other threads, whose descriptors these are, do not exist here.
+            unsafe {
+                libc::close_range(3, keep.max(3) - 1, 0);
+                libc::close_range(keep + 1, libc::c_uint::MAX, 0);
+            }
+            let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body));
+            // SAFETY: ends the process.
+            unsafe { libc::_exit(i32::from(done.is_err())) }
+        }
+    }
+}
+
+fn ended_well(child: Pid) {
+    assert_eq!(waitpid(child, None).unwrap(), WaitStatus::Exited(child, 0));
+}
+
+/// Two processes.
+#[derive(Debug)]
+struct Pair {
+    rank: usize,
+    peers: Vec<PeerInfo>,
+    stream: UnixStream,
+}
+
+impl Pair {
+    fn new() -> (Pair, Pair) {
+        let (one, two) = UnixStream::pair().unwrap();
+        let peer = |rank| PeerInfo {
+            rank,
+            pid: std::process::id(),
+            uid: nix::unistd::geteuid().as_raw(),
+            host: "here".into(),
+            host_id: [1; 16],
+            process_id: [rank as u8; 16],
+            address: [127, 0, 0, 1].into(),
+        };
+        let side = |rank, stream: UnixStream| {
+            stream.set_read_timeout(Some(PATIENCE)).unwrap();
+            Pair {
+                rank,
+                peers: vec![peer(0), peer(1)],
+                stream,
+            }
+        };
+        (side(0, one), side(1, two))
+    }
+}
+
+impl Exchange for Pair {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn peers(&self) -> &[PeerInfo] {
+        &self.peers
+    }
+
+    fn all_gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
+        let swap = || -> std::io::Result<Vec<u8>> {
+            let mut stream = &self.stream;
+            stream.write_all(&(bytes.len() as u32).to_le_bytes())?;
+            stream.write_all(bytes)?;
+            let mut length = [0; 4];
+            stream.read_exact(&mut length)?;
+            let mut their = vec![0; u32::from_le_bytes(length) as usize];
+            stream.read_exact(&mut their)?;
+            Ok(their)
+        };
+        let their = swap().map_err(|error| Error::system("exchanging", error))?;
+        let mut all = [bytes.to_vec(), their];
+        all.rotate_right(self.rank);
+        Ok(all.into())
+    }
+
+    fn announce(&self, _: &Error) {}
+
+    fn note_call(&self, _: [u64; SIGNATURE_WORDS]) {}
+
+    fn departed(&self, _: usize) -> bool {
+        false
+    }
+
+    fn key(&self, purpose: &str) -> [u8; 32] {
+        [purpose.len() as u8; 32]
+    }
+
+    fn leave(&self) {}
+}
+
+fn talk(mut links: Links, exchange: &Pair) {
+    let peer = 1 - exchange.rank;
+    for seed in 0..500 {
+        let bytes = (seed as usize * 37) % (links.slot_bytes + 1);
+        send(&mut links, peer, 1, header(bytes, seed), |slot| {
+            fill(slot, seed)
+        });
+        recv(&mut links, peer, 1, |end| check(end, bytes, seed));
+    }
+    wait(&mut links, |links| {
+        links.sends[links.nranks + peer]
+            .as_mut()
+            .unwrap()
+            .flushed()
+            .unwrap()
+    });
+    exchange.barrier().unwrap();
+}
+
+#[test]
+fn processes_talk() {
+    for kind in [TransportKind::Shm, TransportKind::Tcp] {
+        let (one, two) = Pair::new();
+        let other = child(Some(two.stream.as_raw_fd()), move || {
+            talk(connect(&two, &config(kind)).unwrap(), &two)
+        });
+        talk(connect(&one, &config(kind)).unwrap(), &one);
+        ended_well(other);
+    }
+}
+
+fn shm_names() -> Vec<std::ffi::OsString> {
+    let Ok(entries) = std::fs::read_dir("/dev/shm") else {
+        return Vec::new();
+    };
+    let names = entries.flatten().map(|entry| entry.file_name());
+    names
+        .filter(|name| name.to_string_lossy().contains("cinch"))
+        .collect()
+}
+
+#[test]
+fn a_killed_process_is_noticed_and_leaves_nothing() {
+    for kind in [TransportKind::Shm, TransportKind::Tcp] {
+        // In a child, so that what this process has open is what the test has open.
+        let survivor = child(None, move || {
+            let (one, two) = Pair::new();
+            let victim = child(Some(two.stream.as_raw_fd()), move || {
+                let mut links = connect(&two, &config(kind)).unwrap();
+                send(&mut links, 0, 0, header(64, 1), |slot| fill(slot, 1));
+                wait(&mut links, |_| false);
+            });
+            let mut links = connect(&one, &config(kind)).unwrap();
+            recv(&mut links, 1, 0, |end| check(end, 64, 1));
+            kill(victim, Signal::SIGKILL).unwrap();
+            waitpid(victim, None).unwrap();
+            let until = Instant::now() + PATIENCE;
+            let found = loop {
+                match links.recvs[1].as_mut().unwrap().ready() {
+                    Ok(found) => assert!(!found),
+                    Err(error) => break Some(error),
+                }
+                if kind == TransportKind::Shm {
+                    break None;
+                }
+                assert!(Instant::now() < until, "the death was not noticed");
+                links.waiter.idle(9999, Duration::from_millis(1)).unwrap();
+            };
+            if kind == TransportKind::Tcp {
+                let error = found.unwrap();
+                assert_eq!(error.kind(), ErrorKind::Remote);
+                assert!(error.message().contains("rank 1"), "{error}");
+            }
+            // Memory shared with the dead stays good.
+            let end = links.sends[1].as_mut().unwrap();
+            if kind == TransportKind::Shm {
+                assert!(end.ready().unwrap());
+                end.slot().fill(1);
+                end.publish(header(64, 2));
+            }
+            drop(links);
+            assert_eq!(shm_names(), [""; 0]);
+        });
+        ended_well(survivor);
+    }
+}
+
+/// Descriptors, threads, mappings of ours, and kilobytes of address space.
+fn holdings() -> (usize, usize, usize, usize) {
+    let count = |path| std::fs::read_dir(path).unwrap().count();
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let size = status.lines().find_map(|line| line.strip_prefix("VmSize:"));
+    let size = size.unwrap().trim().trim_end_matches(" kB").parse();
+    (
+        count("/proc/self/fd"),
+        count("/proc/self/task"),
+        maps.lines()
+            .filter(|line| line.contains("memfd:cinch"))
+            .count(),
+        size.unwrap(),
+    )
+}
+
+#[test]
+fn nothing_is_left_after_drop() {
+    for kind in TransportKind::ALL {
+        ended_well(child(None, move || {
+            // SAFETY: no other thread allocates yet. One arena: others reserve address space at
+            // will, which would hide what is looked for.
+            unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };
+            let mut config = config(kind);
+            config.slot_bytes = 1 << 20;
+            let cycle = || {
+                World::new(3).run(&config, |mut links, exchange| {
+                    let (to, from) = ((links.rank + 1) % 3, (links.rank + 2) % 3);
+                    send(&mut links, to, 0, header(64, 1), |slot| fill(slot, 1));
+                    recv(&mut links, from, 0, |end| check(end, 64, 1));
+                    exchange.barrier().unwrap();
+                });
+            };
+            // The first cycles fill caches of the runtime: stacks, arenas.
+            (0..4).for_each(|_| cycle());
+            let mut before = holdings();
+            // This thread is the only one of the child.
+            before.1 = 1;
+            (0..12).for_each(|_| cycle());
+            // The kernel ends the threads of the test a little after they are joined.
+            let until = Instant::now() + PATIENCE;
+            while holdings().1 > before.1 && Instant::now() < until {
+                std::thread::yield_now();
+            }
+            let after = holdings();
+            assert_eq!((after.0, after.1, after.2), (before.0, before.1, before.2));
+            // One region a cycle would come to 12 * 24 MiB, one slot FIFO to 12 * 4 MiB.
+            assert!(after.3 < before.3 + (24 << 10), "{before:?} {after:?}");
+        }));
+    }
+}

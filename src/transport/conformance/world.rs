@@ -1,0 +1,223 @@
+//! Ranks that are threads, and an exchange between them.
+
+use crate::bootstrap::{Exchange, PeerInfo};
+use crate::config::Config;
+use crate::error::{Error, ErrorKind, Result};
+use crate::sync::Fault;
+use crate::transport::{ConnectContext, Header, Links, RecvEnd, connect_all};
+use crate::types::{SIGNATURE_WORDS, TransportKind};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
+
+/// When a test that waits has failed.
+pub(super) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Small slots over `kind`.
+pub(super) fn config(kind: TransportKind) -> Config {
+    Config {
+        slot_bytes: 4096,
+        transport: Some(kind),
+        ..Config::default()
+    }
+}
+
+/// Sends one message.
+pub(super) fn send(
+    links: &mut Links,
+    to: usize,
+    channel: usize,
+    header: Header,
+    fill: impl FnOnce(&mut [u8]),
+) {
+    let index = channel * links.nranks + to;
+    wait(links, |links| {
+        links.sends[index].as_mut().unwrap().ready().unwrap()
+    });
+    let end = links.sends[index].as_mut().unwrap();
+    fill(end.slot());
+    end.publish(header);
+}
+
+/// Receives one message.
+pub(super) fn recv(
+    links: &mut Links,
+    from: usize,
+    channel: usize,
+    check: impl FnOnce(&dyn RecvEnd),
+) {
+    let index = channel * links.nranks + from;
+    wait(links, |links| {
+        links.recvs[index].as_mut().unwrap().ready().unwrap()
+    });
+    let end = links.recvs[index].as_mut().unwrap();
+    check(&**end);
+    end.release();
+}
+
+/// Waits as an engine does.
+pub(super) fn wait(links: &mut Links, mut done: impl FnMut(&mut Links) -> bool) {
+    let mut scans = 0;
+    let mut until = None;
+    while !done(links) {
+        links.waiter.idle(scans, Duration::from_millis(10)).unwrap();
+        scans += 1;
+        if scans.is_multiple_of(64) {
+            let until = *until.get_or_insert_with(|| Instant::now() + PATIENCE);
+            assert!(Instant::now() < until, "rank {} waits for ever", links.rank);
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Round {
+    number: u64,
+    given: Vec<Option<Vec<u8>>>,
+    taken: Vec<Vec<u8>>,
+    reason: Option<Error>,
+}
+
+/// Some ranks of one process.
+#[derive(Debug)]
+pub(super) struct World {
+    peers: Vec<PeerInfo>,
+    round: Mutex<Round>,
+    changed: Condvar,
+}
+
+impl World {
+    /// Threads.
+    pub fn new(nranks: usize) -> Arc<World> {
+        World::with(&vec![(1, 1); nranks])
+    }
+
+    /// Ranks that claim to be in these hosts and processes.
+    pub fn with(places: &[(u8, u8)]) -> Arc<World> {
+        let peer = |(rank, &(host, process)): (usize, &(u8, u8))| PeerInfo {
+            rank,
+            pid: std::process::id(),
+            uid: nix::unistd::geteuid().as_raw(),
+            host: format!("host{host}"),
+            host_id: [host; 16],
+            process_id: [process; 16],
+            address: [127, 0, 0, 1].into(),
+        };
+        Arc::new(World {
+            peers: places.iter().enumerate().map(peer).collect(),
+            round: Mutex::new(Round {
+                given: vec![None; places.len()],
+                ..Round::default()
+            }),
+            changed: Condvar::new(),
+        })
+    }
+
+    /// One rank's side.
+    pub fn exchange(self: &Arc<World>, rank: usize) -> Arc<dyn Exchange> {
+        Arc::new(Side {
+            world: self.clone(),
+            rank,
+        })
+    }
+
+    /// Connects all ranks and runs `body` on each, in a thread.
+    pub fn run(self: &Arc<World>, config: &Config, body: impl Fn(Links, &dyn Exchange) + Sync) {
+        std::thread::scope(|scope| {
+            for rank in 0..self.peers.len() {
+                let body = &body;
+                scope.spawn(move || {
+                    let exchange = self.exchange(rank);
+                    match connect(&*exchange, config) {
+                        Ok(links) => body(links, &*exchange),
+                        Err(error) => {
+                            exchange.announce(&error);
+                            panic!("rank {rank}: {error}");
+                        }
+                    }
+                });
+            }
+        });
+    }
+
+    /// Connects ranks that cannot be connected.
+    pub fn errors(self: &Arc<World>, configs: &[Config]) -> Vec<Error> {
+        std::thread::scope(|scope| {
+            let rank = |(rank, config): (usize, _)| {
+                scope.spawn(move || connect(&*self.exchange(rank), config).map(|_| ()))
+            };
+            let threads: Vec<_> = configs.iter().enumerate().map(rank).collect();
+            let join = |thread: std::thread::ScopedJoinHandle<'_, Result<()>>| thread.join();
+            let errors = threads.into_iter().map(join);
+            errors.map(|error| error.unwrap().unwrap_err()).collect()
+        })
+    }
+}
+
+/// Connects one rank.
+pub(super) fn connect(exchange: &dyn Exchange, config: &Config) -> Result<Links> {
+    connect_all(&ConnectContext {
+        exchange,
+        config,
+        fault: &Fault::new(),
+        deadline: Instant::now() + PATIENCE,
+    })
+}
+
+#[derive(Debug)]
+struct Side {
+    world: Arc<World>,
+    rank: usize,
+}
+
+impl Exchange for Side {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn peers(&self) -> &[PeerInfo] {
+        &self.world.peers
+    }
+
+    fn all_gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
+        let until = Instant::now() + PATIENCE;
+        let mut round = self.world.round.lock().unwrap();
+        let number = round.number;
+        round.given[self.rank] = Some(bytes.to_vec());
+        if round.given.iter().all(Option::is_some) {
+            round.taken = round.given.iter_mut().filter_map(Option::take).collect();
+            round.number += 1;
+            self.world.changed.notify_all();
+        }
+        while round.number == number {
+            if let Some(reason) = &round.reason {
+                return Err(reason.clone());
+            }
+            if Instant::now() > until {
+                return Err(Error::new(
+                    ErrorKind::Timeout,
+                    "a rank of the test is missing",
+                ));
+            }
+            round = self.world.changed.wait_timeout(round, PATIENCE).unwrap().0;
+        }
+        Ok(round.taken.clone())
+    }
+
+    fn announce(&self, reason: &Error) {
+        self.world.round.lock().unwrap().reason = Some(reason.clone());
+        self.world.changed.notify_all();
+    }
+
+    fn note_call(&self, _: [u64; SIGNATURE_WORDS]) {}
+
+    fn departed(&self, _: usize) -> bool {
+        false
+    }
+
+    fn key(&self, purpose: &str) -> [u8; 32] {
+        let mut key = [5; 32];
+        key[..purpose.len()].copy_from_slice(purpose.as_bytes());
+        key
+    }
+
+    fn leave(&self) {}
+}

@@ -1,0 +1,174 @@
+use super::*;
+use crate::sync::Fault;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+
+fn peers() -> Vec<PeerInfo> {
+    let peer = |rank| PeerInfo {
+        rank,
+        pid: 1,
+        uid: 0,
+        host: "here".into(),
+        host_id: [1; 16],
+        process_id: [1; 16],
+        address: [127, 0, 0, 1].into(),
+    };
+    (0..2).map(peer).collect()
+}
+
+fn listener() -> (OwnedFd, SocketAddr) {
+    let any = SocketAddr::from(([127, 0, 0, 1], 0));
+    let listener = socket::listen(&Address::Tcp(any)).unwrap();
+    let port = socket::port(&listener).unwrap();
+    (listener, SocketAddr::from(([127, 0, 0, 1], port)))
+}
+
+fn link(peer: usize, socket: usize) -> Link {
+    Link {
+        peer,
+        channel: 0,
+        socket,
+    }
+}
+
+/// Rank 0 accepts `count` sockets of rank 1 at `to`.
+struct Side<'a> {
+    peers: &'a [PeerInfo],
+    fault: &'a Fault,
+    count: usize,
+    key: u8,
+    seconds: f64,
+}
+
+impl Side<'_> {
+    fn open(&self, me: usize, at: OwnedFd, to: SocketAddr) -> Result<HashMap<Link, OwnedFd>> {
+        let links = (0..self.count).map(|socket| link(1 - me, socket));
+        let (accepts, connects) = match me {
+            0 => (links.collect(), Vec::new()),
+            _ => (
+                Vec::new(),
+                links.map(|link| (link, Address::Tcp(to))).collect(),
+            ),
+        };
+        Mesh {
+            purpose: "tcp",
+            key: [self.key; 32],
+            me,
+            peers: self.peers,
+            listener: at,
+            local: false,
+            accepts,
+            connects,
+            fault: self.fault,
+            deadline: Instant::now() + Duration::from_secs_f64(self.seconds),
+        }
+        .open()
+    }
+}
+
+#[test]
+fn strangers_neither_join_nor_stall() {
+    let (peers, fault) = (peers(), Fault::new());
+    let side = Side {
+        peers: &peers,
+        fault: &fault,
+        count: 6,
+        key: 3,
+        seconds: 30.0,
+    };
+    let (at, to) = listener();
+    let (other, _) = listener();
+    // Silent ones, chatty ones, hasty ones; more than may wait at once, all before the ranks.
+    let mut strangers = Vec::new();
+    for index in 0..120 {
+        let mut stranger = TcpStream::connect(to).unwrap();
+        match index % 3 {
+            0 => {}
+            1 => {
+                let _ = stranger.write_all(&[b'G'; 500]);
+            }
+            _ => continue,
+        }
+        strangers.push(stranger);
+    }
+    std::thread::scope(|scope| {
+        let accepting = scope.spawn(|| side.open(0, at, to));
+        let connecting = scope.spawn(|| side.open(1, other, to));
+        let here = accepting.join().unwrap().unwrap();
+        let there = connecting.join().unwrap().unwrap();
+        assert_eq!((here.len(), there.len()), (6, 6));
+        for socket in 0..6 {
+            let text = format!("over socket {socket}");
+            let parts = [io::IoSlice::new(text.as_bytes())];
+            socket::write(&there[&link(0, socket)], &parts).unwrap();
+            let mut stream = TcpStream::from(here[&link(1, socket)].try_clone().unwrap());
+            stream.set_nonblocking(false).unwrap();
+            let mut found = vec![0; text.len()];
+            stream.read_exact(&mut found).unwrap();
+            assert_eq!(found, text.as_bytes());
+        }
+    });
+}
+
+#[test]
+fn a_rank_that_does_not_come_is_named_at_the_deadline() {
+    let (peers, fault) = (peers(), Fault::new());
+    let side = Side {
+        peers: &peers,
+        fault: &fault,
+        count: 2,
+        key: 3,
+        seconds: 0.1,
+    };
+    let (at, to) = listener();
+    let error = side.open(0, at, to).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Timeout);
+    assert!(error.message().contains("rank 1 (host here"), "{error}");
+    assert!(error.message().contains("0 of 2 sockets"), "{error}");
+    // Nobody listens there any more.
+    let (at, _) = listener();
+    let error = side.open(1, at, to).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Timeout);
+    assert!(error.message().contains("refused"), "{error}");
+}
+
+#[test]
+fn another_key_is_refused() {
+    let (peers, fault) = (peers(), Fault::new());
+    let side = |key| Side {
+        peers: &peers,
+        fault: &fault,
+        count: 1,
+        key,
+        seconds: 1.0,
+    };
+    let (at, to) = listener();
+    let (other, _) = listener();
+    let (accepting, connecting) = (side(3), side(4));
+    std::thread::scope(|scope| {
+        let accepting = scope.spawn(move || accepting.open(0, at, to));
+        let error = connecting.open(1, other, to).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Remote);
+        assert!(error.message().contains("key"), "{error}");
+        assert!(accepting.join().unwrap().is_err());
+    });
+}
+
+#[test]
+fn the_fault_ends_the_wait() {
+    let (peers, fault) = (peers(), Arc::clone(&Fault::new()));
+    let side = Side {
+        peers: &peers,
+        fault: &fault,
+        count: 1,
+        key: 3,
+        seconds: 1000.0,
+    };
+    let (at, to) = listener();
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| side.open(0, at, to));
+        fault.raise(Error::new(ErrorKind::Aborted, "enough"));
+        assert_eq!(waiting.join().unwrap().unwrap_err().message(), "enough");
+    });
+}

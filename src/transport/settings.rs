@@ -1,0 +1,219 @@
+//! What ranks tell each other before they connect, and what follows from it on all of them alike:
+//! geometry, and which transport serves which pair.
+
+use crate::bootstrap::PeerInfo;
+use crate::config::Config;
+use crate::error::{Error, ErrorKind, Result};
+use crate::mem::{FifoShape, LINE_BYTES};
+use crate::types::TransportKind;
+
+/// Slots do not shrink below this.
+const SMALLEST_SLOT: usize = 4 << 10;
+
+/// Settings that all ranks must share, by name.
+pub(super) type Shared = [(&'static str, u64); 6];
+
+/// The shared settings of `config`.
+pub(super) fn shared(config: &Config) -> Shared {
+    [
+        ("CINCH_SLOT_BYTES", config.slot_bytes as u64),
+        ("CINCH_SLOTS", config.slots as u64),
+        ("CINCH_CHANNELS", config.channels as u64),
+        ("CINCH_BUFFER_BYTES", config.buffer_bytes as u64),
+        ("CINCH_TCP_SOCKETS", config.tcp_sockets as u64),
+        (
+            "CINCH_TRANSPORT",
+            config.transport.map_or(0, |kind| kind as u64 + 1),
+        ),
+    ]
+}
+
+fn show(name: &str, value: u64) -> String {
+    if name != "CINCH_TRANSPORT" {
+        return value.to_string();
+    }
+    let kind = TransportKind::ALL
+        .into_iter()
+        .find(|&kind| kind as u64 + 1 == value);
+    kind.map_or("auto", TransportKind::name).into()
+}
+
+/// The slots of a connection: as configured, or smaller where the budget demands it.
+///
+/// # Errors
+/// Invalid argument if the settings are impossible, or, with the number that is needed, if even
+/// the smallest slots exceed the budget.
+pub(super) fn shape(config: &Config, nranks: usize) -> Result<FifoShape> {
+    let sensible = config.slots.is_power_of_two()
+        && config.slot_bytes >= SMALLEST_SLOT
+        && config.slot_bytes.is_multiple_of(64)
+        && config.slot_bytes <= u32::MAX as usize
+        && config.channels > 0
+        && config.tcp_sockets > 0;
+    if !sensible {
+        return Err(Error::invalid_argument(format!(
+            "{} slots of {} bytes on {} channels with {} sockets: slots must be a power of two, \
+             slot bytes a multiple of 64 from {SMALLEST_SLOT}, channels and sockets at least 1",
+            config.slots, config.slot_bytes, config.channels, config.tcp_sockets
+        )));
+    }
+    // Both directions.
+    let slots = 2 * nranks as u128 * config.channels as u128 * config.slots as u128;
+    let need = |slot_bytes: usize| slots * (slot_bytes + LINE_BYTES) as u128;
+    let mut slot_bytes = config.slot_bytes;
+    while need(slot_bytes) > config.buffer_bytes as u128 {
+        if slot_bytes == SMALLEST_SLOT {
+            return Err(Error::invalid_argument(format!(
+                "CINCH_BUFFER_BYTES={} is too small: {nranks} ranks with {} channels and {} slots \
+                 need {} bytes for the smallest slots (raise it, or lower CINCH_CHANNELS or \
+                 CINCH_SLOTS)",
+                config.buffer_bytes,
+                config.channels,
+                config.slots,
+                need(SMALLEST_SLOT)
+            )));
+        }
+        slot_bytes = (slot_bytes / 2 / 64 * 64).max(SMALLEST_SLOT);
+    }
+    Ok(FifoShape {
+        depth: config.slots,
+        slot_bytes,
+    })
+}
+
+/// Which transport serves each rank; None for `me`.
+///
+/// # Errors
+/// Unsupported, naming both ranks and why, if the forced transport cannot connect a pair.
+pub(super) fn kinds(
+    peers: &[PeerInfo],
+    me: usize,
+    forced: Option<TransportKind>,
+) -> Result<Vec<Option<TransportKind>>> {
+    let own = &peers[me];
+    let kind = |peer: &PeerInfo| {
+        let obstacle = |kind| match kind {
+            TransportKind::Loopback if own.process_id != peer.process_id => {
+                Some("they are not threads of one process")
+            }
+            TransportKind::Shm if own.host_id != peer.host_id => {
+                Some("they do not share a host and its network namespace")
+            }
+            _ => None,
+        };
+        match forced {
+            None => Ok(TransportKind::ALL
+                .into_iter()
+                .find(|&kind| obstacle(kind).is_none())),
+            Some(kind) => match obstacle(kind) {
+                None => Ok(Some(kind)),
+                Some(why) => Err(Error::new(
+                    ErrorKind::Unsupported,
+                    format!(
+                        "CINCH_TRANSPORT={} cannot connect {own} and {peer}: {why}",
+                        kind.name()
+                    ),
+                )),
+            },
+        }
+    };
+    let ranks = peers.iter().enumerate();
+    ranks
+        .map(|(rank, peer)| if rank == me { Ok(None) } else { kind(peer) })
+        .collect()
+}
+
+/// One rank's part of the exchange.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Card {
+    /// In the order of [`shared`].
+    pub settings: [u64; 6],
+    /// Under which its region is offered to threads of its process.
+    pub offer: u64,
+    /// Where its region is handed to other processes.
+    pub local: [u8; 16],
+    /// Where it takes TCP connections.
+    pub port: u16,
+    /// Why it cannot take part, so that all ranks hear of it; empty if it can.
+    pub trouble: String,
+}
+
+const CARD: usize = 6 * 8 + 8 + 16 + 2;
+
+impl Card {
+    /// As it travels.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(CARD + self.trouble.len());
+        for value in self.settings {
+            bytes.extend(value.to_le_bytes());
+        }
+        bytes.extend(self.offer.to_le_bytes());
+        bytes.extend(self.local);
+        bytes.extend(self.port.to_le_bytes());
+        bytes.extend(self.trouble.as_bytes());
+        bytes
+    }
+
+    /// From what travelled; None if it is no card.
+    pub fn decode(bytes: &[u8]) -> Option<Card> {
+        let (fixed, trouble) = bytes.split_at_checked(CARD)?;
+        let long = |index: usize| {
+            let bytes = fixed[8 * index..8 * index + 8].try_into();
+            u64::from_le_bytes(bytes.unwrap_or_default())
+        };
+        Some(Card {
+            settings: std::array::from_fn(long),
+            offer: long(6),
+            local: fixed[56..72].try_into().ok()?,
+            port: u16::from_le_bytes([fixed[72], fixed[73]]),
+            trouble: std::str::from_utf8(trouble).ok()?.into(),
+        })
+    }
+}
+
+/// Reads everybody's card, and finds out whether all ranks can and want the same.
+///
+/// # Errors
+/// Mismatch, naming two ranks and both values; remote, naming the rank that has trouble. The
+/// same on all ranks.
+pub(super) fn compare(blobs: &[Vec<u8>], peers: &[PeerInfo], names: &Shared) -> Result<Vec<Card>> {
+    let mut cards = Vec::with_capacity(blobs.len());
+    for (blob, peer) in blobs.iter().zip(peers) {
+        cards.push(Card::decode(blob).ok_or_else(|| {
+            Error::new(
+                ErrorKind::Mismatch,
+                format!("{peer} described its connections in another format: use one version"),
+            )
+        })?);
+    }
+    // Settings first: trouble often comes from them.
+    for (card, peer) in cards.iter().zip(peers) {
+        for (index, (name, _)) in names.iter().enumerate() {
+            let (first, other) = (cards[0].settings[index], card.settings[index]);
+            if first != other {
+                return Err(Error::new(
+                    ErrorKind::Mismatch,
+                    format!(
+                        "{name} is {} on {} and {} on {peer}: set it alike on all ranks",
+                        show(name, first),
+                        peers[0],
+                        show(name, other)
+                    ),
+                ));
+            }
+        }
+    }
+    for (card, peer) in cards.iter().zip(peers) {
+        if !card.trouble.is_empty() {
+            return Err(Error::new(
+                ErrorKind::Remote,
+                format!("{peer} cannot connect: {}", card.trouble),
+            ));
+        }
+    }
+    Ok(cards)
+}
+
+#[cfg(test)]
+#[path = "settings_tests.rs"]
+mod tests;

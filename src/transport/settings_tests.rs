@@ -1,0 +1,99 @@
+use super::*;
+use crate::config::Origin;
+
+fn peer(rank: usize, host: u8, process: u8) -> PeerInfo {
+    PeerInfo {
+        rank,
+        pid: 100 + u32::from(process),
+        uid: 0,
+        host: format!("h{host}"),
+        host_id: [host; 16],
+        process_id: [process; 16],
+        address: [127, 0, 0, 1].into(),
+    }
+}
+
+#[test]
+fn each_pair_gets_the_best_transport_and_both_sides_agree() {
+    let peers = [peer(0, 1, 1), peer(1, 1, 1), peer(2, 1, 2), peer(3, 2, 3)];
+    let table: Vec<_> = (0..4).map(|me| kinds(&peers, me, None).unwrap()).collect();
+    use TransportKind::{Loopback, Shm, Tcp};
+    assert_eq!(table[0], [None, Some(Loopback), Some(Shm), Some(Tcp)]);
+    for (one, row) in table.iter().enumerate() {
+        for (two, kind) in row.iter().enumerate() {
+            assert_eq!(*kind, table[two][one]);
+        }
+    }
+    assert_eq!(
+        kinds(&peers, 0, Some(Tcp)).unwrap(),
+        [None, Some(Tcp), Some(Tcp), Some(Tcp)]
+    );
+    let error = kinds(&peers, 0, Some(Shm)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    for part in ["shm", "rank 0 (host h1", "rank 3 (host h2", "namespace"] {
+        assert!(error.message().contains(part), "{error}");
+    }
+    assert!(kinds(&peers, 1, Some(Loopback)).is_err());
+}
+
+#[test]
+fn slots_shrink_to_the_budget_and_no_further() {
+    let mut config = Config::default();
+    assert_eq!(shape(&config, 2).unwrap().slot_bytes, 128 << 10);
+    for nranks in [2, 8, 16, 32, 64, 100, 500] {
+        let shape = shape(&config, nranks).unwrap();
+        let total = |slot: usize| nranks * 2 * 4 * (slot + 64) * 2;
+        assert!(total(shape.slot_bytes) <= config.buffer_bytes);
+        assert!(shape.slot_bytes == 128 << 10 || total(2 * shape.slot_bytes) > config.buffer_bytes);
+        assert!(shape.slot_bytes.is_multiple_of(64) && shape.slot_bytes >= 4096);
+    }
+    let error = shape(&config, 5000).unwrap_err();
+    let need = (5000 * 2 * 4 * 2 * (4096 + 64)).to_string();
+    assert!(error.message().contains(&need), "{error}");
+    config
+        .set("CINCH_BUFFER_BYTES", "1G", Origin::Program)
+        .unwrap();
+    assert!(shape(&config, 5000).is_ok());
+    config.slot_bytes = 4096 + 8 * 64;
+    config.buffer_bytes = 2 * 2 * 4 * 2 * (4096 + 64);
+    assert_eq!(shape(&config, 2).unwrap().slot_bytes, 4096);
+    config.slots = 3;
+    assert!(shape(&config, 2).is_err());
+}
+
+#[test]
+fn cards_travel_and_disagreement_names_both() {
+    let config = Config::default();
+    let names = shared(&config);
+    let card = Card {
+        settings: names.map(|(_, value)| value),
+        offer: 7,
+        local: [9; 16],
+        port: 4711,
+        trouble: String::new(),
+    };
+    let peers = [peer(0, 1, 1), peer(1, 1, 2)];
+    let blobs = |other: &Card| vec![card.encode(), other.encode()];
+    assert_eq!(compare(&blobs(&card), &peers, &names).unwrap()[1], card);
+
+    let mut other = card.clone();
+    other.settings[5] = TransportKind::Tcp as u64 + 1;
+    other.trouble = "no sockets".into();
+    let error = compare(&blobs(&other), &peers, &names).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Mismatch);
+    for part in ["CINCH_TRANSPORT is auto on rank 0", "tcp on rank 1"] {
+        assert!(error.message().contains(part), "{error}");
+    }
+    other.settings = card.settings;
+    let error = compare(&blobs(&other), &peers, &names).unwrap_err();
+    assert!(
+        error
+            .message()
+            .contains("rank 1 (host h1, pid 102) cannot connect: no sockets")
+    );
+
+    for cut in [0, CARD - 1] {
+        let short = vec![card.encode(), card.encode()[..cut].to_vec()];
+        assert!(compare(&short, &peers, &names).is_err());
+    }
+}

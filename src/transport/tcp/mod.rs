@@ -1,0 +1,160 @@
+//! Ranks of different hosts: several sockets for each pair and channel, message by message in
+//! turn, because one stream rarely fills a fast link and one core rarely feeds it.
+
+pub(super) mod connect;
+mod pump;
+
+use super::{Header, RecvEnd, SendEnd};
+use crate::error::Result;
+use crate::mem::{Consumer, FifoPlaces, FifoShape, Producer, Region};
+use crate::sys::socket::Interest;
+use pump::Pump;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// The pump of one pair on one channel, as its two ends and the waiter share it. They belong to
+/// one rank, so the lock is free unless a program polls ends from several threads; beside a
+/// system call it costs nothing.
+#[derive(Clone, Debug)]
+pub(super) struct SharedPump(Arc<Mutex<Pump>>);
+
+impl SharedPump {
+    fn lock(&self) -> MutexGuard<'_, Pump> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Moves what can be moved, both ways. A broken connection is the business of its ends: a
+    /// peer that has left must not fail ranks that expect nothing from it.
+    pub fn progress(&self) {
+        let mut pump = self.lock();
+        pump.send();
+        pump.receive(true);
+    }
+
+    /// Adds what to wait for.
+    pub fn interests(&self, interests: &mut Vec<Interest>) -> Result<()> {
+        self.lock().interests(interests)
+    }
+}
+
+/// The ends of a pair on one channel, over sockets in the same order on both sides.
+///
+/// # Errors
+/// System if there is no memory for the slots.
+pub(super) fn join(
+    shape: FifoShape,
+    sockets: Vec<OwnedFd>,
+    who: &str,
+) -> Result<(TcpSend, TcpRecv, SharedPump)> {
+    let out = Region::heap(FifoPlaces::bytes(&shape))?;
+    let back = Region::heap(FifoPlaces::bytes(&shape))?;
+    let (out, back) = (
+        FifoPlaces::together(&out, 0),
+        FifoPlaces::together(&back, 0),
+    );
+    // SAFETY: one producer and one consumer each, of regions that nobody else has.
+    let (producer, outgoing, incoming, consumer) = unsafe {
+        (
+            Producer::new(shape, out.clone()),
+            Consumer::new(shape, out),
+            Producer::new(shape, back.clone()),
+            Consumer::new(shape, back),
+        )
+    };
+    let pump = Pump::new(
+        who,
+        sockets,
+        shape.slot_bytes,
+        shape.depth,
+        outgoing,
+        incoming,
+    );
+    let pump = SharedPump(Arc::new(Mutex::new(pump)));
+    let send = TcpSend {
+        producer,
+        pump: pump.clone(),
+    };
+    let recv = TcpRecv {
+        consumer,
+        pump: pump.clone(),
+    };
+    Ok((send, recv, pump))
+}
+
+/// Sends over sockets.
+#[derive(Debug)]
+pub(super) struct TcpSend {
+    producer: Producer,
+    pump: SharedPump,
+}
+
+impl SendEnd for TcpSend {
+    fn ready(&mut self) -> Result<bool> {
+        let mut pump = self.pump.lock();
+        pump.broken()?;
+        if self.producer.ready()? {
+            return Ok(true);
+        }
+        pump.send();
+        pump.broken()?;
+        self.producer.ready()
+    }
+
+    fn slot(&mut self) -> &mut [u8] {
+        self.producer.slot(0)
+    }
+
+    fn written(&self) -> &[u8] {
+        self.producer.written()
+    }
+
+    fn publish(&mut self, header: Header) {
+        self.producer.publish(header);
+        self.pump.lock().send();
+    }
+
+    fn flushed(&mut self) -> Result<bool> {
+        let mut pump = self.pump.lock();
+        pump.send();
+        if pump.drained()? {
+            return Ok(true);
+        }
+        pump.broken().map(|()| false)
+    }
+}
+
+/// Receives over sockets.
+#[derive(Debug)]
+pub(super) struct TcpRecv {
+    consumer: Consumer,
+    pump: SharedPump,
+}
+
+impl RecvEnd for TcpRecv {
+    fn ready(&mut self) -> Result<bool> {
+        if self.consumer.ready()? {
+            return Ok(true);
+        }
+        let mut pump = self.pump.lock();
+        pump.receive(false);
+        if self.consumer.ready()? {
+            return Ok(true);
+        }
+        if pump.ended() {
+            pump.broken()?;
+        }
+        Ok(false)
+    }
+
+    fn header(&self) -> Header {
+        self.consumer.header()
+    }
+
+    fn payload(&self) -> &[u8] {
+        self.consumer.payload()
+    }
+
+    fn release(&mut self) {
+        self.consumer.release();
+    }
+}

@@ -1,0 +1,152 @@
+use super::super::{SharedPump, TcpRecv, TcpSend, join};
+use super::*;
+use crate::mem::FifoShape;
+use crate::transport::{RecvEnd, SendEnd};
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+
+const SHAPE: FifoShape = FifoShape {
+    depth: 4,
+    slot_bytes: 128,
+};
+
+fn side(streams: Vec<UnixStream>) -> (TcpSend, TcpRecv, SharedPump) {
+    let sockets = streams.into_iter().map(|stream| {
+        stream.set_nonblocking(true).unwrap();
+        stream.into()
+    });
+    join(SHAPE, sockets.collect(), "rank 1 (host there, pid 2)").unwrap()
+}
+
+fn frame(number: u64, bytes: u32) -> [u8; FRAME] {
+    let header = Header {
+        bytes,
+        signature: [1, 2, 3, 4, u64::MAX],
+    };
+    encode(&header, number)
+}
+
+#[test]
+fn frames_survive_being_cut_anywhere() {
+    let mut wire = Vec::new();
+    for (number, bytes) in [0, 128, 1, 64, 0, 0, 127].into_iter().enumerate() {
+        wire.extend(frame(number as u64, bytes));
+        wire.extend((0..bytes).map(|byte| byte as u8 ^ number as u8));
+    }
+    for piece in [1, 7, 63, 64, 65, 100, 1000] {
+        let (mut there, here) = UnixStream::pair().unwrap();
+        let (_send, mut recv, _pump) = side(vec![here]);
+        let mut seen = 0_u64;
+        for piece in wire.chunks(piece) {
+            there.write_all(piece).unwrap();
+            while recv.ready().unwrap() {
+                let header = recv.header();
+                assert_eq!(header.signature, [1, 2, 3, 4, u64::MAX]);
+                assert_eq!(header.bytes, [0, 128, 1, 64, 0, 0, 127][seen as usize]);
+                let right = |(at, &byte): (usize, &u8)| byte == at as u8 ^ seen as u8;
+                assert!(recv.payload().iter().enumerate().all(right));
+                recv.release();
+                seen += 1;
+            }
+        }
+        assert_eq!(seen, 7, "in pieces of {piece}");
+    }
+}
+
+#[test]
+fn messages_of_several_sockets_come_in_order() {
+    let (mut first, one) = UnixStream::pair().unwrap();
+    let (mut second, two) = UnixStream::pair().unwrap();
+    let (_send, mut recv, pump) = side(vec![one, two]);
+    second.write_all(&frame(1, 0)).unwrap();
+    second.write_all(&frame(3, 0)).unwrap();
+    pump.progress();
+    assert!(!recv.ready().unwrap());
+    first.write_all(&frame(0, 0)).unwrap();
+    assert!(recv.ready().unwrap());
+    recv.release();
+    assert!(recv.ready().unwrap());
+    recv.release();
+    assert!(!recv.ready().unwrap());
+    first.write_all(&frame(2, 0)).unwrap();
+    assert!(recv.ready().unwrap());
+}
+
+#[test]
+fn impossible_frames_are_named_and_nothing_is_written() {
+    let mut wrong_magic = frame(0, 1);
+    wrong_magic[44] ^= 1;
+    for (bad, part) in [
+        (wrong_magic, "magic"),
+        (frame(1, 1), "message 1 (expected 0)"),
+        (frame(0, 129), "129 bytes (a slot has 128)"),
+        (frame(0, u32::MAX), "4294967295 bytes"),
+    ] {
+        let (mut there, here) = UnixStream::pair().unwrap();
+        let (mut send, mut recv, _pump) = side(vec![here]);
+        there.write_all(&bad).unwrap();
+        let error = recv.ready().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Mismatch);
+        assert!(error.message().contains(part), "{error}");
+        assert!(error.message().contains("rank 1 (host there"), "{error}");
+        assert!(recv.ready().is_err() && send.ready().is_err());
+    }
+}
+
+#[test]
+fn the_end_comes_after_the_data_and_is_an_error() {
+    for cut in [0, 1, 64, 100] {
+        let (mut there, here) = UnixStream::pair().unwrap();
+        let (mut send, mut recv, pump) = side(vec![here]);
+        there.write_all(&frame(0, 3)).unwrap();
+        there.write_all(b"abc").unwrap();
+        let mut rest = frame(1, 100).to_vec();
+        rest.extend([7; 100]);
+        there.write_all(&rest[..cut]).unwrap();
+        drop(there);
+        // The waiter does not fail: nobody may be waiting for that peer.
+        pump.progress();
+        assert!(recv.ready().unwrap());
+        assert_eq!(recv.payload(), b"abc");
+        recv.release();
+        let error = recv.ready().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Remote);
+        assert!(error.message().contains("rank 1") && error.message().contains("closed"));
+        assert!(send.ready().is_err());
+        assert!(send.flushed().unwrap(), "nothing was left to send");
+    }
+}
+
+#[test]
+fn a_full_socket_keeps_messages_until_it_is_read() {
+    let (there, here) = UnixStream::pair().unwrap();
+    let (mut send, _recv, pump) = side(vec![here]);
+    let (_other, mut recv, _pump) = side(vec![there]);
+    let header = |number: u64| Header {
+        bytes: 128,
+        signature: [number; 5],
+    };
+    let mut sent = 0;
+    while send.ready().unwrap() {
+        send.slot().fill(sent as u8);
+        send.publish(header(sent));
+        sent += 1;
+        assert!(sent < 1_000_000, "no backpressure");
+    }
+    assert!(!send.flushed().unwrap());
+    let mut interests = Vec::new();
+    pump.interests(&mut interests).unwrap();
+    assert_eq!(interests[0].events, libc::POLLIN | libc::POLLOUT);
+    let mut seen = 0;
+    while seen < sent {
+        if recv.ready().unwrap() {
+            assert_eq!(recv.header(), header(seen));
+            assert!(recv.payload().iter().all(|&byte| byte == seen as u8));
+            recv.release();
+            seen += 1;
+        } else {
+            send.flushed().unwrap();
+        }
+    }
+    assert!(send.flushed().unwrap() && !recv.ready().unwrap());
+}

@@ -1,0 +1,99 @@
+//! How a rank waits for its peers, whatever carries their messages.
+
+use super::Waiter;
+use super::tcp::SharedPump;
+use crate::error::Result;
+use crate::mem::Sleeper;
+use crate::sync::{Backoff, Pause};
+use crate::sys::socket::{self, Interest};
+use std::time::Duration;
+
+/// A doorbell does not end a poll of sockets, so a rank that has both looks up this often.
+const BOTH: Duration = Duration::from_millis(1);
+
+/// Pauses in one spin: long enough to spare the other hardware thread, short beside a message.
+const PAUSES: u32 = 4;
+
+/// Waits on the doorbell of the own region and on all sockets.
+#[derive(Debug)]
+pub(super) struct RankWaiter {
+    /// If any peer is on this host.
+    sleeper: Option<Sleeper>,
+    pumps: Vec<SharedPump>,
+    interests: Vec<Interest>,
+    /// Index of the pump that each interest belongs to.
+    owners: Vec<usize>,
+    backoff: Backoff,
+}
+
+impl RankWaiter {
+    /// Waits as `backoff` says.
+    pub fn new(sleeper: Option<Sleeper>, pumps: Vec<SharedPump>, backoff: Backoff) -> RankWaiter {
+        RankWaiter {
+            sleeper,
+            interests: Vec::new(),
+            owners: Vec::new(),
+            pumps,
+            backoff,
+        }
+    }
+
+    /// Waits until sockets can be moved along, and moves those. Reading is level-triggered: what
+    /// came before the wait ends it at once.
+    fn poll(&mut self, limit: Duration) -> Result<()> {
+        self.interests.clear();
+        self.owners.clear();
+        for (index, pump) in self.pumps.iter().enumerate() {
+            pump.interests(&mut self.interests)?;
+            self.owners.resize(self.interests.len(), index);
+        }
+        if socket::poll(&mut self.interests, limit)? == 0 {
+            return Ok(());
+        }
+        let mut last = None;
+        for (interest, &owner) in self.interests.iter().zip(&self.owners) {
+            if interest.revents != 0 && last != Some(owner) {
+                self.pumps[owner].progress();
+                last = Some(owner);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Waiter for RankWaiter {
+    fn idle(&mut self, scans: u32, limit: Duration) -> Result<()> {
+        if scans == 0
+            && let Some(sleeper) = &mut self.sleeper
+        {
+            sleeper.stay_awake();
+        }
+        match self.backoff.pause(scans) {
+            Pause::Spin => {
+                for _ in 0..PAUSES {
+                    std::hint::spin_loop();
+                }
+            }
+            Pause::Yield => std::thread::yield_now(),
+            Pause::Sleep => {
+                if !self.pumps.is_empty() {
+                    let limit = match self.sleeper {
+                        Some(_) => limit.min(BOTH),
+                        None => limit,
+                    };
+                    return self.poll(limit);
+                }
+                match &mut self.sleeper {
+                    Some(sleeper) => sleeper.sleep(limit),
+                    // No peers: nothing to wait for, but a caller that does must not burn a core.
+                    None => std::thread::sleep(limit.min(BOTH)),
+                }
+                return Ok(());
+            }
+        }
+        if self.pumps.is_empty() {
+            return Ok(());
+        }
+        self.poll(Duration::ZERO)
+    }
+}
