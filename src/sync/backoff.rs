@@ -32,9 +32,11 @@ impl Backoff {
                 yields: 50,
             }
         } else {
+            // Measured with 4 and 8 ranks on 2 cores: a hop takes 1.6 us with these, 2.5 us with
+            // six times as many, and 11 us with 200 spins.
             Backoff {
-                spins: 24,
-                yields: 8,
+                spins: 4,
+                yields: 2,
             }
         }
     }

@@ -227,6 +227,39 @@ fn waiting_for_one_peer_moves_what_another_waits_for() {
     }
 }
 
+/// A rank may compute, or be stopped, for longer than a dead host may be silent.
+#[test]
+fn a_late_receiver_is_not_taken_for_dead() {
+    World::new(2).run(&config(TransportKind::Tcp), |mut links, exchange| {
+        let mut sent = 0_u64;
+        if links.rank == 0 {
+            let until = Instant::now() + Duration::from_millis(4500);
+            while Instant::now() < until {
+                let end = links.sends[1].as_mut().unwrap();
+                if end.ready().unwrap() {
+                    fill(end.slot(), sent);
+                    let header = header(end.written().len(), sent);
+                    end.publish(header);
+                    sent += 1;
+                } else {
+                    links.waiter.idle(9999, Duration::from_millis(10)).unwrap();
+                }
+            }
+        }
+        let all = exchange.all_gather(&sent.to_le_bytes()).unwrap();
+        let total = u64::from_le_bytes(all[0][..].try_into().unwrap());
+        let slot_bytes = links.slot_bytes;
+        if links.rank == 1 {
+            (0..total).for_each(|seed| recv(&mut links, 0, 0, |end| check(end, slot_bytes, seed)));
+        } else {
+            wait(&mut links, |links| {
+                links.sends[1].as_mut().unwrap().flushed().unwrap()
+            });
+        }
+        exchange.barrier().unwrap();
+    });
+}
+
 #[test]
 fn a_sleeping_rank_is_woken() {
     // Far beyond the time that the others take: a lost wake shows as a wait of that long.

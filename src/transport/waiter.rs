@@ -6,10 +6,13 @@ use crate::error::Result;
 use crate::mem::Sleeper;
 use crate::sync::{Backoff, Pause};
 use crate::sys::socket::{self, Interest};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A doorbell does not end a poll of sockets, so a rank that has both looks up this often.
 const BOTH: Duration = Duration::from_millis(1);
+
+/// How often a rank that sleeps asks whether the hosts it is connected to still answer.
+const LIFE: Duration = Duration::from_millis(500);
 
 /// Pauses in one spin: long enough to spare the other hardware thread, short beside a message.
 const PAUSES: u32 = 4;
@@ -24,6 +27,8 @@ pub(super) struct RankWaiter {
     /// Index of the pump that each interest belongs to.
     owners: Vec<usize>,
     backoff: Backoff,
+    /// When to ask next.
+    next_check: Instant,
 }
 
 impl RankWaiter {
@@ -35,6 +40,7 @@ impl RankWaiter {
             owners: Vec::new(),
             pumps,
             backoff,
+            next_check: Instant::now(),
         }
     }
 
@@ -81,6 +87,11 @@ impl Waiter for RankWaiter {
                         Some(_) => limit.min(BOTH),
                         None => limit,
                     };
+                    let now = Instant::now();
+                    if now >= self.next_check {
+                        self.next_check = now + LIFE;
+                        self.pumps.iter().for_each(SharedPump::listen_for_life);
+                    }
                     return self.poll(limit);
                 }
                 match &mut self.sleeper {

@@ -199,6 +199,60 @@ fn a_killed_process_is_noticed_and_leaves_nothing() {
     }
 }
 
+/// Sets the state of the loopback interface of this network namespace.
+fn loopback(up: bool) -> std::io::Result<()> {
+    let socket = std::net::UdpSocket::bind("0.0.0.0:0")?;
+    // SAFETY: `request` is plain data, valid as zero, that lives through the calls.
+    unsafe {
+        let mut request: libc::ifreq = std::mem::zeroed();
+        request.ifr_name[0] = b'l' as libc::c_char;
+        request.ifr_name[1] = b'o' as libc::c_char;
+        request.ifr_ifru.ifru_flags = if up { libc::IFF_UP as libc::c_short } else { 0 };
+        match libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS, &request) {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error()),
+        }
+    }
+}
+
+#[test]
+fn a_cut_link_becomes_an_error_that_names_the_peer() {
+    for sends in [true, false] {
+        ended_well(child(None, move || {
+            // SAFETY: one thread; the namespaces end with this process.
+            let apart = unsafe { libc::unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWNET) };
+            if apart != 0 || loopback(true).is_err() {
+                println!("skipped: no network namespace of our own can be made here");
+                return;
+            }
+            World::new(2).run(&config(TransportKind::Tcp), |mut links, exchange| {
+                if links.rank == 1 {
+                    exchange.barrier().unwrap();
+                    return exchange.barrier().unwrap();
+                }
+                exchange.barrier().unwrap();
+                loopback(false).unwrap();
+                let start = Instant::now();
+                if sends {
+                    send(&mut links, 1, 0, header(64, 1), |slot| fill(slot, 1));
+                }
+                let error = loop {
+                    match links.recvs[1].as_mut().unwrap().ready() {
+                        Ok(found) => assert!(!found),
+                        Err(error) => break error,
+                    }
+                    links.waiter.idle(9999, Duration::from_millis(10)).unwrap();
+                    assert!(start.elapsed() < Duration::from_secs(20), "not noticed");
+                };
+                println!("cut, sends {sends}: {:?}: {error}", start.elapsed());
+                assert_eq!(error.kind(), ErrorKind::Remote);
+                assert!(error.message().contains("rank 1 (host"), "{error}");
+                exchange.barrier().unwrap();
+            });
+        }));
+    }
+}
+
 /// Descriptors, threads, mappings of ours, and kilobytes of address space.
 fn holdings() -> (usize, usize, usize, usize) {
     let count = |path| std::fs::read_dir(path).unwrap().count();

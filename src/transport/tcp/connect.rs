@@ -77,7 +77,7 @@ pub(in super::super) fn connect(plan: Plan<'_>) -> Result<HashMap<Link, OwnedFd>
     for socket in sockets.values() {
         // Buffers stay the kernel's business: it tunes them to the path; a fixed size would cap it.
         socket::no_delay(socket)?;
-        socket::notice_silence(socket)?;
+        socket::keep_alive(socket)?;
     }
     Ok(sockets)
 }

@@ -31,6 +31,11 @@ impl SharedPump {
         pump.receive(true);
     }
 
+    /// Looks whether the peer's host still answers. Costs a system call a socket.
+    pub fn listen_for_life(&self) {
+        self.lock().listen_for_life();
+    }
+
     /// Adds what to wait for.
     pub fn interests(&self, interests: &mut Vec<Interest>) -> Result<()> {
         self.lock().interests(interests)

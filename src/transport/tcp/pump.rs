@@ -15,8 +15,12 @@ use crate::mem::{Consumer, Header, Producer};
 use crate::sys::socket::{self, Interest};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 const FRAME: usize = 64;
+/// Silence of a host, with data on the way to it, that means that it is gone.
+const SILENCE: Duration = Duration::from_secs(3);
+
 const MAGIC: u32 = 0x6331_6368; // "hc1c"
 
 /// Both directions between this rank and one peer on one channel.
@@ -164,6 +168,28 @@ impl Pump {
             }
         }
         Ok(())
+    }
+
+    /// Finds out whether the peer's host has stopped answering: what a kernel notices by itself
+    /// only after minutes.
+    pub fn listen_for_life(&mut self) {
+        for socket in self.sockets.iter_mut().filter(|socket| !socket.closed) {
+            if let Some(silence) = socket::silence(&socket.socket)
+                && silence >= SILENCE
+            {
+                socket.closed = true;
+                self.broken.get_or_insert_with(|| {
+                    Error::new(
+                        ErrorKind::Remote,
+                        format!(
+                            "the host of {} has answered nothing for {:.1} s: it is down or cut off",
+                            self.who,
+                            silence.as_secs_f64()
+                        ),
+                    )
+                });
+            }
+        }
     }
 
     fn send_all(&mut self) -> Result<()> {
