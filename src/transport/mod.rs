@@ -3,7 +3,7 @@
 //!
 //! A connection is one-directional, between two ranks, on one channel: a FIFO of slots. The
 //! sender fills a slot and publishes it; the receiver reads it and releases it. Nothing blocks:
-//! waiting is the engine's business, through [`Links::idle`].
+//! waiting is the engine's business, through [`Waiter::idle`].
 
 mod connect;
 mod handshake;
@@ -106,8 +106,15 @@ pub trait Waiter: Send + std::fmt::Debug {
     /// wakes this rank or `limit` has passed, whichever is first. Also moves along what no scan
     /// of the engine touches (a socket whose peer waits for us).
     ///
+    /// Going to sleep takes two calls: the first announces it and returns at once, so that the
+    /// scan that follows sees whatever came before the announcement; the second sleeps. Hence a
+    /// full scan between any two calls, and 0 for the first call of every wait.
+    ///
+    /// A connection that breaks is reported by its own ends, not here: a peer that has left must
+    /// not fail a rank that expects nothing from it.
+    ///
     /// # Errors
-    /// As for [`SendEnd::ready`].
+    /// System if the sockets cannot be waited for.
     fn idle(&mut self, scans: u32, limit: Duration) -> Result<()>;
 }
 
