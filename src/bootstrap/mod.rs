@@ -1,5 +1,26 @@
 //! How ranks find and trust each other, and how they hear that one of them is gone.
 
+mod address;
+pub mod auth;
+mod channel;
+mod discover;
+mod id;
+mod keys;
+mod local;
+mod member;
+mod notes;
+mod notice;
+mod process;
+mod rendezvous;
+mod star;
+mod wire;
+
+pub use address::{choose as choose_address, for_one_host as one_host_address};
+pub use discover::{Launch, Meeting, discover};
+pub use local::LocalExchange;
+pub use notice::Notice;
+pub use star::{MAX_CONTRIBUTION, Star};
+
 use crate::error::{Error, Result};
 use crate::types::SIGNATURE_WORDS;
 use std::net::IpAddr;

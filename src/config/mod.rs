@@ -3,8 +3,10 @@
 //! No other module reads the environment (the tool's launcher sets it for its children).
 
 mod knobs;
+mod launch;
 
 pub use knobs::{KNOBS, Knob};
+pub use launch::{LAUNCHER_VARIABLES, launcher_environment};
 
 use crate::error::{Error, Result};
 use crate::types::{Algorithm, CodecSpec, TransportKind};

@@ -1,0 +1,260 @@
+//! Connecting, within a deadline and under a fault.
+
+use super::*;
+use crate::sync::Fault;
+use nix::errno::Errno;
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrStorage};
+use std::io::{ErrorKind as Io, Read, Write};
+use std::os::fd::{AsFd, AsRawFd};
+use std::time::Instant;
+
+/// How often a wait looks at its fault.
+const GLANCE: Duration = Duration::from_millis(50);
+/// How often a connection that ends before its welcome is tried again: a flood of strangers may
+/// have taken its place.
+const RETRIES: u32 = 8;
+
+/// What a refused connection means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::bootstrap) enum Patience {
+    /// Nobody listens: an error at once.
+    None,
+    /// The other side may not be there yet: try until the deadline.
+    UntilDeadline,
+}
+
+/// Connects to a [`Listener`] and proves knowledge of `key` both ways.
+///
+/// # Errors
+/// Remote if nobody listens there, or if the other side does not know the key; mismatch if it
+/// runs another version; timeout at `deadline`; the fault's reason once it is raised.
+pub fn connect(
+    address: SocketAddr,
+    key: &[u8; 32],
+    me: Greeting,
+    deadline: Instant,
+    fault: &Fault,
+) -> Result<Peer> {
+    connect_with(
+        address,
+        &Terms::new(key, me),
+        Patience::None,
+        deadline,
+        fault,
+    )
+}
+
+/// [`connect`], with a choice of what refusal means.
+pub(in crate::bootstrap) fn connect_with(
+    address: SocketAddr,
+    terms: &Terms,
+    patience: Patience,
+    deadline: Instant,
+    fault: &Fault,
+) -> Result<Peer> {
+    let mut pause = Duration::from_millis(5);
+    let mut turned_away = 0;
+    loop {
+        let trouble = match attempt(address, terms, deadline, fault) {
+            Ok(peer) => return Ok(peer),
+            Err(trouble) => trouble,
+        };
+        match trouble {
+            Trouble::Final(error) => return Err(error),
+            Trouble::Refused(_) if patience == Patience::UntilDeadline => {}
+            Trouble::Refused(error) => return Err(error),
+            Trouble::TurnedAway(error) => {
+                turned_away += 1;
+                if turned_away > RETRIES {
+                    return Err(error);
+                }
+            }
+        }
+        let until = (Instant::now() + pause).min(deadline);
+        while Instant::now() < until {
+            fault.check()?;
+            std::thread::sleep(GLANCE.min(until.saturating_duration_since(Instant::now())));
+        }
+        if Instant::now() >= deadline {
+            return Err(late(address, "could not be reached"));
+        }
+        pause = (pause * 2).min(Duration::from_millis(250));
+    }
+}
+
+enum Trouble {
+    /// Trying again is no use.
+    Final(Error),
+    /// Nobody listens.
+    Refused(Error),
+    /// The connection ended before its welcome.
+    TurnedAway(Error),
+}
+
+impl From<Error> for Trouble {
+    fn from(error: Error) -> Trouble {
+        Trouble::Final(error)
+    }
+}
+
+fn attempt(
+    address: SocketAddr,
+    terms: &Terms,
+    deadline: Instant,
+    fault: &Fault,
+) -> std::result::Result<Peer, Trouble> {
+    let mut stream = open(address, deadline, fault)?;
+    let connector = terms.hello(Side::Connector)?;
+    let lost = |cause| broken(address, cause);
+    stream.write_all(&connector).map_err(lost)?;
+
+    let mut input = [0; HELLO_BYTES + PROOF_BYTES];
+    hear(&mut stream, &mut input, address, deadline, fault)?;
+    let acceptor = *input.first_chunk().expect("the input begins with a hello");
+    let hello = parse_hello(&acceptor, terms, Side::Acceptor).map_err(|why| {
+        Error::new(
+            ErrorKind::Remote,
+            format!("what listens at {address} {why}"),
+        )
+    })?;
+    let transcript = Transcript {
+        connector,
+        acceptor,
+    };
+    if !terms.proves(Side::Acceptor, &transcript, &input[HELLO_BYTES..]) {
+        return Err(Trouble::Final(Error::new(
+            ErrorKind::Remote,
+            format!("what listens at {address} could not prove that it knows the job's secret"),
+        )));
+    }
+    stream
+        .write_all(&terms.proof(Side::Connector, &transcript))
+        .map_err(lost)?;
+    let mut welcome = [0];
+    hear(&mut stream, &mut welcome, address, deadline, fault)?;
+    if welcome != [WELCOME] {
+        let error = format!("what listens at {address} does not speak cinch's protocol");
+        return Err(Error::new(ErrorKind::Remote, error).into());
+    }
+    terms.check_version(&hello, address)?;
+    stream
+        .set_nonblocking(false)
+        .map_err(|cause| Error::system("cannot configure a connection", cause))?;
+    Ok(Peer {
+        stream,
+        address,
+        rank: hello.rank,
+        word: hello.word,
+        session: terms.session(&transcript),
+        connector: true,
+    })
+}
+
+/// Reads exactly `input.len()` bytes.
+fn hear(
+    stream: &mut TcpStream,
+    input: &mut [u8],
+    address: SocketAddr,
+    deadline: Instant,
+    fault: &Fault,
+) -> std::result::Result<(), Trouble> {
+    let mut filled = 0;
+    while filled < input.len() {
+        match stream.read(&mut input[filled..]) {
+            Ok(0) => {
+                return Err(Trouble::TurnedAway(Error::new(
+                    ErrorKind::Remote,
+                    format!(
+                        "{address} closed the connection during the handshake: it holds another \
+                         secret, or is no rank of this job"
+                    ),
+                )));
+            }
+            Ok(count) => filled += count,
+            Err(error) if error.kind() == Io::WouldBlock => {
+                fault.check()?;
+                let now = Instant::now();
+                if now >= deadline {
+                    return Err(late(address, "did not answer the handshake").into());
+                }
+                let limit = GLANCE.min(deadline - now);
+                wait_ready(stream.as_fd(), PollFlags::POLLIN, limit);
+            }
+            Err(error) if error.kind() == Io::Interrupted => {}
+            Err(error) => return Err(broken(address, error)),
+        }
+    }
+    Ok(())
+}
+
+fn broken(address: SocketAddr, cause: std::io::Error) -> Trouble {
+    Trouble::TurnedAway(Error::new(
+        ErrorKind::Remote,
+        format!("the connection to {address} broke during the handshake: {cause}"),
+    ))
+}
+
+/// A non-blocking connected stream.
+fn open(
+    address: SocketAddr,
+    deadline: Instant,
+    fault: &Fault,
+) -> std::result::Result<TcpStream, Trouble> {
+    let failed = |cause: Errno| Error::system(format!("cannot connect to {address}"), cause);
+    let family = match address {
+        SocketAddr::V4(_) => AddressFamily::Inet,
+        SocketAddr::V6(_) => AddressFamily::Inet6,
+    };
+    let socket = nix::sys::socket::socket(
+        family,
+        SockType::Stream,
+        SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC,
+        None,
+    )
+    .map_err(failed)?;
+    let started = nix::sys::socket::connect(socket.as_raw_fd(), &SockaddrStorage::from(address));
+    let stream = TcpStream::from(socket);
+    match started {
+        Ok(()) | Err(Errno::EINPROGRESS | Errno::EINTR) => {}
+        Err(errno) => return Err(unreachable(address, errno.into())),
+    }
+    while !wait_ready(stream.as_fd(), PollFlags::POLLOUT, GLANCE) {
+        fault.check()?;
+        if Instant::now() >= deadline {
+            return Err(late(address, "could not be reached").into());
+        }
+    }
+    match stream.take_error() {
+        Ok(None) => {}
+        Ok(Some(cause)) | Err(cause) => return Err(unreachable(address, cause)),
+    }
+    // Trying a free port again and again, a socket can end up connected to itself.
+    if stream.local_addr().ok() == Some(address) {
+        return Err(unreachable(address, Errno::ECONNREFUSED.into()));
+    }
+    let _ = stream.set_nodelay(true);
+    Ok(stream)
+}
+
+fn unreachable(address: SocketAddr, cause: std::io::Error) -> Trouble {
+    let refused = matches!(
+        cause.kind(),
+        Io::ConnectionRefused | Io::ConnectionReset | Io::HostUnreachable | Io::NetworkUnreachable
+    );
+    let error = Error::new(
+        ErrorKind::Remote,
+        format!("cannot connect to {address}: {cause}"),
+    );
+    if refused {
+        Trouble::Refused(error)
+    } else {
+        Trouble::Final(error)
+    }
+}
+
+fn late(address: SocketAddr, what: &str) -> Error {
+    Error::new(
+        ErrorKind::Timeout,
+        format!("{address} {what} before the deadline"),
+    )
+}

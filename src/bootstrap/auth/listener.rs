@@ -1,0 +1,306 @@
+//! Accepting: many strangers at once, none of whom can hold up the others.
+
+use super::*;
+use crate::sync::Fault;
+use std::collections::VecDeque;
+use std::io::{ErrorKind as Io, Read, Write};
+use std::net::{IpAddr, TcpListener};
+use std::os::fd::AsFd;
+use std::time::Instant;
+
+/// How long a stranger may take to prove itself.
+const PROOF_TIME: Duration = Duration::from_secs(2);
+/// How often a wait looks at its fault.
+const GLANCE: Duration = Duration::from_millis(50);
+
+/// Listens, and hands out connections whose other side has proven that it knows the key.
+///
+/// Strangers cost at most 128 bytes, two seconds and one of `2 x ranks + 64` places each; the
+/// oldest that has said nothing of use gives its place to the newest.
+#[derive(Debug)]
+pub struct Listener {
+    socket: TcpListener,
+    pub(super) waiting: VecDeque<Stranger>,
+    places: usize,
+    proven: VecDeque<Result<Peer>>,
+}
+
+impl Listener {
+    /// Listens on a free port of `ip`.
+    ///
+    /// # Errors
+    /// System, with the address.
+    pub fn bind(ip: IpAddr) -> Result<(Listener, SocketAddr)> {
+        Listener::bind_to(SocketAddr::new(ip, 0))
+    }
+
+    /// Listens on this very address.
+    ///
+    /// # Errors
+    /// System, with the address.
+    pub fn bind_to(address: SocketAddr) -> Result<(Listener, SocketAddr)> {
+        let failed = |cause: std::io::Error| {
+            Error::system(format!("cannot listen for ranks at {address}"), cause)
+        };
+        let socket = TcpListener::bind(address).map_err(failed)?;
+        // The standard library's backlog of 128 is too short for a thousand ranks that come at
+        // once: a dropped SYN costs a second.
+        nix::sys::socket::listen(&socket, nix::sys::socket::Backlog::MAXCONN)
+            .map_err(|cause| failed(cause.into()))?;
+        socket.set_nonblocking(true).map_err(failed)?;
+        let bound = socket.local_addr().map_err(failed)?;
+        let listener = Listener {
+            socket,
+            waiting: VecDeque::new(),
+            places: 64,
+            proven: VecDeque::new(),
+        };
+        Ok((listener, bound))
+    }
+
+    /// Keeps places for this many ranks beside the strangers.
+    pub fn expect_ranks(&mut self, ranks: usize) {
+        self.places = 2 * ranks + 64;
+    }
+
+    /// The next connection whose other side proved that it knows `key`. Strangers who do not
+    /// are dropped without a word.
+    ///
+    /// # Errors
+    /// Mismatch if a rank with the key runs another version of the library; timeout at
+    /// `deadline`; the fault's reason once it is raised.
+    pub fn accept(
+        &mut self,
+        key: &[u8; 32],
+        me: Greeting,
+        deadline: Instant,
+        fault: &Fault,
+    ) -> Result<Peer> {
+        self.accept_until(&Terms::new(key, me), deadline, fault)?
+            .ok_or_else(|| {
+                Error::new(
+                    ErrorKind::Timeout,
+                    format!("rank {} waited in vain for a connection", me.rank),
+                )
+            })
+    }
+
+    /// As [`Listener::accept`]; `None` at the deadline.
+    pub(in crate::bootstrap) fn accept_until(
+        &mut self,
+        terms: &Terms,
+        deadline: Instant,
+        fault: &Fault,
+    ) -> Result<Option<Peer>> {
+        loop {
+            if let Some(peer) = self.proven.pop_front() {
+                return peer.map(Some);
+            }
+            fault.check()?;
+            let now = Instant::now();
+            if now >= deadline {
+                return Ok(None);
+            }
+            let limit = self.patience(now).min(GLANCE).min(deadline - now);
+            let ready: Vec<bool> = {
+                let mut fds: Vec<PollFd<'_>> = self.descriptors().collect();
+                poll_for(&mut fds, limit);
+                fds.iter().map(|fd| fd.any().unwrap_or(true)).collect()
+            };
+            self.serve(terms, &ready)?;
+        }
+    }
+
+    /// What to poll: the socket, then every stranger. For [`Listener::serve`].
+    pub(in crate::bootstrap) fn descriptors(&self) -> impl Iterator<Item = PollFd<'_>> {
+        let strangers = self.waiting.iter().map(|stranger| stranger.stream.as_fd());
+        std::iter::once(self.socket.as_fd())
+            .chain(strangers)
+            .map(|fd| PollFd::new(fd, PollFlags::POLLIN))
+    }
+
+    /// How long a poll may sleep before a stranger's time is up.
+    pub(in crate::bootstrap) fn patience(&self, now: Instant) -> Duration {
+        self.waiting.front().map_or(PROOF_TIME, |oldest| {
+            oldest.until.saturating_duration_since(now)
+        })
+    }
+
+    /// The next proven connection, if [`Listener::serve`] found one.
+    pub(in crate::bootstrap) fn next(&mut self) -> Option<Result<Peer>> {
+        self.proven.pop_front()
+    }
+
+    /// Moves along whatever `ready` says, in the order of [`Listener::descriptors`].
+    ///
+    /// # Errors
+    /// System if the socket itself fails.
+    pub(in crate::bootstrap) fn serve(&mut self, terms: &Terms, ready: &[bool]) -> Result<()> {
+        let now = Instant::now();
+        let mut kept = VecDeque::with_capacity(self.waiting.len());
+        for (at, mut stranger) in std::mem::take(&mut self.waiting).into_iter().enumerate() {
+            let step = if ready.get(at + 1).is_some_and(|ready| *ready) {
+                stranger.advance(terms)
+            } else {
+                Step::Waits
+            };
+            match step {
+                Step::Waits if now < stranger.until => kept.push_back(stranger),
+                Step::Waits | Step::Refused => {}
+                Step::Proven(hello, session) => {
+                    self.proven
+                        .push_back(stranger.settle(terms, hello, session));
+                }
+            }
+        }
+        self.waiting = kept;
+        if ready.first().is_some_and(|ready| *ready) {
+            self.welcome(terms, now)?;
+        }
+        Ok(())
+    }
+
+    /// Accepts what has queued up, a bounded number at a time.
+    fn welcome(&mut self, terms: &Terms, now: Instant) -> Result<()> {
+        for _ in 0..64 {
+            let (stream, address) = match self.socket.accept() {
+                Ok(pair) => pair,
+                Err(error) => match error.raw_os_error() {
+                    _ if error.kind() == Io::WouldBlock => return Ok(()),
+                    // Out of descriptors: the oldest stranger has to go, or poll would spin.
+                    Some(nix::libc::EMFILE | nix::libc::ENFILE) if !self.waiting.is_empty() => {
+                        self.waiting.pop_front();
+                        continue;
+                    }
+                    Some(
+                        nix::libc::EMFILE
+                        | nix::libc::ENFILE
+                        | nix::libc::ENOBUFS
+                        | nix::libc::ENOMEM
+                        | nix::libc::EBADF
+                        | nix::libc::EINVAL,
+                    ) => {
+                        return Err(Error::system("cannot accept connections of ranks", error));
+                    }
+                    // The stranger is gone already, or a signal came.
+                    _ => continue,
+                },
+            };
+            if stream.set_nonblocking(true).is_err() || stream.set_nodelay(true).is_err() {
+                continue;
+            }
+            if self.waiting.len() >= self.places {
+                // Whoever knows the fingerprint is most likely a rank about to prove itself.
+                let silent = self.waiting.iter().position(|one| one.heard.is_none());
+                self.waiting.remove(silent.unwrap_or(0));
+            }
+            let mut stranger = Stranger {
+                stream,
+                address,
+                until: now + PROOF_TIME,
+                input: [0; HELLO_BYTES + PROOF_BYTES],
+                filled: 0,
+                heard: None,
+            };
+            // The hello is often there already.
+            match stranger.advance(terms) {
+                Step::Waits => self.waiting.push_back(stranger),
+                Step::Refused => {}
+                Step::Proven(hello, session) => {
+                    self.proven
+                        .push_back(stranger.settle(terms, hello, session));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A connection before its proof.
+pub(super) struct Stranger {
+    stream: TcpStream,
+    address: SocketAddr,
+    until: Instant,
+    input: [u8; HELLO_BYTES + PROOF_BYTES],
+    filled: usize,
+    heard: Option<(Hello, Transcript)>,
+}
+
+enum Step {
+    Waits,
+    Refused,
+    Proven(Hello, Key),
+}
+
+impl Stranger {
+    fn advance(&mut self, terms: &Terms) -> Step {
+        loop {
+            let goal = match self.heard {
+                None => HELLO_BYTES,
+                Some(_) => HELLO_BYTES + PROOF_BYTES,
+            };
+            while self.filled < goal {
+                match self.stream.read(&mut self.input[self.filled..goal]) {
+                    Ok(0) => return Step::Refused,
+                    Ok(count) => self.filled += count,
+                    Err(error) if error.kind() == Io::WouldBlock => return Step::Waits,
+                    Err(error) if error.kind() == Io::Interrupted => {}
+                    Err(_) => return Step::Refused,
+                }
+            }
+            match self.heard.take() {
+                None => match self.answer(terms) {
+                    Some(heard) => self.heard = Some(heard),
+                    None => return Step::Refused,
+                },
+                Some((hello, transcript)) => {
+                    let proof = &self.input[HELLO_BYTES..];
+                    return if terms.proves(Side::Connector, &transcript, proof)
+                        && matches!((&self.stream).write(&[WELCOME]), Ok(1))
+                    {
+                        Step::Proven(hello, terms.session(&transcript))
+                    } else {
+                        Step::Refused
+                    };
+                }
+            }
+        }
+    }
+
+    /// Our hello and proof, once theirs looks right. A fresh socket has room for both.
+    fn answer(&mut self, terms: &Terms) -> Option<(Hello, Transcript)> {
+        let connector = *self.input.first_chunk()?;
+        let hello = parse_hello(&connector, terms, Side::Connector).ok()?;
+        let acceptor = terms.hello(Side::Acceptor).ok()?;
+        let transcript = Transcript {
+            connector,
+            acceptor,
+        };
+        let mut message = [0; HELLO_BYTES + PROOF_BYTES];
+        message[..HELLO_BYTES].copy_from_slice(&acceptor);
+        message[HELLO_BYTES..].copy_from_slice(&terms.proof(Side::Acceptor, &transcript));
+        let sent = (&self.stream).write(&message).ok()?;
+        (sent == message.len()).then_some((hello, transcript))
+    }
+
+    fn settle(self, terms: &Terms, hello: Hello, session: Key) -> Result<Peer> {
+        terms.check_version(&hello, self.address)?;
+        self.stream
+            .set_nonblocking(false)
+            .map_err(|cause| Error::system("cannot configure a connection", cause))?;
+        Ok(Peer {
+            stream: self.stream,
+            address: self.address,
+            rank: hello.rank,
+            word: hello.word,
+            session,
+            connector: false,
+        })
+    }
+}
+
+impl std::fmt::Debug for Stranger {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Stranger({})", self.address)
+    }
+}

@@ -1,0 +1,251 @@
+use super::*;
+use crate::sync::Fault;
+use std::io::{Read, Write};
+use std::net::{IpAddr, Ipv4Addr, TcpListener};
+use std::time::Instant;
+
+const LOCAL: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+const KEY: [u8; 32] = [7; 32];
+
+fn greeting(rank: usize, word: u64) -> Greeting {
+    Greeting {
+        role: Role::Data,
+        rank,
+        word,
+    }
+}
+
+fn soon(milliseconds: u64) -> Instant {
+    Instant::now() + Duration::from_millis(milliseconds)
+}
+
+/// Accepts as rank 0 with `terms` on another thread.
+fn acceptor(
+    terms: Terms,
+    wait: u64,
+) -> (SocketAddr, std::thread::JoinHandle<Result<Option<Peer>>>) {
+    let (mut listener, address) = Listener::bind(LOCAL).unwrap();
+    let thread =
+        std::thread::spawn(move || listener.accept_until(&terms, soon(wait), &Fault::new()));
+    (address, thread)
+}
+
+#[test]
+fn both_sides_learn_who_the_other_is_and_share_a_session() {
+    let (mut listener, address) = Listener::bind(LOCAL).unwrap();
+    let fault = Fault::new();
+    let client = std::thread::spawn(move || {
+        connect(
+            address,
+            &KEY,
+            greeting(3, 0x0102_0304_0506_0708),
+            soon(5000),
+            &Fault::new(),
+        )
+        .unwrap()
+    });
+    let mut peer = listener
+        .accept(&KEY, greeting(0, 9), soon(5000), &fault)
+        .unwrap();
+    let mut other = client.join().unwrap();
+    assert_eq!((peer.rank, peer.word), (3, 0x0102_0304_0506_0708));
+    assert_eq!((other.rank, other.word), (0, 9));
+    assert_eq!(peer.session, other.session);
+    assert!(other.connector && !peer.connector);
+    // Nothing of what follows was swallowed.
+    other.stream.write_all(b"payload").unwrap();
+    let mut read = [0; 7];
+    peer.stream.read_exact(&mut read).unwrap();
+    assert_eq!(&read, b"payload");
+}
+
+#[test]
+fn sessions_differ_between_connections() {
+    let (mut listener, address) = Listener::bind(LOCAL).unwrap();
+    let mut sessions = Vec::new();
+    for _ in 0..2 {
+        let client = std::thread::spawn(move || {
+            connect(address, &KEY, greeting(1, 0), soon(5000), &Fault::new()).unwrap()
+        });
+        let peer = listener
+            .accept(&KEY, greeting(0, 0), soon(5000), &Fault::new())
+            .unwrap();
+        client.join().unwrap();
+        sessions.push(peer.session);
+    }
+    assert_ne!(sessions[0], sessions[1]);
+}
+
+#[test]
+fn another_secret_or_role_is_refused_on_both_sides() {
+    for (key, role) in [([8; 32], Role::Data), (KEY, Role::Control)] {
+        let (address, server) = acceptor(Terms::new(&KEY, greeting(0, 0)), 1500);
+        let me = Greeting {
+            role,
+            rank: 1,
+            word: 0,
+        };
+        let error = connect(address, &key, me, soon(4000), &Fault::new()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Remote, "{error}");
+        assert!(server.join().unwrap().unwrap().is_none());
+    }
+}
+
+#[test]
+fn other_versions_are_refused_by_rank_on_both_sides() {
+    let other = Terms::new(&KEY, greeting(0, 0)).with_library([9, 8, 7]);
+    let (address, server) = acceptor(other, 4000);
+    let mine = connect(address, &KEY, greeting(3, 0), soon(4000), &Fault::new()).unwrap_err();
+    let theirs = server.join().unwrap().unwrap_err();
+    for error in [&mine, &theirs] {
+        assert_eq!(error.kind(), ErrorKind::Mismatch);
+        for word in ["rank 0", "rank 3", "cinch 9.8.7", crate::VERSION] {
+            assert!(error.message().contains(word), "{error} lacks {word}");
+        }
+    }
+}
+
+/// A fake acceptor that knows the fingerprint but not the secret.
+#[test]
+fn a_fake_acceptor_is_refused() {
+    let terms = Terms::new(&KEY, greeting(0, 0));
+    let mut fake = Terms::new(&[0; 32], greeting(0, 0));
+    fake.fingerprint = terms.fingerprint;
+    let (address, server) = acceptor(fake, 1500);
+    let error = connect(address, &KEY, greeting(1, 0), soon(4000), &Fault::new()).unwrap_err();
+    assert!(error.message().contains("could not prove"), "{error}");
+    assert!(server.join().unwrap().unwrap().is_none());
+}
+
+/// One that sends the connector's own bytes back.
+#[test]
+fn an_echo_is_refused() {
+    let socket = TcpListener::bind((LOCAL, 0)).unwrap();
+    let address = socket.local_addr().unwrap();
+    let echo = std::thread::spawn(move || {
+        let (mut stream, _) = socket.accept().unwrap();
+        let mut hello = [0; HELLO_BYTES];
+        stream.read_exact(&mut hello).unwrap();
+        stream.write_all(&hello).unwrap();
+        hello[10] = Side::Acceptor as u8;
+        stream.write_all(&hello[..PROOF_BYTES]).unwrap();
+        stream
+    });
+    let error = connect(address, &KEY, greeting(1, 0), soon(4000), &Fault::new()).unwrap_err();
+    assert!(error.message().contains("does not speak"), "{error}");
+    echo.join().unwrap();
+}
+
+#[test]
+fn nobody_there_is_an_error_at_once_and_a_late_listener_is_awaited() {
+    let (listener, address) = Listener::bind(LOCAL).unwrap();
+    drop(listener);
+    let terms = Terms::new(&KEY, greeting(1, 0));
+    let error = connect_with(address, &terms, Patience::None, soon(60_000), &Fault::new());
+    assert!(error.unwrap_err().message().contains("refused"));
+
+    let server = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(100));
+        let (mut listener, _) = Listener::bind_to(address).unwrap();
+        listener.accept(&KEY, greeting(0, 0), soon(5000), &Fault::new())
+    });
+    let fault = Fault::new();
+    connect_with(address, &terms, Patience::UntilDeadline, soon(5000), &fault).unwrap();
+    server.join().unwrap().unwrap();
+}
+
+#[test]
+fn waits_end_at_the_deadline_and_with_the_fault() {
+    let (mut listener, address) = Listener::bind(LOCAL).unwrap();
+    let timeout = listener.accept(&KEY, greeting(0, 0), soon(30), &Fault::new());
+    assert_eq!(timeout.unwrap_err().kind(), ErrorKind::Timeout);
+    let fault = Fault::new();
+    fault.raise(Error::new(ErrorKind::Aborted, "enough"));
+    let aborted = listener.accept(&KEY, greeting(0, 0), soon(60_000), &fault);
+    assert_eq!(aborted.unwrap_err().message(), "enough");
+    // The listener exists, and nobody serves it.
+    let aborted = connect(address, &KEY, greeting(1, 0), soon(60_000), &fault);
+    assert_eq!(aborted.unwrap_err().message(), "enough");
+    let late = connect(address, &KEY, greeting(1, 0), soon(30), &Fault::new());
+    assert_eq!(late.unwrap_err().kind(), ErrorKind::Timeout);
+}
+
+/// More silent strangers than there are places, then a rank that sends one byte at a time.
+#[test]
+fn silent_and_slow_strangers_hold_nobody_up() {
+    let (mut listener, address) = Listener::bind(LOCAL).unwrap();
+    let crowd: Vec<TcpStream> = (0..80)
+        .map(|_| TcpStream::connect(address).unwrap())
+        .collect();
+    let client = std::thread::spawn(move || {
+        let terms = Terms::new(&KEY, greeting(1, 0));
+        let mut stream = TcpStream::connect(address).unwrap();
+        let connector = terms.hello(Side::Connector).unwrap();
+        for byte in connector {
+            stream.write_all(&[byte]).unwrap();
+        }
+        let mut input = [0; HELLO_BYTES + PROOF_BYTES];
+        stream.read_exact(&mut input).unwrap();
+        let transcript = Transcript {
+            connector,
+            acceptor: *input.first_chunk().unwrap(),
+        };
+        for byte in terms.proof(Side::Connector, &transcript) {
+            stream.write_all(&[byte]).unwrap();
+        }
+        stream.read_exact(&mut input[..1]).unwrap();
+        assert_eq!(input[0], WELCOME);
+        stream
+    });
+    let peer = listener
+        .accept(&KEY, greeting(0, 0), soon(5000), &Fault::new())
+        .unwrap();
+    assert_eq!(peer.rank, 1);
+    assert!(listener.waiting.len() <= 64);
+    client.join().unwrap();
+    drop(crowd);
+    // Their time is up after two seconds at most; those who hung up are gone at once.
+    let nothing =
+        listener.accept_until(&Terms::new(&KEY, greeting(0, 0)), soon(100), &Fault::new());
+    assert!(nothing.unwrap().is_none());
+    assert_eq!(listener.waiting.len(), 0);
+}
+
+/// A rank that has said hello keeps its place while strangers who say nothing flood the door.
+#[test]
+fn a_flood_of_silence_does_not_displace_a_rank() {
+    let (mut listener, address) = Listener::bind(LOCAL).unwrap();
+    let terms = Terms::new(&KEY, greeting(0, 0));
+    let mine = Terms::new(&KEY, greeting(1, 0));
+    let mut stream = TcpStream::connect(address).unwrap();
+    let connector = mine.hello(Side::Connector).unwrap();
+    stream.write_all(&connector).unwrap();
+    let mut crowd = Vec::new();
+    for _ in 0..5 {
+        crowd.extend((0..100).map(|_| TcpStream::connect(address).unwrap()));
+        let nobody = listener.accept_until(&terms, soon(20), &Fault::new());
+        assert!(nobody.unwrap().is_none());
+    }
+    let mut input = [0; HELLO_BYTES + PROOF_BYTES];
+    stream.read_exact(&mut input).unwrap();
+    let transcript = Transcript {
+        connector,
+        acceptor: *input.first_chunk().unwrap(),
+    };
+    stream
+        .write_all(&mine.proof(Side::Connector, &transcript))
+        .unwrap();
+    let peer = listener.accept_until(&terms, soon(5000), &Fault::new());
+    assert_eq!(peer.unwrap().unwrap().rank, 1);
+}
+
+#[test]
+fn no_more_than_a_hello_is_read_from_a_stranger() {
+    let (mut listener, address) = Listener::bind(LOCAL).unwrap();
+    let terms = Terms::new(&KEY, greeting(0, 0));
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.write_all(&[0xff; 4096]).unwrap();
+    let nothing = listener.accept_until(&terms, soon(50), &Fault::new());
+    assert!(nothing.unwrap().is_none());
+    assert_eq!(listener.waiting.len(), 0, "garbage is dropped at once");
+}

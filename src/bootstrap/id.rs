@@ -1,0 +1,375 @@
+//! The unique id: where to meet, and the secret that proves who may.
+//!
+//! | bytes | content |
+//! | --- | --- |
+//! | 0 | format, 1 |
+//! | 1 | flags; bit 0: rank 0 opens the meeting, at the address given |
+//! | 4..36 | secret |
+//! | 36..52 | nonce, different for every id |
+//! | 52..80, 80..108 | addresses of the meeting: family (0 none, 4, 6), pad, port, IP, scope, pad |
+//! | 112..128 | start of the SHA-256 of what precedes |
+
+use super::{UniqueId, address, keys, rendezvous};
+use crate::config::Config;
+use crate::error::{Error, Result};
+use std::io::Read;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, ToSocketAddrs};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+const FORMAT: u8 = 1;
+const RANK_ZERO_OPENS: u8 = 1;
+const ADDRESS_BYTES: usize = 28;
+const SECRET: std::ops::Range<usize> = 4..36;
+const NONCE: std::ops::Range<usize> = 36..52;
+const ADDRESSES: [usize; 2] = [52, 80];
+const CHECKSUM: usize = 112;
+
+/// Shortest secret that a file may hold, in bytes.
+const SECRET_FILE_MIN: usize = 16;
+/// Longest, in bytes.
+const SECRET_FILE_MAX: usize = 4096;
+
+impl UniqueId {
+    /// A new id. Opens its meeting in this process, on the interface that `config` chooses: a
+    /// thread that serves one communicator and ends with its init, or after
+    /// [`Config::init_timeout`].
+    ///
+    /// # Errors
+    /// System if the address cannot be listened on; invalid argument for an unknown interface.
+    pub fn create(config: &Config) -> Result<UniqueId> {
+        UniqueId::create_at(address::choose(config)?, config)
+    }
+
+    /// As [`UniqueId::create`], for ranks that all run on this host: the meeting listens on the
+    /// loopback address only, unless `CINCH_SOCKET_IFNAME` says otherwise.
+    ///
+    /// # Errors
+    /// As for [`UniqueId::create`].
+    pub fn create_for_one_host(config: &Config) -> Result<UniqueId> {
+        match config.interface {
+            Some(_) => UniqueId::create(config),
+            None => UniqueId::create_at(address::for_one_host(), config),
+        }
+    }
+
+    fn create_at(ip: IpAddr, config: &Config) -> Result<UniqueId> {
+        let (secret, nonce) = (keys::random::<32>()?, keys::random::<16>()?);
+        rendezvous::open(
+            ip,
+            |address| assemble(0, &secret, &nonce, &[address]),
+            config,
+        )
+    }
+
+    /// The id of ranks that know only where to meet, `host:port`: rank 0 listens there. The
+    /// secret comes from the file that `CINCH_SECRET_FILE` names. Without one, loopback
+    /// addresses only (which other users of this host can reach), or any address with
+    /// `CINCH_ALLOW_UNAUTHENTICATED=1`.
+    ///
+    /// # Errors
+    /// Invalid argument if the host has no address; invalid usage if a secret is needed, or if
+    /// others than its owner can read the file.
+    pub fn for_address(host: &str, port: u16, config: &Config) -> Result<UniqueId> {
+        let mut addresses: Vec<SocketAddr> = (host, port)
+            .to_socket_addrs()
+            .map_err(|cause| {
+                Error::invalid_argument(format!(
+                    "the meeting's host {host} has no address: {cause}"
+                ))
+            })?
+            .collect();
+        addresses.sort_by_key(SocketAddr::is_ipv6);
+        addresses.dedup();
+        addresses.truncate(ADDRESSES.len());
+        if addresses.is_empty() {
+            return Err(Error::invalid_argument(format!(
+                "the meeting's host {host} has no address"
+            )));
+        }
+        let secret = match &config.secret_file {
+            Some(path) => keys::derive(&read_secret(path)?, b"", "cinch secret file"),
+            None => {
+                let local = addresses.iter().all(|address| address.ip().is_loopback());
+                if !local && !config.allow_unauthenticated {
+                    return Err(Error::invalid_usage(format!(
+                        "ranks that meet at {host}:{port} have no secret in common: write one to \
+                         a file that only you can read and name it in CINCH_SECRET_FILE, or set \
+                         CINCH_ALLOW_UNAUTHENTICATED=1 on a network that you trust"
+                    )));
+                }
+                if !local {
+                    super::notice::Notice::of(config).say(&format!(
+                        "connections for {host}:{port} are not authenticated \
+                         (CINCH_ALLOW_UNAUTHENTICATED=1)"
+                    ));
+                }
+                keys::derive(b"cinch: no secret", b"", "no secret")
+            }
+        };
+        Ok(assemble(RANK_ZERO_OPENS, &secret, &[0; 16], &addresses))
+    }
+
+    /// The id that these bytes are.
+    ///
+    /// # Errors
+    /// Invalid argument if they were never filled in, are damaged, or are of another version.
+    pub fn from_bytes(bytes: &[u8; 128]) -> Result<UniqueId> {
+        if bytes.iter().all(|&byte| byte == 0) {
+            return Err(Error::invalid_argument(
+                "the unique id is all zeros: it was not handed on from the rank that created it",
+            ));
+        }
+        if bytes[0] != FORMAT {
+            return Err(Error::invalid_argument(format!(
+                "the unique id has format {}, cinch {} knows format {FORMAT}: it is damaged or \
+                 was made by another version",
+                bytes[0],
+                crate::VERSION
+            )));
+        }
+        if bytes[CHECKSUM..] != checksum(bytes) {
+            return Err(Error::invalid_argument(
+                "the unique id is damaged: its checksum is wrong; hand on all of its 128 bytes",
+            ));
+        }
+        let id = UniqueId(*bytes);
+        if id.addresses().is_empty() {
+            return Err(Error::invalid_argument("the unique id names no address"));
+        }
+        Ok(id)
+    }
+
+    /// As [`UniqueId::from_bytes`], for bytes of unknown number.
+    ///
+    /// # Errors
+    /// Also invalid argument if there are not 128 bytes.
+    pub fn from_slice(bytes: &[u8]) -> Result<UniqueId> {
+        let bytes = bytes.try_into().map_err(|_| {
+            Error::invalid_argument(format!(
+                "a unique id has 128 bytes, these are {}",
+                bytes.len()
+            ))
+        })?;
+        UniqueId::from_bytes(bytes)
+    }
+
+    /// The id as 256 hexadecimal digits. It holds the secret: hand it on, do not print it.
+    pub fn to_hex(&self) -> String {
+        self.0.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    /// The id that [`UniqueId::to_hex`] wrote.
+    ///
+    /// # Errors
+    /// As for [`UniqueId::from_bytes`].
+    pub fn from_hex(text: &str) -> Result<UniqueId> {
+        let digits: Option<Vec<u8>> = text
+            .trim()
+            .chars()
+            .map(|c| c.to_digit(16).map(|digit| digit as u8))
+            .collect();
+        match digits {
+            Some(digits) if digits.len() == 256 => {
+                let bytes: Vec<u8> = digits.chunks(2).map(|two| two[0] << 4 | two[1]).collect();
+                UniqueId::from_slice(&bytes)
+            }
+            _ => Err(Error::invalid_argument(format!(
+                "a unique id is written as 256 hexadecimal digits, this text has {} characters",
+                text.trim().chars().count()
+            ))),
+        }
+    }
+
+    /// Four bytes that tell ids apart and say nothing about the secret: for logs.
+    pub fn fingerprint(&self) -> [u8; 4] {
+        let key = keys::derive(&self.0[SECRET], &self.0[NONCE], "fingerprint");
+        std::array::from_fn(|at| key[at])
+    }
+
+    /// Ends the meeting of an id that was created in this process and will not be used.
+    pub fn cancel(&self) {
+        rendezvous::cancel(self);
+    }
+
+    /// Whether rank 0 opens the meeting at the address given.
+    pub(super) fn rank_zero_opens(&self) -> bool {
+        self.0[1] & RANK_ZERO_OPENS != 0
+    }
+
+    /// Different for every created id.
+    pub(super) fn nonce(&self) -> &[u8] {
+        &self.0[NONCE]
+    }
+
+    /// A key of this id for `purpose`.
+    pub(super) fn key(&self, salt: &[u8], purpose: &str) -> keys::Key {
+        keys::derive(&self.0[SECRET], &[self.nonce(), salt].concat(), purpose)
+    }
+
+    /// Where to meet: one or two addresses.
+    pub(super) fn addresses(&self) -> Vec<SocketAddr> {
+        ADDRESSES
+            .into_iter()
+            .filter_map(|at| read_address(&self.0[at..at + ADDRESS_BYTES]))
+            .collect()
+    }
+}
+
+fn assemble(flags: u8, secret: &[u8; 32], nonce: &[u8; 16], addresses: &[SocketAddr]) -> UniqueId {
+    let mut bytes = [0; 128];
+    bytes[0] = FORMAT;
+    bytes[1] = flags;
+    bytes[SECRET].copy_from_slice(secret);
+    bytes[NONCE].copy_from_slice(nonce);
+    for (at, address) in ADDRESSES.into_iter().zip(addresses) {
+        write_address(&mut bytes[at..at + ADDRESS_BYTES], address);
+    }
+    let sum = checksum(&bytes);
+    bytes[CHECKSUM..].copy_from_slice(&sum);
+    UniqueId(bytes)
+}
+
+fn checksum(bytes: &[u8; 128]) -> [u8; 16] {
+    let hash = keys::digest(&[b"cinch id", &bytes[..CHECKSUM]]);
+    std::array::from_fn(|at| hash[at])
+}
+
+fn write_address(to: &mut [u8], address: &SocketAddr) {
+    to[2..4].copy_from_slice(&address.port().to_le_bytes());
+    match address {
+        SocketAddr::V4(v4) => {
+            to[0] = 4;
+            to[4..8].copy_from_slice(&v4.ip().octets());
+        }
+        SocketAddr::V6(v6) => {
+            to[0] = 6;
+            to[4..20].copy_from_slice(&v6.ip().octets());
+            to[20..24].copy_from_slice(&v6.scope_id().to_le_bytes());
+        }
+    }
+}
+
+fn read_address(from: &[u8]) -> Option<SocketAddr> {
+    let port = u16::from_le_bytes([from[2], from[3]]);
+    match from[0] {
+        4 => {
+            let octets: [u8; 4] = from[4..8].try_into().ok()?;
+            Some(SocketAddr::new(Ipv4Addr::from(octets).into(), port))
+        }
+        6 => {
+            let octets: [u8; 16] = from[4..20].try_into().ok()?;
+            let scope = u32::from_le_bytes(from[20..24].try_into().ok()?);
+            let ip = Ipv6Addr::from(octets);
+            Some(SocketAddrV6::new(ip, port, 0, scope).into())
+        }
+        _ => None,
+    }
+}
+
+fn read_secret(path: &Path) -> Result<Vec<u8>> {
+    let shown = path.display();
+    let failed = |cause| Error::system(format!("the secret file {shown} cannot be read"), cause);
+    let file = std::fs::File::open(path).map_err(failed)?;
+    // Of the open file, not of the path, which may come to name another one.
+    let metadata = file.metadata().map_err(failed)?;
+    if !metadata.is_file()
+        || metadata.mode() & 0o077 != 0
+        || metadata.uid() != nix::unistd::geteuid().as_raw()
+    {
+        return Err(Error::invalid_usage(format!(
+            "the secret file {shown} has mode {:o} and owner {}: it must be a plain file that you \
+             own and only you can read (chmod 600)",
+            metadata.mode() & 0o7777,
+            metadata.uid()
+        )));
+    }
+    let mut secret = Vec::new();
+    file.take(SECRET_FILE_MAX as u64 + 1)
+        .read_to_end(&mut secret)
+        .map_err(failed)?;
+    if !(SECRET_FILE_MIN..=SECRET_FILE_MAX).contains(&secret.len()) {
+        return Err(Error::invalid_usage(format!(
+            "the secret file {shown} must hold {SECRET_FILE_MIN} to {SECRET_FILE_MAX} bytes \
+             (head -c 32 /dev/urandom)"
+        )));
+    }
+    Ok(secret)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn ids_survive_the_journey() {
+        let config = Config::default();
+        let id = UniqueId::create_for_one_host(&config).unwrap();
+        let back = UniqueId::from_hex(&id.to_hex()).unwrap();
+        assert!(back == id && back.fingerprint() == id.fingerprint());
+        assert!(id.addresses()[0].ip().is_loopback());
+        let other = UniqueId::create_for_one_host(&config).unwrap();
+        assert_ne!(other.fingerprint(), id.fingerprint());
+        assert!(!format!("{id:?}").contains(&format!("{}", id.0[4])));
+        id.cancel();
+        other.cancel();
+    }
+
+    #[test]
+    fn addresses_of_both_families() {
+        let addresses = ["10.1.2.3:65535", "[fe80::1%7]:1"].map(|text| text.parse().unwrap());
+        let id = assemble(0, &[1; 32], &[2; 16], &addresses);
+        assert_eq!(UniqueId::from_bytes(&id.0).unwrap().addresses(), addresses);
+    }
+
+    #[test]
+    fn damaged_ids_are_refused_with_a_sentence() {
+        let id = assemble(0, &[1; 32], &[2; 16], &["10.1.2.3:4".parse().unwrap()]);
+        let refused = |bytes: &[u8], word: &str| {
+            let error = UniqueId::from_slice(bytes).unwrap_err();
+            assert!(error.message().contains(word), "{error}");
+        };
+        refused(&[0; 128], "zeros");
+        refused(&id.0[..127], "127");
+        for at in 0..128 {
+            let mut bytes = id.0;
+            bytes[at] ^= 1;
+            refused(&bytes, if at == 0 { "format 0" } else { "checksum" });
+        }
+        refused(&assemble(0, &[1; 32], &[2; 16], &[]).0, "address");
+        assert!(UniqueId::from_hex("12zz").is_err());
+    }
+
+    #[test]
+    fn known_addresses_need_a_secret_beyond_loopback() {
+        let mut config = Config {
+            log_level: "none".into(),
+            ..Config::default()
+        };
+        let local = UniqueId::for_address("127.0.0.1", 29501, &config).unwrap();
+        assert!(local.rank_zero_opens());
+        let far = |config: &Config| UniqueId::for_address("192.0.2.1", 29501, config);
+        let error = far(&config).unwrap_err();
+        assert!(error.message().contains("CINCH_SECRET_FILE"), "{error}");
+        config.allow_unauthenticated = true;
+        far(&config).unwrap();
+        config.allow_unauthenticated = false;
+
+        let path = std::env::temp_dir().join(format!("cinch-secret-{}", std::process::id()));
+        std::fs::write(&path, [7; 32]).unwrap();
+        config.secret_file = Some(path.clone());
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o640)).unwrap();
+        let open = far(&config).unwrap_err();
+        assert!(open.message().contains("mode 640"), "{open}");
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).unwrap();
+        let first = far(&config).unwrap();
+        assert!(first == far(&config).unwrap());
+        std::fs::write(&path, [8; 32]).unwrap();
+        assert!(first.fingerprint() != far(&config).unwrap().fingerprint());
+        std::fs::write(&path, [8; 3]).unwrap();
+        assert!(far(&config).is_err());
+        std::fs::remove_file(&path).unwrap();
+        assert!(far(&config).is_err());
+    }
+}

@@ -1,0 +1,332 @@
+//! The exchange between threads of one process: the star's semantics without its sockets.
+
+use super::member::name_ranks;
+use super::notes::{self, Ledger};
+use super::{Exchange, PeerInfo, address, keys, process};
+use crate::config::Config;
+use crate::error::{Error, ErrorKind, Result};
+use crate::sync::Fault;
+use crate::types::SIGNATURE_WORDS;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+/// One rank of a world of threads.
+#[derive(Debug)]
+pub struct LocalExchange {
+    rank: usize,
+    world: Arc<World>,
+    timeout: Duration,
+    /// One exchange at a time: its number, and why the ranks are out of step.
+    turn: Mutex<(u64, Option<Error>)>,
+}
+
+#[derive(Debug)]
+struct World {
+    peers: Vec<PeerInfo>,
+    faults: Vec<Arc<Fault>>,
+    key: keys::Key,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug)]
+struct State {
+    gathers: BTreeMap<u64, Gather>,
+    departed: Vec<bool>,
+    ledger: Ledger,
+}
+
+#[derive(Debug)]
+struct Gather {
+    parts: Vec<Option<Vec<u8>>>,
+    /// Ranks that still have to look at the parts.
+    readers: usize,
+}
+
+impl LocalExchange {
+    /// `nranks` ranks that know each other, with the default timeout. Rank r raises and watches
+    /// `faults[r]`.
+    ///
+    /// # Panics
+    /// If there are not `nranks` faults.
+    pub fn world(nranks: usize, faults: &[Arc<Fault>]) -> Vec<Arc<LocalExchange>> {
+        LocalExchange::world_with(nranks, faults, &Config::default())
+    }
+
+    /// As [`LocalExchange::world`], with the timeout and host name of `config`.
+    ///
+    /// # Panics
+    /// If there are not `nranks` faults.
+    pub fn world_with(
+        nranks: usize,
+        faults: &[Arc<Fault>],
+        config: &Config,
+    ) -> Vec<Arc<LocalExchange>> {
+        assert_eq!(faults.len(), nranks, "one fault for each rank");
+        let host = process::host_name();
+        let host_id = process::host_id(config);
+        let process_id = process::process_id().unwrap_or_default();
+        let peers = (0..nranks).map(|rank| PeerInfo {
+            rank,
+            pid: std::process::id(),
+            uid: nix::unistd::getuid().as_raw(),
+            host: host.clone(),
+            host_id,
+            process_id,
+            address: address::for_one_host(),
+        });
+        let world = Arc::new(World {
+            peers: peers.collect(),
+            faults: faults.to_vec(),
+            // Only threads of this process use it.
+            key: keys::random().unwrap_or([0; 32]),
+            state: Mutex::new(State {
+                gathers: BTreeMap::new(),
+                departed: vec![false; nranks],
+                ledger: Ledger::new(),
+            }),
+            changed: Condvar::new(),
+        });
+        let exchange = |rank| {
+            Arc::new(LocalExchange {
+                rank,
+                world: world.clone(),
+                timeout: config.timeout,
+                turn: Mutex::new((0, None)),
+            })
+        };
+        (0..nranks).map(exchange).collect()
+    }
+
+    fn gather(&self, generation: u64, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
+        let world = &self.world;
+        let nranks = world.peers.len();
+        let deadline = Instant::now() + self.timeout;
+        let mut state = world.state();
+        let gather = state.gathers.entry(generation).or_insert_with(|| Gather {
+            parts: vec![None; nranks],
+            readers: nranks,
+        });
+        gather.parts[self.rank] = Some(bytes.to_vec());
+        world.changed.notify_all();
+        loop {
+            let State {
+                gathers, departed, ..
+            } = &mut *state;
+            let gather = gathers
+                .get_mut(&generation)
+                .ok_or_else(|| Error::internal("an exchange without parts"))?;
+            let parts = &gather.parts;
+            let missing: Vec<usize> = (0..nranks).filter(|&rank| parts[rank].is_none()).collect();
+            if missing.is_empty() {
+                let result = parts.iter().flatten().cloned().collect();
+                gather.readers -= 1;
+                if gather.readers == 0 {
+                    gathers.remove(&generation);
+                }
+                return Ok(result);
+            }
+            world.faults[self.rank].check()?;
+            if let Some(&gone) = missing.iter().find(|&&rank| departed[rank]) {
+                return Err(Error::new(
+                    ErrorKind::Remote,
+                    format!(
+                        "{} left before it took part in exchange {generation}",
+                        world.peers[gone]
+                    ),
+                ));
+            }
+            let now = Instant::now();
+            if now >= deadline {
+                return Err(Error::new(
+                    ErrorKind::Timeout,
+                    format!(
+                        "{} did not take part in exchange {generation} within {:.3} s",
+                        name_ranks(&missing),
+                        self.timeout.as_secs_f64()
+                    ),
+                ));
+            }
+            // The fault may be raised by anybody, without a word to the condition.
+            let slice = Duration::from_millis(5).min(deadline - now);
+            state = match world.changed.wait_timeout(state, slice) {
+                Ok((state, _)) => state,
+                Err(poison) => poison.into_inner().0,
+            };
+        }
+    }
+}
+
+impl World {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state
+            .lock()
+            .unwrap_or_else(|poison| poison.into_inner())
+    }
+}
+
+impl Exchange for LocalExchange {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn peers(&self) -> &[PeerInfo] {
+        &self.world.peers
+    }
+
+    fn all_gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
+        let mut turn = self
+            .turn
+            .lock()
+            .unwrap_or_else(|poison| poison.into_inner());
+        self.world.faults[self.rank].check()?;
+        if let Some(error) = &turn.1 {
+            return Err(error.clone().context("the ranks are out of step"));
+        }
+        if self.departed(self.rank) {
+            return Err(Error::invalid_usage("this rank has left its communicator"));
+        }
+        let generation = turn.0;
+        turn.0 += 1;
+        let result = self.gather(generation, bytes);
+        if let Err(error) = &result {
+            turn.1 = Some(error.clone());
+        }
+        result
+    }
+
+    fn announce(&self, reason: &Error) {
+        let mine = &self.world.peers[self.rank];
+        let told = reason.clone().context(format!("{mine} reports"));
+        for (rank, fault) in self.world.faults.iter().enumerate() {
+            fault.raise(if rank == self.rank {
+                reason.clone()
+            } else {
+                told.clone()
+            });
+        }
+        self.world.changed.notify_all();
+    }
+
+    fn note_call(&self, signature: [u64; SIGNATURE_WORDS]) {
+        if !notes::is_comparable(&signature) {
+            return;
+        }
+        let disagreement = {
+            let mut state = self.world.state();
+            state.ledger.enter(self.rank, signature, &self.world.peers)
+        };
+        if let Some(error) = disagreement {
+            for fault in &self.world.faults {
+                fault.raise(error.clone());
+            }
+            self.world.changed.notify_all();
+        }
+    }
+
+    fn departed(&self, rank: usize) -> bool {
+        self.world
+            .state()
+            .departed
+            .get(rank)
+            .copied()
+            .unwrap_or(false)
+    }
+
+    fn key(&self, purpose: &str) -> [u8; 32] {
+        keys::derive(&self.world.key, b"for transports", purpose)
+    }
+
+    fn leave(&self) {
+        self.world.state().departed[self.rank] = true;
+        self.world.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::notes::tests::call;
+    use super::*;
+    use crate::types::Collective;
+
+    fn world(nranks: usize, timeout: f64) -> (Vec<Arc<Fault>>, Vec<Arc<LocalExchange>>) {
+        let faults: Vec<Arc<Fault>> = (0..nranks).map(|_| Fault::new()).collect();
+        let config = Config {
+            timeout: Duration::from_secs_f64(timeout),
+            ..Config::default()
+        };
+        let world = LocalExchange::world_with(nranks, &faults, &config);
+        (faults, world)
+    }
+
+    #[test]
+    fn everybody_gets_everything_in_rank_order_many_times() {
+        let (_, world) = world(5, 60.0);
+        std::thread::scope(|scope| {
+            for exchange in &world {
+                scope.spawn(move || {
+                    for round in 0..200u8 {
+                        let mine = vec![round; exchange.rank()];
+                        let all = exchange.all_gather(&mine).unwrap();
+                        let expected: Vec<Vec<u8>> = (0..5).map(|r| vec![round; r]).collect();
+                        assert_eq!(all, expected);
+                    }
+                });
+            }
+        });
+        assert!(world[0].world.state().gathers.is_empty());
+        assert_eq!(world[0].key("a"), world[4].key("a"));
+        assert_ne!(world[0].key("a"), world[0].key("b"));
+    }
+
+    #[test]
+    fn the_missing_are_named_and_the_waiting_woken() {
+        let (_, late) = world(3, 0.05);
+        let error = late[0].all_gather(b"x").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Timeout);
+        assert!(error.message().contains("ranks 1, 2"), "{error}");
+        assert!(
+            late[0]
+                .all_gather(b"x")
+                .unwrap_err()
+                .message()
+                .contains("step")
+        );
+
+        let (faults, ranks) = world(2, 60.0);
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| ranks[0].barrier());
+            ranks[1].announce(&Error::new(ErrorKind::Aborted, "no more"));
+            let error = waiting.join().unwrap().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Aborted);
+            assert!(error.message().starts_with("rank 1 ("), "{error}");
+        });
+        assert_eq!(faults[1].reason().unwrap().message(), "no more");
+
+        let (faults, ranks) = world(2, 60.0);
+        assert!(!ranks[0].departed(1));
+        ranks[1].leave();
+        assert!(ranks[0].departed(1) && !ranks[0].departed(0));
+        assert!(ranks[0].barrier().unwrap_err().message().contains("rank 1"));
+        assert!(faults.iter().all(|fault| !fault.is_raised()));
+    }
+
+    #[test]
+    fn calls_that_differ_fail_everywhere() {
+        let (faults, ranks) = world(3, 60.0);
+        ranks[0].note_call(call(Collective::SendRecv, 4, 1));
+        ranks[1].note_call(call(Collective::SendRecv, 4, 2));
+        ranks[0].note_call(call(Collective::AllReduce, 4, 1000));
+        ranks[2].note_call(call(Collective::AllReduce, 4, 1000));
+        assert!(faults.iter().all(|fault| !fault.is_raised()));
+        ranks[1].note_call(call(Collective::AllReduce, 4, 1024));
+        for fault in &faults {
+            let error = fault.check().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Mismatch);
+            for word in ["rank 0 (", "rank 1 (", "1000", "1024"] {
+                assert!(error.message().contains(word), "{error}");
+            }
+        }
+    }
+}

@@ -1,0 +1,476 @@
+//! The meeting: ranks come with what they are, and leave with what all are.
+//!
+//! One thread of the process that created the id serves it (or of rank 0, for an address from
+//! the environment). It ends with the meeting: after it, nobody listens at the id's address.
+
+use super::auth::{Greeting, Listener, Patience, Role, Terms, connect_with, poll_for};
+use super::channel::{Body, Channel, Frame};
+use super::member::{Member, name_ranks};
+use super::wire::{Reader, Writer, damaged, read_error, write_error};
+use super::{UniqueId, address, keys, process};
+use crate::config::Config;
+use crate::error::{Error, ErrorKind, Result};
+use crate::sync::Fault;
+use nix::poll::{PollFd, PollFlags};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// Most ranks of a communicator: the table of all must fit a frame.
+pub(super) const MAX_RANKS: usize = 4096;
+
+const REGISTER: u8 = 1;
+const TABLE: u8 = 2;
+const REFUSED: u8 = 3;
+
+/// How long a failed meeting stays, to tell those who come late why it failed.
+const AFTERWORD: Duration = Duration::from_secs(3);
+
+/// What a rank takes home.
+pub(super) struct Met {
+    pub(super) members: Vec<Member>,
+    /// Random bytes of this meeting: keys differ between communicators of one secret.
+    pub(super) salt: [u8; 32],
+    /// Rank 0's, where the others come next.
+    pub(super) listener: Option<Listener>,
+}
+
+/// Meetings that this process serves, by nonce.
+static OPEN: Mutex<Vec<([u8; 16], Arc<AtomicBool>)>> = Mutex::new(Vec::new());
+
+/// Opens a meeting on a free port of `ip` for the id that `make` builds from the address.
+pub(super) fn open(
+    ip: IpAddr,
+    make: impl FnOnce(SocketAddr) -> UniqueId,
+    config: &Config,
+) -> Result<UniqueId> {
+    let (listener, address) = Listener::bind(ip)?;
+    let id = make(address);
+    serve(&id, listener, config.init_timeout)?;
+    Ok(id)
+}
+
+/// Ends a meeting of this process. Returns whether there was one.
+pub(super) fn cancel(id: &UniqueId) -> bool {
+    let stop = {
+        let mut open = OPEN.lock().unwrap_or_else(|poison| poison.into_inner());
+        let at = open.iter().position(|(nonce, _)| nonce == id.nonce());
+        at.map(|at| open.swap_remove(at).1)
+    };
+    stop.inspect(|stop| stop.store(true, Ordering::Relaxed))
+        .is_some()
+}
+
+fn serve(id: &UniqueId, listener: Listener, patience: Duration) -> Result<()> {
+    let terms = Terms::new(
+        &id.key(b"", "meeting"),
+        Greeting {
+            role: Role::Meeting,
+            rank: 0,
+            word: 0,
+        },
+    );
+    let stop = Arc::new(AtomicBool::new(false));
+    let nonce: [u8; 16] = std::array::from_fn(|at| id.nonce()[at]);
+    let root = Root {
+        listener: Some(listener),
+        terms,
+        guests: Vec::new(),
+        nranks: 0,
+        told: 0,
+        verdict: None,
+        deadline: Instant::now() + patience,
+        patience,
+        stop: stop.clone(),
+    };
+    OPEN.lock()
+        .unwrap_or_else(|poison| poison.into_inner())
+        .push((nonce, stop.clone()));
+    let spawned = std::thread::Builder::new()
+        .name("cinch-meeting".into())
+        .stack_size(256 << 10)
+        .spawn(move || {
+            super::star::block_signals();
+            root.run();
+            let mut open = OPEN.lock().unwrap_or_else(|poison| poison.into_inner());
+            open.retain(|(_, other)| !Arc::ptr_eq(other, &stop));
+        });
+    spawned.map(drop).map_err(|cause| {
+        let mut open = OPEN.lock().unwrap_or_else(|poison| poison.into_inner());
+        open.retain(|(other, _)| *other != nonce);
+        Error::system("cannot start the meeting's thread", cause)
+    })
+}
+
+/// The thread that serves a meeting.
+struct Root {
+    listener: Option<Listener>,
+    terms: Terms,
+    guests: Vec<Guest>,
+    /// As the first rank says; 0 before it came.
+    nranks: usize,
+    /// Ranks that were told the verdict.
+    told: usize,
+    /// Why the meeting failed.
+    verdict: Option<Error>,
+    deadline: Instant,
+    patience: Duration,
+    stop: Arc<AtomicBool>,
+}
+
+struct Guest {
+    channel: Channel,
+    rank: usize,
+    member: Option<Member>,
+}
+
+impl Root {
+    fn run(mut self) {
+        while self.listener.is_some() {
+            if self.stop.load(Ordering::Relaxed) {
+                return;
+            }
+            self.turn();
+            if self.verdict.is_none() && Instant::now() >= self.deadline {
+                let missing = self.missing();
+                self.fail(Error::new(ErrorKind::Timeout, missing));
+            }
+            let complete = self.nranks > 0 && self.registered().count() == self.nranks;
+            if self.verdict.is_none() && complete {
+                self.hand_out_tables();
+            }
+            let all_know = self.told > 0 && self.told >= self.nranks;
+            if self.verdict.is_some() && (all_know || Instant::now() >= self.deadline) {
+                self.listener = None;
+            }
+        }
+        // Those who were told hang up. Closing first could cut off what they have not read.
+        let until = Instant::now() + Duration::from_secs(2);
+        while !self.guests.is_empty() && Instant::now() < until {
+            self.turn();
+        }
+    }
+
+    fn turn(&mut self) {
+        let now = Instant::now();
+        let mut limit = Duration::from_millis(50).min(self.deadline.saturating_duration_since(now));
+        if let Some(listener) = &self.listener {
+            limit = limit.min(listener.patience(now));
+        }
+        let (guests, strangers) = {
+            let guests = self
+                .guests
+                .iter()
+                .map(|guest| PollFd::new(guest.channel.descriptor(), guest.channel.events()));
+            let strangers = self.listener.iter().flat_map(Listener::descriptors);
+            let mut fds: Vec<PollFd<'_>> = guests.chain(strangers).collect();
+            poll_for(&mut fds, limit.max(Duration::from_millis(1)));
+            let mut ready: Vec<bool> = fds
+                .iter()
+                .map(|fd| {
+                    fd.revents()
+                        .is_none_or(|events| events != PollFlags::empty())
+                })
+                .collect();
+            let strangers = ready.split_off(self.guests.len());
+            (ready, strangers)
+        };
+        // From the back, so that leaving guests do not move those still to be heard.
+        for at in (0..guests.len()).rev().filter(|&at| guests[at]) {
+            self.hear(at);
+        }
+        if let Some(listener) = &mut self.listener {
+            let served = listener.serve(&self.terms, &strangers);
+            let mut arrivals = Vec::new();
+            while let Some(peer) = listener.next() {
+                arrivals.push(peer);
+            }
+            if let Err(error) = served {
+                self.fail(error);
+            }
+            for peer in arrivals {
+                match peer.and_then(|peer| Ok((peer.rank, Channel::new(peer)?))) {
+                    Ok((rank, channel)) => {
+                        self.guests.push(Guest {
+                            channel,
+                            rank,
+                            member: None,
+                        });
+                        self.hear(self.guests.len() - 1);
+                    }
+                    Err(error) => self.fail(error),
+                }
+            }
+        }
+    }
+
+    fn hear(&mut self, at: usize) {
+        let mut frames = Vec::new();
+        self.guests[at].channel.flush();
+        let end = self.guests[at].channel.receive(&mut frames);
+        for frame in frames {
+            if let Err(error) = self.register(at, &frame) {
+                self.fail(error);
+            }
+        }
+        if end.is_some() {
+            let guest = self.guests.remove(at);
+            // Once the tables are out, guests leave.
+            if let (Some(member), Some(_)) = (guest.member, &self.listener) {
+                self.fail(Error::new(
+                    ErrorKind::Remote,
+                    format!(
+                        "{} died before all ranks had come to the meeting",
+                        member.info
+                    ),
+                ));
+            }
+        }
+    }
+
+    fn register(&mut self, at: usize, frame: &Frame) -> Result<()> {
+        if frame.kind != REGISTER || self.guests[at].member.is_some() {
+            return Err(damaged().context(format!("rank {} at the meeting", self.guests[at].rank)));
+        }
+        let mut reader = Reader(&frame.body);
+        let nranks = reader.u32()? as usize;
+        let patience = Duration::from_millis(reader.u64()?.min(1 << 40));
+        let member = Member::read(&mut reader)?;
+        reader.end()?;
+        let rank = member.info.rank;
+        let guest = &mut self.guests[at];
+        guest.member = Some(member.clone());
+        if rank != guest.rank {
+            return Err(damaged().context(format!("rank {} at the meeting", guest.rank)));
+        }
+        if let Some(verdict) = &self.verdict {
+            let body = Body::new(write_error(verdict));
+            guest.channel.queue(REFUSED, &body);
+            guest.channel.flush();
+            self.told += 1;
+            return Ok(());
+        }
+        // The earliest deadline counts, less what it takes to tell everybody who is missing.
+        let margin = (patience / 10).clamp(Duration::from_millis(20), Duration::from_millis(500));
+        let until = Instant::now() + patience.saturating_sub(margin);
+        if self.nranks == 0 || until < self.deadline {
+            self.deadline = until;
+            self.patience = patience;
+        }
+        let first = self.registered().find(|other| other.info.rank != rank);
+        if self.nranks == 0 {
+            self.nranks = nranks;
+            if let Some(listener) = &mut self.listener {
+                listener.expect_ranks(nranks.min(MAX_RANKS));
+            }
+        } else if self.nranks != nranks
+            && let Some(first) = first
+        {
+            return Err(Error::new(
+                ErrorKind::Mismatch,
+                format!(
+                    "{} joins a communicator of {nranks} ranks, {} one of {}",
+                    member.info, first.info, self.nranks
+                ),
+            ));
+        }
+        if rank >= self.nranks || self.nranks > MAX_RANKS {
+            return Err(Error::invalid_argument(format!(
+                "{} joins a communicator of {} ranks: ranks go from 0 to one less",
+                member.info, self.nranks
+            )));
+        }
+        let same: Vec<String> = self
+            .registered()
+            .filter(|other| other.info.rank == rank)
+            .map(Member::place)
+            .collect();
+        if same.len() > 1 {
+            return Err(Error::invalid_argument(format!(
+                "rank {rank} joined more than once: {}",
+                same.join(" and ")
+            )));
+        }
+        Ok(())
+    }
+
+    fn registered(&self) -> impl Iterator<Item = &Member> {
+        self.guests.iter().filter_map(|guest| guest.member.as_ref())
+    }
+
+    fn missing(&self) -> String {
+        let here: Vec<usize> = self.registered().map(|member| member.info.rank).collect();
+        let missing: Vec<usize> = (0..self.nranks)
+            .filter(|rank| !here.contains(rank))
+            .collect();
+        format!(
+            "{} of {} did not come to the meeting within {:.1} s; were they started?",
+            name_ranks(&missing),
+            self.nranks,
+            self.patience.as_secs_f64()
+        )
+    }
+
+    /// Everybody who registered, now or later, gets this error.
+    fn fail(&mut self, error: Error) {
+        if self.verdict.is_some() {
+            return;
+        }
+        let body = Body::new(write_error(&error));
+        for guest in self
+            .guests
+            .iter_mut()
+            .filter(|guest| guest.member.is_some())
+        {
+            guest.channel.queue(REFUSED, &body);
+            guest.channel.flush();
+            self.told += 1;
+        }
+        self.verdict = Some(error);
+        self.deadline = Instant::now() + AFTERWORD;
+    }
+
+    fn hand_out_tables(&mut self) {
+        // An id serves once: from here on, its address refuses connections.
+        self.listener = None;
+        let salt = match keys::random::<32>() {
+            Ok(salt) => salt,
+            Err(error) => return self.fail(error),
+        };
+        let mut members: Vec<&Member> = self.registered().collect();
+        members.sort_by_key(|member| member.info.rank);
+        let mut writer = Writer::default();
+        writer.bytes(&salt).u32(members.len() as u32);
+        members.iter().for_each(|member| member.write(&mut writer));
+        let body = Body::new(writer.0);
+        for guest in &mut self.guests {
+            guest.channel.queue(TABLE, &body);
+            guest.channel.flush();
+        }
+    }
+}
+
+/// Goes to the meeting as `rank` of `nranks` and returns when all have come.
+pub(super) fn meet(
+    id: &UniqueId,
+    rank: usize,
+    nranks: usize,
+    config: &Config,
+    deadline: Instant,
+    fault: &Fault,
+) -> Result<Met> {
+    let addresses = id.addresses();
+    if rank == 0 {
+        process::check_descriptors(nranks + 8, &format!("rank 0 of {nranks} ranks"))?;
+        if id.rank_zero_opens() {
+            let (listener, _) = Listener::bind_to(addresses[0]).map_err(|error| {
+                error.context("rank 0 opens the meeting, but another job may have the port")
+            })?;
+            serve(id, listener, config.init_timeout)?;
+        }
+    }
+    let terms = Terms::new(
+        &id.key(b"", "meeting"),
+        Greeting {
+            role: Role::Meeting,
+            rank,
+            word: 0,
+        },
+    );
+    let mut channel = reach(id, &addresses, &terms, deadline, fault)?;
+
+    // The address by which we reach the meeting is one by which its other guests reach us.
+    let ip = match &config.interface {
+        Some(_) => address::choose(config)?,
+        None => channel
+            .stream()
+            .local_addr()
+            .map_err(|cause| Error::system("the connection to the meeting has no address", cause))?
+            .ip(),
+    };
+    let mut member = Member::this(rank, ip, config)?;
+    let listener = if rank == 0 {
+        let (mut listener, address) = Listener::bind(ip)?;
+        listener.expect_ranks(nranks);
+        member.control_port = address.port();
+        Some(listener)
+    } else {
+        None
+    };
+    let patience = deadline.saturating_duration_since(Instant::now());
+    let mut writer = Writer::default();
+    writer.u32(nranks.min(u32::MAX as usize) as u32);
+    writer.u64(patience.as_millis() as u64);
+    member.write(&mut writer);
+    channel.queue(REGISTER, &Body::new(writer.0));
+
+    let place = format!("the meeting at {}", addresses[0]);
+    let answer = channel
+        .exchange(deadline, fault)
+        .map_err(|error| error.context(&place))?;
+    match answer.kind {
+        REFUSED => Err(read_error(&answer.body)?),
+        TABLE => {
+            let (members, salt) =
+                read_table(&answer.body, &member, nranks).map_err(|error| error.context(&place))?;
+            Ok(Met {
+                members,
+                salt,
+                listener,
+            })
+        }
+        _ => Err(damaged().context(&place)),
+    }
+}
+
+/// Connects to the first of the meeting's addresses that answers.
+fn reach(
+    id: &UniqueId,
+    addresses: &[SocketAddr],
+    terms: &Terms,
+    deadline: Instant,
+    fault: &Fault,
+) -> Result<Channel> {
+    let patience = if id.rank_zero_opens() {
+        Patience::UntilDeadline
+    } else {
+        Patience::None
+    };
+    let mut last = Error::internal("the unique id names no address");
+    for &address in addresses {
+        match connect_with(address, terms, patience, deadline, fault) {
+            Ok(peer) => return Channel::new(peer),
+            Err(error) => last = error,
+        }
+        fault.check()?;
+    }
+    Err(match (last.kind(), patience) {
+        (ErrorKind::Remote, Patience::None) => last.context(
+            "nobody holds the meeting of this unique id: it serves one init and may be used up, \
+             or the process that created it has ended",
+        ),
+        (_, Patience::UntilDeadline) => last.context("rank 0 did not open the meeting"),
+        _ => last,
+    })
+}
+
+fn read_table(body: &[u8], me: &Member, nranks: usize) -> Result<(Vec<Member>, [u8; 32])> {
+    let mut reader = Reader(body);
+    let salt = reader.array()?;
+    if reader.u32()? as usize != nranks {
+        return Err(damaged());
+    }
+    let members: Vec<Member> = (0..nranks)
+        .map(|_| Member::read(&mut reader))
+        .collect::<Result<_>>()?;
+    reader.end()?;
+    let in_order = members
+        .iter()
+        .enumerate()
+        .all(|(at, one)| one.info.rank == at);
+    if !in_order || members[me.info.rank].info != me.info {
+        return Err(damaged());
+    }
+    Ok((members, salt))
+}

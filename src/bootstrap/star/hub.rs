@@ -1,0 +1,221 @@
+//! What rank 0 does for the others: collects exchanges, compares notes, passes on news.
+
+use super::leaf::write_parts;
+use super::monitor::*;
+use super::*;
+use crate::bootstrap::channel::Frame;
+use crate::bootstrap::notes::Ledger;
+use crate::bootstrap::wire::{Reader, Writer, damaged};
+
+/// State of the hub. Idle on other ranks.
+pub(super) struct Hub {
+    ledger: Ledger,
+    /// The exchange that is being collected.
+    generation: u64,
+    parts: Vec<Option<Vec<u8>>>,
+    /// Why no exchange will complete any more.
+    broken: Option<Error>,
+    asked: Instant,
+}
+
+impl Hub {
+    pub(super) fn new(nranks: usize) -> Hub {
+        Hub {
+            ledger: Ledger::new(),
+            generation: 0,
+            parts: vec![None; nranks],
+            broken: None,
+            asked: Instant::now(),
+        }
+    }
+}
+
+impl Monitor {
+    pub(super) fn handle_as_hub(&mut self, at: usize, frame: Frame) -> Result<()> {
+        let rank = self.links[at].rank;
+        let mut reader = Reader(&frame.body);
+        match frame.kind {
+            BEAT => {
+                let count = usize::from(reader.u8()?);
+                for _ in 0..count.min(notes::KEPT) {
+                    let mut words = [0; SIGNATURE_WORDS];
+                    for word in &mut words {
+                        *word = reader.u64()?;
+                    }
+                    self.compare(rank, words);
+                }
+                reader.end()
+            }
+            CONTRIBUTION => {
+                let limit = MAX_CONTRIBUTION as u64;
+                if let Some((generation, bytes)) =
+                    self.links[at].assembly.add(&frame.body, limit)?
+                {
+                    self.contribute(rank, generation, bytes);
+                }
+                Ok(())
+            }
+            GOODBYE => {
+                self.links[at].goodbye = true;
+                self.shared.depart(rank);
+                let mut writer = Writer::default();
+                writer.u32(rank as u32);
+                self.tell_all_but(Some(at), DEPARTED, &Body::new(writer.0));
+                self.leave_gather(rank);
+                // The rank has sent its last byte and waits for us to hang up.
+                self.links[at].channel = None;
+                Ok(())
+            }
+            _ => Err(damaged()),
+        }
+    }
+
+    fn compare(&mut self, rank: usize, words: [u64; SIGNATURE_WORDS]) {
+        let disagreement = self.hub.ledger.enter(rank, words, &self.shared.peers);
+        if let Some(error) = disagreement
+            && !self.shared.fault.is_raised()
+        {
+            self.fail(error);
+        }
+    }
+
+    /// The hub's beat: who has come to the exchange under way.
+    pub(super) fn hub_beat(&mut self) -> Vec<u8> {
+        let fresh = self.shared.notes().take();
+        for words in fresh {
+            self.compare(self.shared.rank, words);
+        }
+        let mut writer = Writer::default();
+        let here: Vec<bool> = self.hub.parts.iter().map(Option::is_some).collect();
+        if here.contains(&true) {
+            writer.u64(self.hub.generation);
+            for eight in here.chunks(8) {
+                let bits = eight
+                    .iter()
+                    .enumerate()
+                    .map(|(bit, &here)| u8::from(here) << bit);
+                writer.u8(bits.sum());
+            }
+            let mut state = self.shared.state();
+            if let Some(gather) = &mut state.gather
+                && gather.generation == self.hub.generation
+            {
+                gather.present = here;
+            }
+        }
+        writer.0
+    }
+
+    pub(super) fn contribute(&mut self, rank: usize, generation: u64, bytes: Vec<u8>) {
+        // The hub's own user may be waiting for an exchange that others have completed it for.
+        if self.hub.broken.is_none() && generation == self.hub.generation {
+            self.hub.parts[rank] = Some(bytes);
+            self.mark_present(rank, generation);
+        } else if self.hub.broken.is_none() {
+            self.hub.broken = Some(Error::internal(format!(
+                "{} is at exchange {generation}, the others at {}",
+                self.shared.peers[rank], self.hub.generation
+            )));
+        }
+        if let Some(absent) = self.departed_absentee() {
+            self.break_gather(absent);
+        }
+        if let Some(error) = &self.hub.broken {
+            let error = error.clone();
+            self.fail_gather(generation, &error);
+        } else if self.hub.parts.iter().all(Option::is_some) {
+            self.complete();
+        }
+    }
+
+    fn mark_present(&self, rank: usize, generation: u64) {
+        let mut state = self.shared.state();
+        if let Some(gather) = &mut state.gather
+            && gather.generation == generation
+        {
+            gather.present[rank] = true;
+        }
+    }
+
+    fn complete(&mut self) {
+        let generation = self.hub.generation;
+        self.hub.generation += 1;
+        let parts: Vec<Vec<u8>> = self.hub.parts.iter_mut().filter_map(Option::take).collect();
+        let total: u64 = parts.iter().map(|part| part.len() as u64 + 4).sum();
+        let mut pieces = Vec::new();
+        write_parts(&parts, |piece| {
+            let mut writer = Writer::default();
+            writer.u64(generation).u64(total).bytes(piece);
+            pieces.push(Body::new(writer.0));
+        });
+        for piece in &pieces {
+            self.tell_all_but(None, RESULT, piece);
+        }
+        self.shared.finish_gather(generation, Ok(parts));
+    }
+
+    /// A rank has left: exchanges that lack it will never complete.
+    pub(super) fn leave_gather(&mut self, rank: usize) {
+        self.shared.depart(rank);
+        let begun = self.hub.parts.iter().any(Option::is_some);
+        if begun && self.hub.broken.is_none() && self.hub.parts[rank].is_none() {
+            self.break_gather(rank);
+            let error = self.hub.broken.clone();
+            let generation = self.hub.generation;
+            if let Some(error) = error {
+                self.fail_gather(generation, &error);
+            }
+        }
+    }
+
+    fn departed_absentee(&self) -> Option<usize> {
+        let begun = self.hub.broken.is_none() && self.hub.parts.iter().any(Option::is_some);
+        (0..self.hub.parts.len())
+            .find(|&rank| begun && self.hub.parts[rank].is_none() && self.shared.is_departed(rank))
+    }
+
+    fn break_gather(&mut self, rank: usize) {
+        self.hub.broken = Some(Error::new(
+            ErrorKind::Remote,
+            format!(
+                "{} left before it took part in exchange {}",
+                self.shared.peers[rank], self.hub.generation
+            ),
+        ));
+        self.hub.parts.iter_mut().for_each(|part| *part = None);
+    }
+
+    fn fail_gather(&mut self, generation: u64, error: &Error) {
+        let mut writer = Writer::default();
+        writer.u64(generation).bytes(&write_error(error));
+        self.tell_all_but(None, GATHER_FAILED, &Body::new(writer.0));
+        self.shared.finish_gather(generation, Err(error.clone()));
+    }
+
+    /// Ranks on other hosts that are silent: those who share a host with them may know more.
+    pub(super) fn ask_about(&mut self, silent: &[usize]) {
+        let hosts = |rank: usize| self.shared.peers[rank].host_id;
+        let far: Vec<usize> = silent
+            .iter()
+            .copied()
+            .filter(|&rank| hosts(rank) != hosts(0))
+            .collect();
+        if far.is_empty() || self.hub.asked.elapsed() < 2 * self.shared.beat {
+            return;
+        }
+        self.hub.asked = Instant::now();
+        for rank in far {
+            let mut writer = Writer::default();
+            writer.u32(rank as u32);
+            let body = Body::new(writer.0);
+            let shared = &self.shared;
+            let host = shared.peers[rank].host_id;
+            let near = self.links.iter_mut().filter(|link| {
+                link.rank != rank
+                    && !silent.contains(&link.rank)
+                    && shared.peers[link.rank].host_id == host
+            });
+            near.for_each(|link| link.send(SILENT, &body));
+        }
+    }
+}

@@ -1,0 +1,470 @@
+//! The control star: every rank holds one proven connection to rank 0, the hub, served by one
+//! thread a process and communicator.
+//!
+//! **Who is gone.** A connection that ends without goodbye is a death; the hub tells all, and the
+//! hub's own end is seen by all. Because the kernel frees memory before it closes files, a large
+//! process can be dead for seconds before its connection ends: a peer that misses two beats is
+//! looked up in /proc, by the hub or by a rank on its host. A stopped process is named once and
+//! is no failure. A link to another host that is cut ends after three seconds without an answer
+//! of its kernel.
+//!
+//! **Goodbye.** A rank that leaves says so; what happens to its connection then is no failure.
+//! When the hub leaves first, its thread goes on serving until every other rank has left too (or
+//! died, or the communicator has failed), so that the others stay watched. If its process ends
+//! meanwhile, the others are left without a hub: that is no failure either, collective calls over
+//! the star fail, and a rank on the same host whose process ends counts as departed from then
+//! on, since nobody can tell any more whether it said goodbye.
+
+mod hub;
+mod leaf;
+mod monitor;
+
+use super::auth::{Greeting, Listener, Patience, Peer, Role, Terms, connect_with};
+use super::channel::{Body, Channel};
+use super::member::{Member, name_ranks};
+use super::notes::{self, Notes};
+use super::notice::Notice;
+use super::process::{self, Fate};
+use super::rendezvous::{self, MAX_RANKS, Met};
+use super::wire::write_error;
+use super::{Exchange, PeerInfo, UniqueId, address, keys};
+use crate::config::Config;
+use crate::error::{Error, ErrorKind, Result};
+use crate::sync::Fault;
+use crate::types::SIGNATURE_WORDS;
+use monitor::{Command, Monitor, Shared};
+use std::net::SocketAddr;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Most bytes that one rank gives to an [`Exchange::all_gather`].
+pub const MAX_CONTRIBUTION: usize = 16 << 20;
+
+/// How long leaving and closing may take.
+const FAREWELL: Duration = Duration::from_secs(1);
+
+/// The [`Exchange`] between processes.
+///
+/// Dropping it without [`Exchange::leave`] looks like a death to the others.
+pub struct Star {
+    shared: Arc<Shared>,
+    base: keys::Key,
+    timeout: Duration,
+    turn: Mutex<Turn>,
+    monitor: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// One all_gather at a time.
+#[derive(Default)]
+struct Turn {
+    generation: u64,
+    /// Why the ranks are out of step.
+    broken: Option<Error>,
+    left: bool,
+}
+
+impl Star {
+    /// Joins the communicator of `id` as `rank` of `nranks`. Returns when all ranks came to the
+    /// meeting and the control connection stands. From then on the star raises `fault` when a
+    /// rank is gone.
+    ///
+    /// # Errors
+    /// Invalid argument for impossible or doubly taken ranks; mismatch if ranks disagree about
+    /// their number or run different versions; remote if the id is used up or a rank dies
+    /// meanwhile; timeout, naming the missing ranks, after [`Config::init_timeout`]; system if
+    /// descriptors or threads run out; the fault's reason.
+    pub fn join(
+        id: &UniqueId,
+        rank: usize,
+        nranks: usize,
+        config: &Config,
+        fault: Arc<Fault>,
+    ) -> Result<Arc<Star>> {
+        Star::join_with_notice(id, rank, nranks, config, fault, Notice::of(config))
+    }
+
+    /// As [`Star::join`], with a hook for what is no error.
+    ///
+    /// # Errors
+    /// As for [`Star::join`].
+    pub fn join_with_notice(
+        id: &UniqueId,
+        rank: usize,
+        nranks: usize,
+        config: &Config,
+        fault: Arc<Fault>,
+        notice: Notice,
+    ) -> Result<Arc<Star>> {
+        if nranks == 0
+            || nranks > MAX_RANKS
+            || (nranks == 1 && rank != 0)
+            || rank > u32::MAX as usize
+        {
+            return Err(Error::invalid_argument(format!(
+                "rank {rank} of {nranks} is impossible: there are 1 to {MAX_RANKS} ranks, \
+                 counted from 0"
+            )));
+        }
+        let deadline = Instant::now() + config.init_timeout;
+        // One rank needs nobody. Where the meeting is in another process, going there ends it.
+        if nranks == 1 && (id.rank_zero_opens() || rendezvous::cancel(id)) {
+            let member = Member::this(0, address::for_one_host(), config)?;
+            let base = id.key(&keys::random::<32>()?, "communicator");
+            return Star::alone(member, base, config, fault, notice);
+        }
+        let Met {
+            members,
+            salt,
+            listener,
+        } = rendezvous::meet(id, rank, nranks, config, deadline, &fault)?;
+        let base = id.key(&salt, "communicator");
+        if nranks == 1 {
+            let member = members.into_iter().next();
+            let member = member.ok_or_else(|| Error::internal("a table without ranks"))?;
+            return Star::alone(member, base, config, fault, notice);
+        }
+        let me = Greeting {
+            role: Role::Control,
+            rank,
+            word: 0,
+        };
+        let terms = Terms::new(&keys::derive(&base, b"", "control"), me);
+        let links = match listener {
+            Some(listener) => gather_leaves(listener, &members, &terms, deadline, &fault)?,
+            None => vec![(0, reach_hub(&members[0], &terms, deadline, &fault)?)],
+        };
+        for (rank, peer) in &links {
+            if members[*rank].info.host_id != members[me.rank].info.host_id {
+                watch_link(peer);
+            }
+        }
+        let shared = Arc::new(Shared::new(rank, members, fault, config, notice)?);
+        let mut monitor = Monitor::new(shared.clone());
+        for (rank, peer) in links {
+            monitor.add_link(rank, Channel::new(peer)?);
+        }
+        let thread = std::thread::Builder::new()
+            .name("cinch-monitor".into())
+            .stack_size(256 << 10)
+            .spawn(move || monitor.run())
+            .map_err(|cause| Error::system("cannot start the control thread", cause))?;
+        Ok(Star::with(shared, base, config, Some(thread)))
+    }
+
+    fn alone(
+        member: Member,
+        base: keys::Key,
+        config: &Config,
+        fault: Arc<Fault>,
+        notice: Notice,
+    ) -> Result<Arc<Star>> {
+        let shared = Shared::new(0, vec![member], fault, config, notice)?;
+        Ok(Star::with(Arc::new(shared), base, config, None))
+    }
+
+    fn with(
+        shared: Arc<Shared>,
+        base: keys::Key,
+        config: &Config,
+        monitor: Option<JoinHandle<()>>,
+    ) -> Arc<Star> {
+        Arc::new(Star {
+            shared,
+            base,
+            timeout: config.timeout,
+            turn: Mutex::default(),
+            monitor: Mutex::new(monitor),
+        })
+    }
+
+    fn is_alone(&self) -> bool {
+        self.shared.peers.len() == 1
+    }
+
+    /// Waits for the result of the exchange that was just handed to the monitor.
+    fn await_result(&self, generation: u64, deadline: Instant) -> Result<Vec<Vec<u8>>> {
+        let shared = &self.shared;
+        let mut state = shared.state();
+        loop {
+            if let Some(outcome) = state
+                .gather
+                .as_mut()
+                .and_then(|gather| gather.outcome.take())
+            {
+                return outcome;
+            }
+            shared.fault.check()?;
+            if state.ended {
+                return Err(Error::new(
+                    ErrorKind::Remote,
+                    "the control connections are closed",
+                ));
+            }
+            let now = Instant::now();
+            if now >= deadline {
+                let missing = state.gather.as_ref().map(|gather| gather.missing());
+                return Err(self.late(generation, &missing.unwrap_or_default()));
+            }
+            // The fault may be raised by others than the monitor, who do not know the condition.
+            let slice = Duration::from_millis(10).min(deadline - now);
+            state = match shared.changed.wait_timeout(state, slice) {
+                Ok((state, _)) => state,
+                Err(poison) => poison.into_inner().0,
+            };
+        }
+    }
+
+    fn late(&self, generation: u64, missing: &[usize]) -> Error {
+        let who = match missing {
+            [] => "not all ranks".to_string(),
+            [one] => format!("{} did not come; not all ranks", self.shared.peers[*one]),
+            several => format!("{} did not come; not all ranks", name_ranks(several)),
+        };
+        Error::new(
+            ErrorKind::Timeout,
+            format!(
+                "{who} took part in exchange {generation} within {:.3} s (CINCH_TIMEOUT)",
+                self.timeout.as_secs_f64()
+            ),
+        )
+    }
+
+    fn lock_turn(&self) -> MutexGuard<'_, Turn> {
+        self.turn
+            .lock()
+            .unwrap_or_else(|poison| poison.into_inner())
+    }
+}
+
+impl Exchange for Star {
+    fn rank(&self) -> usize {
+        self.shared.rank
+    }
+
+    fn peers(&self) -> &[PeerInfo] {
+        &self.shared.peers
+    }
+
+    fn all_gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
+        let mut turn = self.lock_turn();
+        self.shared.fault.check()?;
+        if let Some(error) = &turn.broken {
+            return Err(error.clone().context("the ranks are out of step"));
+        }
+        if turn.left {
+            return Err(Error::invalid_usage("this rank has left its communicator"));
+        }
+        if bytes.len() > MAX_CONTRIBUTION {
+            return Err(Error::invalid_argument(format!(
+                "a rank gives at most {MAX_CONTRIBUTION} bytes to an exchange, not {}",
+                bytes.len()
+            )));
+        }
+        if self.is_alone() {
+            return Ok(vec![bytes.to_vec()]);
+        }
+        let generation = turn.generation;
+        turn.generation += 1;
+        let deadline = Instant::now() + self.timeout;
+        self.shared.start_gather(generation, bytes.to_vec());
+        let result = self.await_result(generation, deadline);
+        self.shared.state().gather = None;
+        if let Err(error) = &result {
+            turn.broken = Some(error.clone());
+        }
+        result
+    }
+
+    fn announce(&self, reason: &Error) {
+        self.shared.fault.raise(reason.clone());
+        self.shared.changed.notify_all();
+        if !self.is_alone() {
+            let mine = &self.shared.peers[self.shared.rank];
+            let told = reason.clone().context(format!("{mine} reports"));
+            self.shared.command(Command::Announce(told));
+        }
+    }
+
+    fn note_call(&self, signature: [u64; SIGNATURE_WORDS]) {
+        if notes::is_comparable(&signature) {
+            self.shared.notes().push(signature);
+        }
+    }
+
+    fn departed(&self, rank: usize) -> bool {
+        let departed = self.shared.departed.get(rank);
+        // SYNC POINT departed: pairs with the release in the monitor.
+        departed.is_some_and(|departed| departed.load(Ordering::Acquire))
+    }
+
+    fn key(&self, purpose: &str) -> [u8; 32] {
+        keys::derive(&self.base, b"for transports", purpose)
+    }
+
+    /// Returns when the goodbye is with the kernel, so that the process may end; at most a
+    /// second later.
+    fn leave(&self) {
+        {
+            let mut turn = self.lock_turn();
+            if std::mem::replace(&mut turn.left, true) || self.is_alone() {
+                return;
+            }
+        }
+        self.shared.command(Command::Leave);
+        let until = Instant::now() + FAREWELL;
+        let mut state = self.shared.state();
+        while !state.farewell && !state.ended {
+            let now = Instant::now();
+            if now >= until {
+                return;
+            }
+            state = match self.shared.changed.wait_timeout(state, until - now) {
+                Ok((state, _)) => state,
+                Err(poison) => poison.into_inner().0,
+            };
+        }
+    }
+}
+
+impl Drop for Star {
+    fn drop(&mut self) {
+        let left = self.lock_turn().left;
+        let monitor = self.monitor.lock().map(|mut monitor| monitor.take());
+        let Ok(Some(monitor)) = monitor else { return };
+        if !left {
+            self.shared.command(Command::Close);
+        }
+        // The hub's thread serves on until the others have left; all others end within FAREWELL.
+        if !left || self.shared.rank != 0 || monitor.is_finished() {
+            let _ = monitor.join();
+        }
+    }
+}
+
+impl std::fmt::Debug for Star {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Star")
+            .field("rank", &self.shared.rank)
+            .field("nranks", &self.shared.peers.len())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Signals are the program's business: its handlers do not run on our threads.
+pub(super) fn block_signals() {
+    let _ = nix::sys::signal::SigSet::all().thread_block();
+}
+
+fn reach_hub(hub: &Member, terms: &Terms, deadline: Instant, fault: &Fault) -> Result<Peer> {
+    let address = SocketAddr::new(hub.info.address, hub.control_port);
+    let name = || format!("the control connection to {}", hub.info);
+    let peer = connect_with(address, terms, Patience::None, deadline, fault)
+        .map_err(|error| error.context(name()))?;
+    if peer.rank != 0 {
+        let error = Error::internal(format!("rank {} answered", peer.rank));
+        return Err(error.context(name()));
+    }
+    Ok(peer)
+}
+
+/// Accepts the control connections of all other ranks.
+fn gather_leaves(
+    mut listener: Listener,
+    members: &[Member],
+    terms: &Terms,
+    deadline: Instant,
+    fault: &Fault,
+) -> Result<Vec<(usize, Peer)>> {
+    let mut leaves: Vec<Option<Peer>> = members.iter().map(|_| None).collect();
+    let mut missing = members.len() - 1;
+    let result = loop {
+        if missing == 0 {
+            break Ok(());
+        }
+        // Short slices: a rank that dies here would be waited for until the deadline.
+        let slice = (Instant::now() + Duration::from_millis(200)).min(deadline);
+        match listener.accept_until(terms, slice, fault) {
+            Ok(Some(peer)) => match leaves.get_mut(peer.rank) {
+                Some(place @ None) if peer.rank != 0 => {
+                    *place = Some(peer);
+                    missing -= 1;
+                }
+                _ => {}
+            },
+            Ok(None) => {
+                let absent = || (1..members.len()).filter(|&rank| leaves[rank].is_none());
+                let dead = absent().find_map(|rank| {
+                    let member = &members[rank];
+                    match look(&members[0], member) {
+                        Fate::Dead(why) => Some(format!("{} died: {why}", member.info)),
+                        _ => None,
+                    }
+                });
+                if let Some(dead) = dead {
+                    break Err(Error::new(ErrorKind::Remote, dead));
+                }
+                if Instant::now() >= deadline {
+                    let names: Vec<String> = absent()
+                        .take(8)
+                        .map(|rank| members[rank].info.to_string())
+                        .collect();
+                    break Err(Error::new(
+                        ErrorKind::Timeout,
+                        format!(
+                            "{missing} ranks opened no control connection in time, among them {}",
+                            names.join(", ")
+                        ),
+                    ));
+                }
+            }
+            Err(error) => break Err(error),
+        }
+    };
+    let leaves = leaves
+        .into_iter()
+        .enumerate()
+        .filter_map(|(rank, peer)| Some((rank, peer?)));
+    match result {
+        Ok(()) => Ok(leaves.collect()),
+        Err(error) => {
+            // Those who came would see only that we are gone.
+            let body = Body::new(write_error(&error));
+            for (_, peer) in leaves {
+                if let Ok(mut channel) = Channel::new(peer) {
+                    channel.queue(monitor::ANNOUNCE, &body);
+                    channel.flush();
+                }
+            }
+            Err(error)
+        }
+    }
+}
+
+/// What can be said here about the process of `member`.
+fn look(me: &Member, member: &Member) -> Fate {
+    let visible = member.info.host_id == me.info.host_id
+        && member.pid_namespace == me.pid_namespace
+        && member.info.process_id != me.info.process_id
+        && member.start_time != 0;
+    if visible {
+        process::fate(member.info.pid, member.start_time)
+    } else {
+        Fate::Alive
+    }
+}
+
+/// Ends a connection whose link is cut after 3 s, blocked or idle. Only between hosts: the kernel
+/// counts a full buffer as cut too, and on one host a stopped process would look like that.
+fn watch_link(peer: &Peer) {
+    use nix::sys::socket::{setsockopt, sockopt};
+    let _ = setsockopt(&peer.stream, sockopt::KeepAlive, &true);
+    let _ = setsockopt(&peer.stream, sockopt::TcpKeepIdle, &1);
+    let _ = setsockopt(&peer.stream, sockopt::TcpKeepInterval, &1);
+    let _ = setsockopt(&peer.stream, sockopt::TcpKeepCount, &3);
+    let _ = setsockopt(&peer.stream, sockopt::TcpUserTimeout, &3000);
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,398 @@
+use super::*;
+use crate::bootstrap::notes::tests::call;
+use crate::types::Collective;
+
+fn config(timeout: f64) -> Config {
+    Config {
+        timeout: Duration::from_secs_f64(timeout),
+        init_timeout: Duration::from_secs(20),
+        heartbeat: Duration::from_millis(50),
+        log_level: "none".into(),
+        ..Config::default()
+    }
+}
+
+struct World {
+    faults: Vec<Arc<Fault>>,
+    stars: Vec<Arc<Star>>,
+}
+
+/// Ranks as threads of this process, over real sockets.
+fn world(nranks: usize, config: &Config) -> World {
+    let id = UniqueId::create_for_one_host(config).unwrap();
+    let faults: Vec<Arc<Fault>> = (0..nranks).map(|_| Fault::new()).collect();
+    let joins = join_all(
+        &id,
+        &(0..nranks).map(|rank| (rank, nranks)).collect::<Vec<_>>(),
+        &faults,
+        config,
+    );
+    World {
+        stars: joins.into_iter().map(Result::unwrap).collect(),
+        faults,
+    }
+}
+
+fn join_all(
+    id: &UniqueId,
+    claims: &[(usize, usize)],
+    faults: &[Arc<Fault>],
+    config: &Config,
+) -> Vec<Result<Arc<Star>>> {
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = claims
+            .iter()
+            .zip(faults)
+            .map(|(&(rank, nranks), fault)| {
+                scope.spawn(move || Star::join(id, rank, nranks, config, fault.clone()))
+            })
+            .collect();
+        threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap())
+            .collect()
+    })
+}
+
+fn on_all<T: Send>(world: &World, act: impl Fn(&Star) -> T + Sync) -> Vec<T> {
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = world
+            .stars
+            .iter()
+            .map(|star| scope.spawn(|| act(star)))
+            .collect();
+        threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap())
+            .collect()
+    })
+}
+
+/// Waits for what other threads do soon.
+fn eventually(what: &str, condition: impl Fn() -> bool) {
+    let until = Instant::now() + Duration::from_secs(10);
+    while !condition() {
+        assert!(Instant::now() < until, "in vain: {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+#[test]
+fn everybody_knows_everybody_and_gathers_big_and_empty() {
+    let world = world(4, &config(60.0));
+    for (rank, star) in world.stars.iter().enumerate() {
+        assert_eq!((star.rank(), star.peers().len()), (rank, 4));
+        assert!(
+            star.peers()
+                .iter()
+                .enumerate()
+                .all(|(at, peer)| peer.rank == at)
+        );
+        assert_eq!(star.peers()[0].process_id, star.peers()[3].process_id);
+        assert!(star.peers()[2].address.is_loopback());
+        assert_eq!(star.key("tcp"), world.stars[0].key("tcp"));
+        assert_ne!(star.key("tcp"), star.key("shm"));
+    }
+    for size in [0usize, 1, 1000, MAX_PART_TEST, 5 << 20] {
+        let part = |rank: usize| -> Vec<u8> {
+            let bytes = if rank == 2 { 0 } else { size + rank };
+            (0..bytes).map(|at| (at * (rank + 3) % 253) as u8).collect()
+        };
+        for all in on_all(&world, |star| star.all_gather(&part(star.rank())).unwrap()) {
+            assert!(
+                all.iter()
+                    .enumerate()
+                    .all(|(rank, bytes)| *bytes == part(rank))
+            );
+        }
+    }
+    on_all(&world, |star| (0..50).for_each(|_| star.barrier().unwrap()));
+    let star = &world.stars[1];
+    let big = star.all_gather(&vec![0; MAX_CONTRIBUTION + 1]).unwrap_err();
+    assert_eq!(big.kind(), ErrorKind::InvalidArgument);
+    on_all(&world, Star::leave);
+    assert!(world.faults.iter().all(|fault| !fault.is_raised()));
+}
+
+const MAX_PART_TEST: usize = super::leaf::MAX_PART;
+
+#[test]
+fn one_rank_needs_no_thread_and_ends_its_meeting() {
+    let config = config(60.0);
+    let id = UniqueId::create_for_one_host(&config).unwrap();
+    let star = Star::join(&id, 0, 1, &config, Fault::new()).unwrap();
+    assert_eq!(star.all_gather(b"me").unwrap(), [b"me".to_vec()]);
+    star.barrier().unwrap();
+    star.leave();
+    eventually("the meeting ends", || {
+        Star::join(&id, 0, 2, &config, Fault::new())
+            .is_err_and(|error| error.message().contains("used up"))
+    });
+    for (rank, nranks) in [(1, 1), (0, 0), (0, MAX_RANKS + 1)] {
+        let error = Star::join(&id, rank, nranks, &config, Fault::new()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    }
+}
+
+#[test]
+fn an_id_serves_once() {
+    let config = config(60.0);
+    let id = UniqueId::create_for_one_host(&config).unwrap();
+    let faults = [Fault::new(), Fault::new()];
+    let stars = join_all(&id, &[(0, 2), (1, 2)], &faults, &config);
+    assert!(stars.iter().all(Result::is_ok));
+    let error = Star::join(&id, 0, 2, &config, Fault::new()).unwrap_err();
+    assert!(error.message().contains("used up"), "{error}");
+}
+
+#[test]
+fn impossible_meetings_are_explained_to_everybody() {
+    let config = config(60.0);
+    let me = std::process::id().to_string();
+    for (claims, kind, words) in [
+        (
+            vec![(0, 3), (1, 3), (1, 3)],
+            ErrorKind::InvalidArgument,
+            vec!["rank 1", "more than once"],
+        ),
+        (
+            vec![(0, 2), (1, 3)],
+            ErrorKind::Mismatch,
+            vec!["rank 0", "rank 1", "2", "3"],
+        ),
+        (
+            vec![(0, 2), (5, 2)],
+            ErrorKind::InvalidArgument,
+            vec!["rank 5", "2 ranks"],
+        ),
+    ] {
+        let id = UniqueId::create_for_one_host(&config).unwrap();
+        let faults: Vec<_> = claims.iter().map(|_| Fault::new()).collect();
+        for result in join_all(&id, &claims, &faults, &config) {
+            let error = result.unwrap_err();
+            assert_eq!(error.kind(), kind, "{error}");
+            for word in words.iter().chain([&me.as_str()]) {
+                assert!(error.message().contains(word), "{error} lacks {word}");
+            }
+        }
+    }
+}
+
+#[test]
+fn those_who_do_not_come_are_named() {
+    let config = Config {
+        init_timeout: Duration::from_millis(300),
+        ..config(60.0)
+    };
+    let id = UniqueId::create_for_one_host(&config).unwrap();
+    let faults = [Fault::new(), Fault::new()];
+    for result in join_all(&id, &[(0, 4), (2, 4)], &faults, &config) {
+        let error = result.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Timeout);
+        assert!(error.message().contains("ranks 1, 3 of 4"), "{error}");
+    }
+}
+
+#[test]
+fn a_known_address_needs_no_id_and_serves_again() {
+    let config = config(60.0);
+    let port = std::net::TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port();
+    let id = UniqueId::for_address("127.0.0.1", port, &config).unwrap();
+    let mut keys = Vec::new();
+    for _ in 0..2 {
+        let faults = [Fault::new(), Fault::new(), Fault::new()];
+        let stars = join_all(&id, &[(2, 3), (0, 3), (1, 3)], &faults, &config);
+        let stars: Vec<_> = stars.into_iter().map(Result::unwrap).collect();
+        keys.push(stars[0].key("tcp"));
+        stars.iter().for_each(|star| star.leave());
+    }
+    assert_ne!(
+        keys[0], keys[1],
+        "keys are of a communicator, not of a secret"
+    );
+}
+
+#[test]
+fn a_reason_reaches_all_with_its_kind_and_its_reporter() {
+    for reporter in [0, 2] {
+        let world = world(3, &config(60.0));
+        let waiting = std::thread::scope(|scope| {
+            let other = &world.stars[1];
+            let waiting = scope.spawn(|| other.barrier());
+            let reason = Error::new(ErrorKind::Mismatch, "apples and pears");
+            world.stars[reporter].announce(&reason);
+            waiting.join().unwrap()
+        });
+        let reporter_name = world.stars[0].peers()[reporter].to_string();
+        assert_eq!(waiting.unwrap_err().kind(), ErrorKind::Mismatch);
+        eventually("all know", || {
+            world.faults.iter().all(|fault| fault.is_raised())
+        });
+        for (rank, fault) in world.faults.iter().enumerate() {
+            let reason = fault.reason().unwrap();
+            assert_eq!(reason.kind(), ErrorKind::Mismatch);
+            assert!(reason.message().ends_with("apples and pears"));
+            let named = reason.message().starts_with(&reporter_name);
+            assert_eq!(named, rank != reporter, "{reason}");
+        }
+    }
+}
+
+#[test]
+fn leaving_in_any_order_is_no_failure() {
+    for order in [[0, 1, 2], [2, 1, 0], [1, 0, 2]] {
+        let world = world(3, &config(60.0));
+        on_all(&world, |star| star.barrier().unwrap());
+        let mut stars: Vec<_> = world.stars.into_iter().map(Some).collect();
+        let mut gone = Vec::new();
+        for leaver in order {
+            let star = stars[leaver].take().unwrap();
+            star.leave();
+            drop(star);
+            gone.push(leaver);
+            for star in stars.iter().flatten() {
+                eventually("goodbyes arrive", || {
+                    gone.iter().all(|&rank| star.departed(rank))
+                });
+                assert!(!star.departed(star.rank()));
+            }
+        }
+        assert!(world.faults.iter().all(|fault| !fault.is_raised()));
+    }
+}
+
+#[test]
+fn waiting_for_a_rank_that_left_is_an_error() {
+    for leaver in [0, 1] {
+        let world = world(3, &config(60.0));
+        world.stars[leaver].leave();
+        for star in world.stars.iter().filter(|star| star.rank() != leaver) {
+            let error = star.barrier().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Remote);
+            assert!(
+                error.message().contains(&format!("rank {leaver} (")),
+                "{error}"
+            );
+        }
+        let own = world.stars[leaver].barrier().unwrap_err();
+        assert_eq!(own.kind(), ErrorKind::InvalidUsage);
+        assert!(world.faults.iter().all(|fault| !fault.is_raised()));
+    }
+}
+
+#[test]
+fn dropping_without_goodbye_is_a_death() {
+    for victim in [0, 1] {
+        let World { faults, mut stars } = world(3, &config(60.0));
+        let name = stars[0].peers()[victim].to_string();
+        drop(stars.remove(victim));
+        for fault in faults
+            .iter()
+            .enumerate()
+            .filter(|(at, _)| *at != victim)
+            .map(|(_, f)| f)
+        {
+            eventually("the loss is seen", || fault.is_raised());
+            let reason = fault.reason().unwrap();
+            assert_eq!(reason.kind(), ErrorKind::Remote);
+            assert!(
+                reason.message().starts_with(&format!("{name} died")),
+                "{reason}"
+            );
+        }
+        assert!(!faults[victim].is_raised());
+    }
+}
+
+#[test]
+fn the_hub_watches_over_the_others_after_its_goodbye() {
+    let World { faults, mut stars } = world(3, &config(60.0));
+    let hub = stars.remove(0);
+    hub.leave();
+    drop(hub);
+    drop(stars.remove(0));
+    eventually("rank 2 hears of rank 1", || faults[2].is_raised());
+    assert!(faults[2].reason().unwrap().message().contains("rank 1 ("));
+    assert!(!faults[0].is_raised() || faults[0].reason().unwrap().message().contains("rank 1 ("));
+}
+
+#[test]
+fn calls_that_differ_are_found_without_data() {
+    for (a, b) in [(0, 2), (1, 2)] {
+        let world = world(3, &config(60.0));
+        for star in &world.stars {
+            star.note_call(call(Collective::AllReduce, 0, 77));
+            star.note_call(call(Collective::SendRecv, 1, star.rank() as u64));
+        }
+        std::thread::sleep(Duration::from_millis(200));
+        assert!(world.faults.iter().all(|fault| !fault.is_raised()));
+        world.stars[a].note_call(call(Collective::AllReduce, 1, 1000));
+        world.stars[b].note_call(call(Collective::Broadcast, 1, 1024));
+        eventually("all know", || {
+            world.faults.iter().all(|fault| fault.is_raised())
+        });
+        for fault in &world.faults {
+            let reason = fault.reason().unwrap();
+            assert_eq!(reason.kind(), ErrorKind::Mismatch);
+            let names = [format!("rank {a} ("), format!("rank {b} (")];
+            for word in names
+                .iter()
+                .map(String::as_str)
+                .chain(["all_reduce of 1000", "broadcast of 1024"])
+            {
+                assert!(reason.message().contains(word), "{reason} lacks {word}");
+            }
+        }
+    }
+}
+
+#[test]
+fn late_ranks_are_named_by_all() {
+    let world = world(3, &config(0.4));
+    let results: Vec<_> = std::thread::scope(|scope| {
+        let threads = [0, 1].map(|rank| {
+            let star = &world.stars[rank];
+            scope.spawn(|| star.barrier())
+        });
+        threads.map(|thread| thread.join().unwrap()).into()
+    });
+    for result in results {
+        let error = result.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Timeout);
+        assert!(error.message().contains("rank 2 ("), "{error}");
+    }
+    assert!(
+        world.stars[1]
+            .barrier()
+            .unwrap_err()
+            .message()
+            .contains("out of step")
+    );
+}
+
+#[test]
+fn a_fault_of_ones_own_ends_the_wait() {
+    let world = world(2, &config(60.0));
+    let error = std::thread::scope(|scope| {
+        let star = &world.stars[1];
+        let waiting = scope.spawn(|| star.barrier());
+        world.faults[1].raise(Error::new(ErrorKind::Aborted, "enough"));
+        waiting.join().unwrap().unwrap_err()
+    });
+    assert_eq!(error.message(), "enough");
+}
+
+#[test]
+fn sixty_four_ranks_join() {
+    let world = world(64, &config(60.0));
+    let all = on_all(&world, |star| {
+        star.all_gather(&[star.rank() as u8]).unwrap()
+    });
+    let expected: Vec<Vec<u8>> = (0..64).map(|rank| vec![rank]).collect();
+    assert!(all.iter().all(|one| *one == expected));
+    on_all(&world, Star::leave);
+}
