@@ -148,11 +148,6 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    pub(super) fn raise(&self, error: Error) {
-        self.fault.raise(error);
-        self.changed.notify_all();
-    }
-
     pub(super) fn depart(&self, rank: usize) {
         if let Some(departed) = self.departed.get(rank) {
             // SYNC POINT departed: what the rank sent before it left is on its way already.
@@ -197,6 +192,8 @@ pub(super) struct Monitor {
     closing: Option<Instant>,
     /// The hub left in good order and is gone.
     orphaned: bool,
+    /// Every rank has been told of a failure.
+    failed: bool,
 }
 
 impl Monitor {
@@ -209,6 +206,7 @@ impl Monitor {
             leaving: None,
             closing: None,
             orphaned: false,
+            failed: false,
         }
     }
 
@@ -232,9 +230,9 @@ impl Monitor {
     pub(super) fn run(mut self) {
         block_signals();
         while !self.is_finished() {
-            self.sleep();
+            let ready = self.sleep();
             // Reading comes before obeying: a failure that has arrived goes first.
-            self.listen();
+            self.listen(&ready);
             self.obey();
             if Instant::now() >= self.next_beat {
                 self.beat();
@@ -245,22 +243,31 @@ impl Monitor {
         self.shared.changed.notify_all();
     }
 
-    fn sleep(&mut self) {
+    /// Waits for news or the next beat. Returns which links have some.
+    fn sleep(&mut self) -> Vec<bool> {
         let limit = self.next_beat.saturating_duration_since(Instant::now());
-        let links = self.links.iter().filter_map(|link| link.channel.as_ref());
-        let links = links.map(|channel| PollFd::new(channel.descriptor(), channel.events()));
-        let wake = PollFd::new(self.shared.wake.1.as_fd(), PollFlags::POLLIN);
-        let mut fds: Vec<PollFd<'_>> = links.chain(std::iter::once(wake)).collect();
-        poll_for(&mut fds, limit);
+        let ready = {
+            let links = self.links.iter().filter_map(|link| link.channel.as_ref());
+            let links = links.map(|channel| PollFd::new(channel.descriptor(), channel.events()));
+            let wake = PollFd::new(self.shared.wake.1.as_fd(), PollFlags::POLLIN);
+            let mut fds: Vec<PollFd<'_>> = std::iter::once(wake).chain(links).collect();
+            poll_for(&mut fds, limit);
+            let mut polled = fds.iter().skip(1).map(|fd| fd.any().unwrap_or(true));
+            let links = self.links.iter();
+            links
+                .map(|link| link.channel.is_some() && polled.next().unwrap_or(false))
+                .collect()
+        };
         let mut alarm = [0; 64];
         while matches!((&self.shared.wake.1).read(&mut alarm), Ok(1..)) {}
+        ready
     }
 
-    /// Reads what has come on all connections. Ends are dealt with last: what a rank reported
+    /// Reads what has come on the ready links. Ends are dealt with last: what a rank reported
     /// before it went, and who else went at the same time, says more than the first end found.
-    fn listen(&mut self) {
+    fn listen(&mut self, ready: &[bool]) {
         let mut ends = Vec::new();
-        for at in 0..self.links.len() {
+        for at in (0..self.links.len()).filter(|&at| ready[at]) {
             let link = &mut self.links[at];
             let Some(channel) = &mut link.channel else {
                 continue;
@@ -289,7 +296,7 @@ impl Monitor {
     fn handle(&mut self, at: usize, frame: Frame) -> Result<()> {
         if frame.kind == ANNOUNCE {
             let error = read_error(&frame.body)?;
-            self.shared.raise(error);
+            self.raise(error);
             if self.is_hub() {
                 self.tell_all_but(Some(at), ANNOUNCE, &Body::new(frame.body));
             }
@@ -342,8 +349,18 @@ impl Monitor {
     /// The communicator has failed: here, and everywhere.
     pub(super) fn fail(&mut self, error: Error) {
         let body = Body::new(write_error(&error));
-        self.shared.raise(error);
+        self.raise(error);
         self.tell_all_but(None, ANNOUNCE, &body);
+    }
+
+    /// After a rank's own goodbye its fault stays as it is: communicators split from this one
+    /// watch it too.
+    fn raise(&mut self, error: Error) {
+        self.failed = true;
+        if self.leaving.is_none() {
+            self.shared.fault.raise(error);
+        }
+        self.shared.changed.notify_all();
     }
 
     pub(super) fn tell_all_but(&mut self, at: Option<usize>, kind: u8, body: &Arc<Body>) {
@@ -427,7 +444,8 @@ impl Monitor {
             Some(_) if self.links.iter().all(|link| link.channel.is_none()) => true,
             // The hub serves on, unless there is nothing left to watch over.
             Some(until) if self.is_hub() => {
-                self.shared.fault.is_raised() && (now >= until || channels.all(Channel::is_flushed))
+                (self.failed || self.shared.fault.is_raised())
+                    && (now >= until || channels.all(Channel::is_flushed))
             }
             Some(until) => now >= until,
         }
