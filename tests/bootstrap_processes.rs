@@ -6,9 +6,11 @@
 use cinch::bootstrap::{Exchange, Notice, Star};
 use cinch::sync::Fault;
 use cinch::{Config, UniqueId};
+use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::io::{BufRead, BufReader, Write};
+use std::os::fd::BorrowedFd;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
@@ -35,9 +37,11 @@ fn rank_process() {
     let id = UniqueId::from_hex(words.next().unwrap()).unwrap();
     let mut number = || words.next().unwrap().parse::<usize>().unwrap();
     let (rank, nranks, ballast) = (number(), number(), number());
+    let mut config = config();
+    config.host_id = words.next().map(String::from);
     let fault = Fault::new();
     let notice = Notice::new(|text| say(&format!("notice {text}")));
-    let star = Star::join_with_notice(&id, rank, nranks, &config(), fault.clone(), notice).unwrap();
+    let star = Star::join_with_notice(&id, rank, nranks, &config, fault.clone(), notice).unwrap();
     // Memory that the kernel has to free before it closes files.
     let memory = vec![1u8; ballast << 20];
     say("joined");
@@ -60,6 +64,10 @@ fn rank_process() {
                     star.leave();
                     say("left");
                 }
+                "lend" => {
+                    lend_sockets();
+                    say("lent");
+                }
                 "departed" => {
                     let gone: Vec<_> = (0..nranks).filter(|&rank| star.departed(rank)).collect();
                     say(&format!("departed {gone:?}"));
@@ -71,6 +79,28 @@ fn rank_process() {
     // Without destructors, as after an error.
     std::hint::black_box(memory);
     std::process::exit(0);
+}
+
+/// Keeps this process's connections open in another one for a few seconds: when this one is
+/// killed, they do not end, as those of a process that takes long to die do not.
+#[allow(unsafe_code)]
+fn lend_sockets() {
+    for entry in std::fs::read_dir("/proc/self/fd").unwrap().flatten() {
+        let target = std::fs::read_link(entry.path()).unwrap_or_default();
+        if target.to_string_lossy().starts_with("socket:") {
+            let number = entry.file_name().to_string_lossy().parse().unwrap();
+            // SAFETY: the descriptor is the star's, which outlives this function.
+            let socket = unsafe { BorrowedFd::borrow_raw(number) };
+            fcntl(socket, FcntlArg::F_SETFD(FdFlag::empty())).unwrap();
+        }
+    }
+    let mut sleep = Command::new("sleep");
+    sleep
+        .arg("4")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    drop(sleep.spawn().unwrap());
 }
 
 fn say(text: &str) {
@@ -140,20 +170,29 @@ impl Drop for Rank {
     }
 }
 
-fn start(nranks: usize, ballast: usize) -> Vec<Rank> {
+/// `nranks` ranks on one host.
+fn start(nranks: usize) -> Vec<Rank> {
     let id = UniqueId::create_for_one_host(&config()).unwrap();
-    let spawn = |rank: usize| {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["rank_process", "--exact", "--nocapture", "--test-threads=1"])
-            .env(ROLE, format!("{} {rank} {nranks} {ballast}", id.to_hex()))
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let lines = lines_of(child.stdout.take().unwrap());
-        Rank { child, lines }
-    };
-    let ranks: Vec<Rank> = (0..nranks).map(spawn).collect();
+    let spawn = |rank| spawn(&[], &format!("{} {rank} {nranks} 0", id.to_hex()));
+    joined((0..nranks).map(spawn).collect())
+}
+
+fn spawn(prefix: &[&str], role: &str) -> Rank {
+    let binary = std::env::current_exe().unwrap();
+    let words = [prefix, &[binary.to_str().unwrap()]].concat();
+    let mut child = Command::new(words[0])
+        .args(&words[1..])
+        .args(["rank_process", "--exact", "--nocapture", "--test-threads=1"])
+        .env(ROLE, role)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lines = lines_of(child.stdout.take().unwrap());
+    Rank { child, lines }
+}
+
+fn joined(ranks: Vec<Rank>) -> Vec<Rank> {
     ranks.iter().for_each(|rank| drop(rank.hears("joined")));
     ranks
 }
@@ -181,7 +220,7 @@ fn a_killed_rank_is_named_by_all_within_a_second() {
     let mut delays = Vec::new();
     for round in 0..kills {
         let nranks = 4 + round % 3;
-        let mut ranks = start(nranks, 0);
+        let mut ranks = start(nranks);
         // The hub in one round of three.
         let victim = if round % 3 == 0 {
             0
@@ -199,14 +238,23 @@ fn a_killed_rank_is_named_by_all_within_a_second() {
     assert!(worst <= Duration::from_secs(1), "promised: {worst:?}");
 }
 
-/// A process that the kernel takes long to bury: 1 GiB in a full run.
+/// A process that the kernel takes long to bury. Megabytes: `CINCH_TEST_BALLAST`.
 #[test]
-fn a_large_rank_is_missed_before_its_files_are_closed() {
-    let full = std::env::var("CINCH_TEST_KILLS").is_ok();
+fn a_large_rank_is_missed_in_time() {
+    let ballast = std::env::var("CINCH_TEST_BALLAST").unwrap_or("128".into());
     for victim in [0, 2] {
-        let mut ranks = start(3, if full { 1024 } else { 64 });
+        let id = UniqueId::create_for_one_host(&config()).unwrap().to_hex();
+        let weight = |rank| {
+            if rank == victim {
+                ballast.as_str()
+            } else {
+                "0"
+            }
+        };
+        let spawn = |rank| spawn(&[], &format!("{id} {rank} 3 {}", weight(rank)));
+        let mut ranks = joined((0..3).map(spawn).collect());
         let delays = kill_one(&mut ranks, victim);
-        println!("rank {victim}, large: {delays:?}");
+        println!("rank {victim} with {ballast} MiB: {delays:?}");
         assert!(
             delays.iter().all(|delay| *delay <= Duration::from_secs(1)),
             "{delays:?}"
@@ -214,10 +262,103 @@ fn a_large_rank_is_missed_before_its_files_are_closed() {
     }
 }
 
+/// Connections stay open, only the beats stop: /proc tells. With rank 0 on a host of its own, the
+/// others look for it.
+#[test]
+fn a_dead_rank_whose_connections_stand_is_missed_in_time() {
+    for (victim, hosts) in [(0, ["a"; 3]), (2, ["a"; 3]), (2, ["a", "b", "b"])] {
+        let id = UniqueId::create_for_one_host(&config()).unwrap().to_hex();
+        let spawn = |rank: usize| spawn(&[], &format!("{id} {rank} 3 0 {}", hosts[rank]));
+        let mut ranks = joined((0..3).map(spawn).collect());
+        ranks[victim].tell("lend");
+        ranks[victim].hears("lent");
+        let delays = kill_one(&mut ranks, victim);
+        println!("rank {victim}, connections stand, hosts {hosts:?}: {delays:?}");
+        assert!(
+            delays.iter().all(|delay| *delay <= Duration::from_secs(1)),
+            "{delays:?}"
+        );
+    }
+}
+
+/// Two network namespaces with a wire between them.
+struct Wire {
+    names: [String; 2],
+}
+
+impl Wire {
+    /// None where this user may not make any.
+    fn lay() -> Option<Wire> {
+        let names = ["a", "b"].map(|end| format!("cinch{}{end}", std::process::id()));
+        let wire = Wire { names };
+        let [a, b] = &wire.names;
+        let made = ip(&format!("netns add {a}"))
+            && ip(&format!("netns add {b}"))
+            && ip(&format!(
+                "link add v0 netns {a} type veth peer name v0 netns {b}"
+            ))
+            && ip(&format!("-n {a} addr add 10.199.0.1/24 dev v0"))
+            && ip(&format!("-n {b} addr add 10.199.0.2/24 dev v0"))
+            && [a, b].iter().all(|end| {
+                ip(&format!("-n {end} link set v0 up")) && ip(&format!("-n {end} link set lo up"))
+            });
+        made.then_some(wire)
+    }
+}
+
+impl Drop for Wire {
+    fn drop(&mut self) {
+        self.names
+            .iter()
+            .for_each(|name| assert!(ip(&format!("netns del {name}"))));
+    }
+}
+
+fn ip(arguments: &str) -> bool {
+    let mut command = Command::new("ip");
+    command.args(arguments.split(' ')).stderr(Stdio::null());
+    command.status().is_ok_and(|status| status.success())
+}
+
+#[test]
+fn a_cut_link_is_an_error_within_five_seconds() {
+    let Some(wire) = Wire::lay() else {
+        println!("skipped: no network namespaces for this user");
+        return;
+    };
+    let mut config = config();
+    config.allow_unauthenticated = true;
+    let id = UniqueId::for_address("10.199.0.1", 29_777, &config)
+        .unwrap()
+        .to_hex();
+    let end = |rank: usize| wire.names[usize::from(rank == 2)].as_str();
+    let spawn = |rank| {
+        let prefix = ["ip", "netns", "exec", end(rank)];
+        spawn(&prefix, &format!("{id} {rank} 3 0"))
+    };
+    let ranks = joined((0..3).map(spawn).collect());
+    ranks[0].hears_nothing_of("fault", Duration::from_millis(300));
+    let cut = Instant::now();
+    assert!(ip(&format!("-n {} link set v0 down", end(2))));
+    for (rank, lost) in [(0, 2), (1, 2), (2, 0)] {
+        let (when, text) = ranks[rank].hears("fault");
+        println!("cut link, rank {rank} after {:?}: {text}", when - cut);
+        assert!(
+            text.contains(&format!("rank {lost} (")) && text.contains("link"),
+            "{text}"
+        );
+        assert!(
+            when - cut <= Duration::from_secs(5),
+            "promised: {:?}",
+            when - cut
+        );
+    }
+}
+
 #[test]
 fn a_stopped_rank_is_named_and_no_failure() {
     for victim in [0, 2] {
-        let mut ranks = start(3, 0);
+        let mut ranks = start(3);
         ranks[victim].signal(Signal::SIGSTOP);
         let watcher = if victim == 0 { 1 } else { 0 };
         let (_, text) = ranks[watcher].hears("notice");
@@ -235,7 +376,7 @@ fn a_stopped_rank_is_named_and_no_failure() {
 
 #[test]
 fn the_hub_may_leave_and_end_first() {
-    let mut ranks = start(3, 0);
+    let mut ranks = start(3);
     ranks[0].tell("leave");
     ranks[0].hears("left");
     drop(ranks[0].child.stdin.take());
@@ -262,7 +403,7 @@ fn the_hub_may_leave_and_end_first() {
 
 #[test]
 fn a_rank_that_left_may_end_without_ado() {
-    let mut ranks = start(3, 0);
+    let mut ranks = start(3);
     ranks[2].tell("leave");
     ranks[2].hears("left");
     ranks[2].signal(Signal::SIGKILL);

@@ -33,6 +33,11 @@ const SMALL: usize = 16 << 10;
 /// Bytes read from one connection before the others get their turn.
 const TURN: usize = 1 << 20;
 
+/// The end of a connection whose other side closed it.
+pub(super) const CLOSED: &str = "closed";
+/// The end of a connection whose other side's kernel no longer answers.
+pub(super) const UNREACHABLE: &str = "unreachable";
+
 /// What a frame carries. Shared between connections.
 pub(super) struct Body {
     bytes: Vec<u8>,
@@ -144,7 +149,7 @@ impl Channel {
                 Err(error) if error.kind() == Io::WouldBlock => return,
                 Err(error) if error.kind() == Io::Interrupted => {}
                 Err(error) => {
-                    self.broken = Some(error.to_string());
+                    self.broken = Some(name_end(&error));
                     self.outbox.clear();
                 }
             }
@@ -175,11 +180,11 @@ impl Channel {
             self.inbox
                 .truncate(filled + read.as_ref().map_or(0, |count| *count));
             match read {
-                Ok(0) => end = Some(self.broken.take().unwrap_or_else(|| "closed".into())),
+                Ok(0) => end = Some(self.broken.take().unwrap_or_else(|| CLOSED.into())),
                 Ok(count) => {
                     budget = budget.saturating_sub(count);
                     if let Err(error) = self.take_frames(frames) {
-                        end = Some(format!("sent nonsense ({})", error.message()));
+                        end = Some(format!("nonsense: {}", error.message()));
                     }
                     if count < room {
                         break;
@@ -187,7 +192,7 @@ impl Channel {
                 }
                 Err(error) if error.kind() == Io::WouldBlock => break,
                 Err(error) if error.kind() == Io::Interrupted => {}
-                Err(error) => end = Some(error.to_string()),
+                Err(error) => end = Some(name_end(&error)),
             }
         }
         end
@@ -269,6 +274,17 @@ impl Channel {
             let limit = Duration::from_millis(50).min(deadline - now);
             wait_ready(self.descriptor(), self.events(), limit);
         }
+    }
+}
+
+fn name_end(error: &std::io::Error) -> String {
+    match error.kind() {
+        Io::TimedOut | Io::HostUnreachable | Io::NetworkUnreachable | Io::NetworkDown => {
+            UNREACHABLE.into()
+        }
+        // It died with unread data: the same to everybody else.
+        Io::ConnectionReset | Io::BrokenPipe => CLOSED.into(),
+        _ => error.to_string(),
     }
 }
 

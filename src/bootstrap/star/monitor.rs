@@ -4,7 +4,7 @@ use super::hub::Hub;
 use super::leaf::Assembly;
 use super::*;
 use crate::bootstrap::auth::poll_for;
-use crate::bootstrap::channel::Frame;
+use crate::bootstrap::channel::{CLOSED, Frame, UNREACHABLE};
 use crate::bootstrap::wire::{Reader, read_error};
 use nix::poll::{PollFd, PollFlags};
 use std::io::{Read, Write};
@@ -280,17 +280,14 @@ impl Monitor {
             }
             for frame in frames {
                 if let Err(error) = self.handle(at, frame) {
-                    ends.push((at, format!("sent nonsense ({})", error.message())));
+                    ends.push((at, describe_end(&format!("nonsense: {}", error.message()))));
                 }
             }
             if let Some(end) = end {
-                ends.push((at, end));
+                ends.push((at, describe_end(&end)));
             }
         }
-        self.lose(
-            ends.into_iter()
-                .map(|(at, end)| (at, format!("its control connection {}", describe_end(&end)))),
-        );
+        self.lose(ends.into_iter());
     }
 
     fn handle(&mut self, at: usize, frame: Frame) -> Result<()> {
@@ -309,7 +306,8 @@ impl Monitor {
         }
     }
 
-    /// Connections that are over, or processes that are. Those without goodbye are deaths.
+    /// Connections that are over, or processes that are, with what to say of the rank. Those
+    /// without goodbye are failures.
     pub(super) fn lose(&mut self, ends: impl Iterator<Item = (usize, String)>) {
         let mut deaths = Vec::new();
         for (at, why) in ends {
@@ -319,7 +317,7 @@ impl Monitor {
                 continue;
             }
             if !link.goodbye {
-                deaths.push(format!("{} died: {why}", shared.peers[link.rank]));
+                deaths.push(format!("{} {why}", shared.peers[link.rank]));
             } else if link.rank == 0 {
                 self.orphaned = true;
                 let error = Error::new(
@@ -477,7 +475,7 @@ impl Monitor {
             }
             let peer = &self.shared.peers[link.rank];
             match look(me, &self.shared.members[link.rank]) {
-                Fate::Dead(why) => ends.push((at, why.to_string())),
+                Fate::Dead(why) => ends.push((at, format!("died: {why}"))),
                 Fate::Stopped if !link.noticed => {
                     link.noticed = true;
                     self.shared.notice.say(&format!(
@@ -504,11 +502,12 @@ impl Monitor {
     }
 }
 
-/// What the end of a connection means, in words.
+/// What the end of a connection says about its rank.
 fn describe_end(end: &str) -> String {
     match end {
-        "closed" => "closed".into(),
-        other => format!("ended: {other}"),
+        CLOSED => "died: its control connection closed".into(),
+        UNREACHABLE => "is lost: its host does not answer, it is down or the link is cut".into(),
+        other => format!("died: its control connection ended: {other}"),
     }
 }
 
