@@ -1,10 +1,9 @@
-//! One call, its report, and groups of calls.
+//! One call and its report.
 
-use super::Communicator;
-use crate::codec::EncodeStats;
-use crate::error::Result;
-use crate::mem::UserBuffers;
-use crate::types::{Algorithm, CodecSpec, Collective, DType, ReduceOp, TransportKind};
+use crate::plan::Request;
+use crate::types::{Algorithm, CodecSpec, Collective, DType, ReduceOp};
+
+pub use crate::engine::Report;
 
 /// What a call does, without its buffers.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -18,13 +17,13 @@ pub struct Call {
     /// Elements: of the whole message for all_reduce, broadcast, reduce and send/recv, of one
     /// rank's block for the others.
     pub count: usize,
-    /// Root; of a send/recv, the sender.
+    /// Root; of a send/recv, the sender. Ignored where there is none.
     pub root: usize,
-    /// Receiver of a send/recv.
+    /// Receiver of a send/recv; ignored otherwise.
     pub peer: usize,
     /// Codec; `None` = the communicator's default where that is admitted, else raw.
     pub codec: Option<CodecSpec>,
-    /// Algorithm; `None` = the cheapest.
+    /// Algorithm; `None` = the communicator's choice, else the cheapest.
     pub algorithm: Option<Algorithm>,
     /// Names the tensor whose scales live from call to call (`tensor=K` codecs).
     pub tensor: Option<u64>,
@@ -45,59 +44,28 @@ impl Call {
             tensor: None,
         }
     }
-}
 
-/// What a call did.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Report {
-    /// The codec that ran.
-    pub codec: CodecSpec,
-    /// The algorithm that ran.
-    pub algorithm: Algorithm,
-    /// The slowest transport that carried data; `None` if none did.
-    pub transport: Option<TransportKind>,
-    /// Lanes used.
-    pub channels: usize,
-    /// Payload bytes that this rank sent.
-    pub wire_bytes: u64,
-    /// What the encode pass learnt about this rank's input; `None` when nothing was encoded
-    /// (codec raw, or a rank without input).
-    pub input: Option<EncodeStats>,
-}
-
-/// Calls that run together: needed for sends and receives that depend on each other, and for one
-/// thread that holds several ranks.
-#[derive(Debug, Default)]
-pub struct Group<'a> {
-    calls: Vec<(&'a Communicator, Call, UserBuffers<'a>)>,
-}
-
-impl<'a> Group<'a> {
-    /// An empty group.
-    pub fn new() -> Group<'a> {
-        Group::default()
-    }
-
-    /// Adds a call. Nothing moves before [`Group::run`].
-    ///
-    /// # Errors
-    /// As the checks of [`Communicator::call`]; the group stays as it was.
-    pub fn add(
-        &mut self,
-        comm: &'a Communicator,
-        call: &Call,
-        buffers: UserBuffers<'a>,
-    ) -> Result<()> {
-        self.calls.push((comm, *call, buffers));
-        Ok(())
-    }
-
-    /// Runs all calls. Those of one communicator start in order; sends and receives between two
-    /// collectives run at once.
-    ///
-    /// # Errors
-    /// The first failure; the reports of a failed group are lost.
-    pub fn run(self) -> Result<Vec<Report>> {
-        Ok(Vec::new())
+    /// The call with its codec decided and what it ignores zeroed: what ranks must agree on.
+    pub(super) fn request(&self, codec: CodecSpec) -> Request {
+        let pair = self.collective == Collective::SendRecv;
+        Request {
+            collective: self.collective,
+            dtype: self.dtype,
+            op: if self.collective.reduces() {
+                self.op
+            } else {
+                ReduceOp::Sum
+            },
+            count: self.count,
+            root: if pair || self.collective.has_root() {
+                self.root
+            } else {
+                0
+            },
+            peer: if pair { self.peer } else { 0 },
+            codec,
+            algorithm: self.algorithm,
+            tensor: self.tensor,
+        }
     }
 }

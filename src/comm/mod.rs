@@ -1,22 +1,40 @@
 //! Communicators: what a program holds.
 
 mod call;
+mod check;
+mod group;
+mod init;
 mod typed;
 
-pub use call::{Call, Group, Report};
+pub use call::{Call, Report};
+pub use group::Group;
 
-use crate::bootstrap::{PeerInfo, UniqueId};
+use crate::bootstrap::{ExchangeRef, PeerInfo, UniqueId};
 use crate::config::Config;
-use crate::error::{Error, Result};
+use crate::engine::HostEngine;
+use crate::error::{Error, ErrorKind, Result};
 use crate::mem::UserBuffers;
+use crate::sync::Fault;
 use crate::types::TransportKind;
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// A group of ranks that call collectives together.
 ///
 /// Calls block until their buffers may be used again. Two threads may hold one communicator, but
 /// its calls run one after the other, and all ranks must make them in the same order.
+///
+/// Dropping it leaves in good order: peers that still wait for this rank's part of a call get an
+/// error, peers that do not are not disturbed.
 #[derive(Debug)]
-pub struct Communicator {}
+pub struct Communicator {
+    exchange: ExchangeRef,
+    fault: Arc<Fault>,
+    config: Config,
+    info: CommInfo,
+    /// Everything that a running call needs. `abort` must not take it: it frees those who wait
+    /// inside.
+    engine: Mutex<HostEngine>,
+}
 
 /// What a communicator is made of, for `cinch info` and logs.
 #[derive(Clone, Debug)]
@@ -33,10 +51,6 @@ pub struct CommInfo {
     pub buffer_bytes: usize,
 }
 
-fn later<T>() -> Result<T> {
-    Err(Error::internal("not built yet"))
-}
-
 impl Communicator {
     /// Joins the communicator of `id` as `rank` of `nranks`. Returns when all ranks have joined.
     ///
@@ -44,8 +58,7 @@ impl Communicator {
     /// Invalid argument for impossible ranks or a damaged id; timeout naming the missing ranks;
     /// mismatch if ranks differ in version or in settings that all must share.
     pub fn init(id: &UniqueId, rank: usize, nranks: usize, config: Config) -> Result<Communicator> {
-        let _ = (id, rank, nranks, config);
-        later()
+        init::by_id(id, rank, nranks, config, Fault::new())
     }
 
     /// Joins the communicator that the launcher describes: `cinch run`, torchrun, mpirun, srun.
@@ -53,28 +66,40 @@ impl Communicator {
     /// # Errors
     /// Invalid usage if no launcher's variables are there; else as for [`Communicator::init`].
     pub fn from_env(config: Config) -> Result<Communicator> {
-        let _ = config;
-        later()
+        init::by_environment(config)
+    }
+
+    /// Joins over an out-of-band side that is there already.
+    ///
+    /// # Errors
+    /// As for [`Communicator::init`].
+    pub fn over(exchange: ExchangeRef, fault: Arc<Fault>, config: Config) -> Result<Communicator> {
+        init::connect(exchange, fault, config)
     }
 
     /// This rank.
     pub fn rank(&self) -> usize {
-        0
+        self.exchange.rank()
     }
 
     /// Number of ranks.
     pub fn nranks(&self) -> usize {
-        0
+        self.exchange.peers().len()
     }
 
     /// All ranks, in order.
     pub fn peers(&self) -> &[PeerInfo] {
-        &[]
+        self.exchange.peers()
     }
 
     /// What the communicator is made of.
     pub fn info(&self) -> CommInfo {
-        unreachable!()
+        self.info.clone()
+    }
+
+    /// The settings in effect.
+    pub fn config(&self) -> &Config {
+        &self.config
     }
 
     /// Runs one call.
@@ -84,39 +109,99 @@ impl Communicator {
     /// mismatch, remote, timeout or aborted otherwise, after which the communicator is only good
     /// for [`Communicator::abort`] and drop, and the output is undefined.
     pub fn call(&self, call: &Call, buffers: UserBuffers<'_>) -> Result<Report> {
-        let _ = (call, buffers);
-        later()
+        self.fault.check()?;
+        check::call(self, call, &buffers)?;
+        check::alone(self, call)?;
+        let codec = check::codec(self, call)?;
+        let mut engine = self.engine()?;
+        let run = engine.prepare(call.request(codec), buffers)?;
+        let result = engine.run(run);
+        drop(engine);
+        self.settle(result)
     }
 
     /// Returns when every rank has called it.
+    ///
+    /// # Errors
+    /// As [`Communicator::call`].
     pub fn barrier(&self) -> Result<()> {
-        later()
+        self.all_reduce_in_place::<u8>(&mut [], crate::types::ReduceOp::Sum)
+            .map(|_| ())
     }
 
     /// The candidates for a call, their predicted costs and the winner, as text.
+    ///
+    /// # Errors
+    /// Invalid argument if the call is impossible.
     pub fn explain(&self, call: &Call) -> Result<String> {
-        let _ = call;
-        later()
+        check::shape(self, call)?;
+        let codec = check::codec(self, call)?;
+        let engine = self.engine()?;
+        engine.explain(&call.request(codec))
     }
 
     /// Splits into communicators of equal `color`, ranked by `key`, then by rank. A rank without
     /// a colour gets none. All ranks must call it.
+    ///
+    /// # Errors
+    /// As [`Communicator::init`].
     pub fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Communicator>> {
-        let _ = (color, key);
-        later()
+        self.fault.check()?;
+        init::split(self, color, key)
     }
 
     /// The reason why the communicator has failed, if it has.
     pub fn async_error(&self) -> Option<Error> {
-        None
+        self.fault.check().err()
     }
 
     /// Fails the communicator, on this rank at once and on the others by message. Calls that wait
-    /// return [`crate::ErrorKind::Aborted`]. Reaches communicators split from this one.
-    pub fn abort(&self) {}
+    /// return [`ErrorKind::Aborted`]. Reaches communicators split from this one.
+    pub fn abort(&self) {
+        let me = &self.peers()[self.rank()];
+        self.fail(Error::new(
+            ErrorKind::Aborted,
+            format!("{me} aborted the communicator"),
+        ));
+    }
 
     /// Waits until every rank has finalized: no rank's data is lost by the drop that follows.
+    ///
+    /// # Errors
+    /// As [`Communicator::call`].
     pub fn finalize(&self) -> Result<()> {
-        later()
+        self.fault.check()?;
+        let engine = self.engine()?;
+        let result = self.exchange.barrier();
+        drop(engine);
+        result
+    }
+
+    fn engine(&self) -> Result<MutexGuard<'_, HostEngine>> {
+        self.engine.lock().map_err(|_| {
+            Error::internal("an earlier call on this communicator panicked; it cannot go on")
+        })
+    }
+
+    /// Turns a failed call into the failure of the communicator. Errors that are found before
+    /// anything moves do not come here.
+    fn settle<T>(&self, result: Result<T>) -> Result<T> {
+        result.map_err(|error| {
+            self.fail(error.clone());
+            // Whoever was first decides what all calls return from now on.
+            self.fault.reason().cloned().unwrap_or(error)
+        })
+    }
+
+    fn fail(&self, reason: Error) {
+        if self.fault.raise(reason.clone()) {
+            self.exchange.announce(&reason);
+        }
+    }
+}
+
+impl Drop for Communicator {
+    fn drop(&mut self) {
+        self.exchange.leave();
     }
 }

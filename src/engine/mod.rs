@@ -1,1 +1,31 @@
-//! Runs plans.
+//! Runs plans: walks the steps of each lane, waits without hanging, moves bytes.
+
+mod batch;
+mod host;
+mod run;
+mod step;
+
+pub use batch::{Batch, Progress};
+pub use host::HostEngine;
+pub use run::Run;
+
+use crate::codec::EncodeStats;
+use crate::types::{Algorithm, CodecSpec, TransportKind};
+
+/// What a call did.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Report {
+    /// The codec that ran.
+    pub codec: CodecSpec,
+    /// The algorithm that ran.
+    pub algorithm: Algorithm,
+    /// The slowest transport that carried data; `None` if none did.
+    pub transport: Option<TransportKind>,
+    /// Lanes used.
+    pub channels: usize,
+    /// Payload bytes that this rank sent.
+    pub wire_bytes: u64,
+    /// What the encode pass learnt about this rank's input; `None` when nothing was encoded
+    /// (codec raw, or a rank without input).
+    pub input: Option<EncodeStats>,
+}

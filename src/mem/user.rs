@@ -91,6 +91,17 @@ impl<'a> UserBuffers<'a> {
         }
     }
 
+    /// The input of one pair of buffers with the output of another: a rank's message to itself.
+    pub fn joined(input: UserBuffers<'a>, output: UserBuffers<'a>) -> UserBuffers<'a> {
+        UserBuffers {
+            input: input.input,
+            input_bytes: input.input_bytes,
+            output: output.output,
+            output_bytes: output.output_bytes,
+            borrow: PhantomData,
+        }
+    }
+
     /// Bytes of the input.
     pub fn input_bytes(&self) -> usize {
         self.input_bytes

@@ -1,1 +1,295 @@
-//! Chooses and binds schedules.
+//! Plans: a call bound to a schedule, a codec and a cut of the message.
+//!
+//! Selection is a pure function of the request and of facts that all ranks share, so that all
+//! ranks choose alike without talking; [`explain`] shows its candidates.
+
+mod cost;
+mod geometry;
+mod select;
+
+pub use cost::{Machine, Work, seconds};
+pub use geometry::Geometry;
+pub use select::{Candidate, Limits, candidates, explain};
+
+use crate::codec::{self, Codec};
+use crate::error::{Error, Result};
+use crate::schedule::{Pattern, Place, Schedule};
+use crate::simd::Isa;
+use crate::types::{Algorithm, CallSignature, CodecSpec, Collective, DType, ReduceOp, ScaleRule};
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+/// A call with its codec decided: what a plan is made from.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Request {
+    /// What.
+    pub collective: Collective,
+    /// Of which elements.
+    pub dtype: DType,
+    /// Combined how.
+    pub op: ReduceOp,
+    /// Elements of the message or of one rank's block.
+    pub count: usize,
+    /// Root or sender; 0 where there is none.
+    pub root: usize,
+    /// Receiver of a send/recv; 0 otherwise.
+    pub peer: usize,
+    /// Codec that runs.
+    pub codec: CodecSpec,
+    /// Algorithm asked for by the call.
+    pub algorithm: Option<Algorithm>,
+    /// Tensor whose scales are kept.
+    pub tensor: Option<u64>,
+}
+
+impl Request {
+    /// What all ranks must agree on about the `sequence`-th such call.
+    pub fn signature(&self, algorithm: Algorithm, sequence: u64) -> CallSignature {
+        CallSignature {
+            collective: self.collective,
+            dtype: self.dtype,
+            op: self.op.number(),
+            algorithm,
+            root: self.root as u32,
+            peer: self.peer as u32,
+            count: self.count as u64,
+            sequence,
+            codec: self.codec,
+        }
+    }
+}
+
+/// What one rank does for one request.
+#[derive(Debug)]
+pub struct Plan {
+    /// The request, without its tensor and operator: those do not shape a plan.
+    pub collective: Collective,
+    /// Elements.
+    pub dtype: DType,
+    /// Which algorithm won.
+    pub algorithm: Algorithm,
+    /// The steps.
+    pub schedule: Arc<Schedule>,
+    /// The cut.
+    pub geometry: Geometry,
+    /// The codec; `None` = raw.
+    pub codec: Option<Arc<dyn Codec>>,
+    /// Its name.
+    pub spec: CodecSpec,
+    /// Elements of the message or of one rank's block.
+    pub count: usize,
+    /// Where chunks lie.
+    pub pattern: Pattern,
+    /// For each step, whether it is the first that reads its chunk of the input: that one takes
+    /// note of it for the report.
+    pub notes_input: Vec<bool>,
+    /// Lanes that have work.
+    pub channels: usize,
+}
+
+impl Plan {
+    /// Wire bytes of a chunk of `n` elements.
+    #[inline]
+    pub fn wire_bytes(&self, n: usize) -> usize {
+        match &self.codec {
+            None => n * self.dtype.size(),
+            Some(codec) => codec.wire_bytes(n),
+        }
+    }
+
+    /// First element, in its buffer, of a chunk that lies at `place`.
+    #[inline]
+    pub fn start(&self, place: Place, pass: usize) -> usize {
+        match place {
+            Place::Part { index, .. } => self.geometry.range(pass, index).start,
+            Place::Block(block) => block * self.count + self.geometry.range(pass, 0).start,
+        }
+    }
+
+    /// Elements of `chunk` in pass `pass`.
+    #[inline]
+    pub fn elements(&self, chunk: usize, pass: usize) -> usize {
+        let part = if self.pattern.parts() == 1 { 0 } else { chunk };
+        self.geometry.range(pass, part).len()
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Key {
+    collective: Collective,
+    dtype: DType,
+    count: usize,
+    root: usize,
+    peer: usize,
+    codec: CodecSpec,
+    algorithm: Option<Algorithm>,
+}
+
+/// Makes plans and keeps them.
+#[derive(Debug)]
+pub struct Planner {
+    limits: Limits,
+    rank: usize,
+    isa: Isa,
+    plans: HashMap<Key, Arc<Plan>>,
+    /// The plan of the last call: training loops repeat one shape.
+    last: Option<(Key, Arc<Plan>)>,
+}
+
+/// Plans kept at once; a program with more shapes than this pays for planning again.
+const CACHED: usize = 1024;
+
+impl Planner {
+    /// A planner for `rank` under `limits`.
+    pub fn new(limits: Limits, rank: usize, isa: Isa) -> Planner {
+        Planner {
+            limits,
+            rank,
+            isa,
+            plans: HashMap::new(),
+            last: None,
+        }
+    }
+
+    /// What selection goes by.
+    pub fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// The plan for `request`.
+    ///
+    /// # Errors
+    /// Unsupported if the algorithm asked for does not exist for the collective.
+    pub fn plan(&mut self, request: &Request) -> Result<Arc<Plan>> {
+        let key = Key {
+            collective: request.collective,
+            dtype: request.dtype,
+            count: request.count,
+            root: request.root,
+            peer: request.peer,
+            codec: request.codec,
+            algorithm: request.algorithm,
+        };
+        if let Some((last, plan)) = &self.last
+            && *last == key
+        {
+            return Ok(plan.clone());
+        }
+        let plan = match self.plans.get(&key) {
+            Some(plan) => plan.clone(),
+            None => {
+                let plan = Arc::new(self.make(request)?);
+                if self.plans.len() >= CACHED {
+                    self.plans.clear();
+                }
+                self.plans.insert(key, plan.clone());
+                plan
+            }
+        };
+        self.last = Some((key, plan.clone()));
+        Ok(plan)
+    }
+
+    fn make(&self, request: &Request) -> Result<Plan> {
+        let codec = self.codec(request.codec)?;
+        let candidates = candidates(request, &self.limits, codec.as_deref())?;
+        let best = candidates
+            .into_iter()
+            .min_by(|a, b| a.seconds.total_cmp(&b.seconds))
+            .ok_or_else(|| Error::internal("no candidate for a checked call"))?;
+        let pattern = pattern(request, best.algorithm, self.limits.nranks);
+        let schedule = pattern.schedule(self.rank)?;
+        let mut seen = HashSet::new();
+        let notes_input = schedule
+            .steps
+            .iter()
+            .map(|step| step.reads() && seen.insert(step.chunk))
+            .collect();
+        Ok(Plan {
+            collective: request.collective,
+            dtype: request.dtype,
+            algorithm: best.algorithm,
+            schedule: Arc::new(schedule),
+            geometry: best.geometry,
+            codec,
+            spec: request.codec,
+            count: request.count,
+            pattern,
+            notes_input,
+            channels: best.channels,
+        })
+    }
+
+    /// The candidates for `request`, as text.
+    ///
+    /// # Errors
+    /// As for [`Planner::plan`].
+    pub fn explain(&self, request: &Request) -> Result<String> {
+        let codec = self.codec(request.codec)?;
+        Ok(explain(
+            request,
+            &self.limits,
+            &candidates(request, &self.limits, codec.as_deref())?,
+        ))
+    }
+
+    fn codec(&self, spec: CodecSpec) -> Result<Option<Arc<dyn Codec>>> {
+        codec::build(spec, self.isa)
+    }
+}
+
+/// The schedules of a request, for all ranks.
+fn pattern(request: &Request, algorithm: Algorithm, nranks: usize) -> Pattern {
+    Pattern {
+        collective: request.collective,
+        algorithm,
+        nranks,
+        root: request.root,
+        peer: request.peer,
+    }
+}
+
+/// Elements at which chunks may be cut: whole scale blocks, whole cache lines.
+pub fn granule(dtype: DType, codec: Option<&dyn Codec>) -> usize {
+    let line = 64 / dtype.size();
+    match codec {
+        None => line,
+        Some(codec) => codec.granule().max(line),
+    }
+}
+
+/// Largest number of elements whose encoding fits `slot_bytes`, a multiple of `granule`.
+pub fn chunk_max(
+    slot_bytes: usize,
+    dtype: DType,
+    spec: CodecSpec,
+    codec: Option<&dyn Codec>,
+) -> Result<usize> {
+    let granule = granule(dtype, codec);
+    let fits = |elements: usize| match codec {
+        None => elements * dtype.size() <= slot_bytes,
+        Some(codec) => codec.wire_bytes(elements) <= slot_bytes,
+    };
+    // Encodings are monotone in length; the largest fitting multiple by bisection.
+    let (mut low, mut high) = (0, slot_bytes / granule + 1);
+    while low + 1 < high {
+        let middle = (low + high) / 2;
+        if fits(middle * granule) {
+            low = middle
+        } else {
+            high = middle
+        }
+    }
+    // A tensor scale holds a whole chunk of accumulators at once; keep that in the second-level
+    // cache.
+    if matches!(spec.scale, ScaleRule::Tensor { .. }) {
+        low = low.min((64 << 10) / granule).max(1);
+    }
+    if low == 0 || !fits(low * granule) {
+        return Err(Error::invalid_argument(format!(
+            "a slot of {slot_bytes} bytes cannot hold one block of {granule} elements in codec \
+             {spec}; raise CINCH_SLOT_BYTES or CINCH_BUFFER_BYTES"
+        )));
+    }
+    Ok(low * granule)
+}

@@ -271,12 +271,7 @@ pub struct Visit {
 pub fn walk(schedule: &Schedule, passes: usize) -> Walk<'_> {
     Walk {
         schedule,
-        passes,
-        time: 0,
-        pass: 0,
-        begin: schedule.steps.len(),
-        step: 0,
-        end: 0,
+        cursor: Cursor::new(schedule, passes),
     }
 }
 
@@ -284,6 +279,20 @@ pub fn walk(schedule: &Schedule, passes: usize) -> Walk<'_> {
 #[derive(Clone, Debug)]
 pub struct Walk<'a> {
     schedule: &'a Schedule,
+    cursor: Cursor,
+}
+
+impl Iterator for Walk<'_> {
+    type Item = Visit;
+
+    fn next(&mut self) -> Option<Visit> {
+        self.cursor.next(self.schedule)
+    }
+}
+
+/// A place in a [`walk`], apart from the schedule that is walked: for engines that keep both.
+#[derive(Clone, Debug)]
+pub struct Cursor {
     passes: usize,
     time: usize,
     pass: usize,
@@ -293,11 +302,22 @@ pub struct Walk<'a> {
     end: usize,
 }
 
-impl Iterator for Walk<'_> {
-    type Item = Visit;
+impl Cursor {
+    /// The beginning of a walk over `passes` passes of `schedule`.
+    pub fn new(schedule: &Schedule, passes: usize) -> Cursor {
+        Cursor {
+            passes,
+            time: 0,
+            pass: 0,
+            begin: schedule.steps.len(),
+            step: 0,
+            end: 0,
+        }
+    }
 
-    fn next(&mut self) -> Option<Visit> {
-        let steps = &self.schedule.steps;
+    /// The next visit of the walk; `schedule` is the one that the cursor was made for.
+    pub fn next(&mut self, schedule: &Schedule) -> Option<Visit> {
+        let steps = &schedule.steps;
         while self.step == self.end {
             if self.begin == 0 {
                 self.time += 1;
@@ -305,7 +325,7 @@ impl Iterator for Walk<'_> {
             }
             // An older pass is at a later stage, so the list is taken stage by stage from behind.
             let stage = steps[..self.begin].last()?.stage as usize;
-            if self.passes == 0 || self.time >= self.passes + self.schedule.stages - 1 {
+            if self.passes == 0 || self.time >= self.passes + schedule.stages - 1 {
                 return None;
             }
             let end = self.begin;

@@ -22,5 +22,5 @@ mod conformance;
 pub use chunks::{Contributors, Pattern, Place};
 pub use cost::{CostCounts, cost_counts, hops};
 pub use generate::{algorithms, generate};
-pub use ir::{MAX_FAN, Op, Own, Peers, Schedule, Step, Visit, Walk, walk};
+pub use ir::{Cursor, MAX_FAN, Op, Own, Peers, Schedule, Step, Visit, Walk, walk};
 pub use verify::{Limits, Proof, verify};

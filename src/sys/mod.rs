@@ -2,5 +2,6 @@
 
 pub mod cpu;
 pub mod futex;
+pub mod log;
 pub mod memory;
 pub mod socket;

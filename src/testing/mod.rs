@@ -3,10 +3,12 @@
 mod bound;
 mod compare;
 mod data;
+mod local_world;
 mod numbers;
 mod reference;
 
 pub use bound::RawBound;
 pub use compare::Comparison;
 pub use data::{Data, Pattern, gaussian, random_word, uniform};
+pub use local_world::{local_world, try_local_world};
 pub use reference::{Expected, Inputs, Problem};

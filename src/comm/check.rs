@@ -1,0 +1,206 @@
+//! What a call must satisfy before anything moves.
+
+use super::{Call, Communicator};
+use crate::error::{Error, Result};
+use crate::mem::UserBuffers;
+use crate::types::{CodecSpec, Collective, DType, ReduceOp, Scalar, ScaleRule};
+
+/// Everything that can be said of a call and its buffers.
+pub(super) fn call(comm: &Communicator, call: &Call, buffers: &UserBuffers<'_>) -> Result<()> {
+    shape(comm, call)?;
+    sizes(comm, call, buffers)?;
+    overlap(comm, call, buffers)
+}
+
+/// Ranks, counts and operators.
+pub(super) fn shape(comm: &Communicator, call: &Call) -> Result<()> {
+    let (rank, nranks) = (comm.rank(), comm.nranks());
+    let name = call.collective.name();
+    let in_range = |what: &str, value: usize| {
+        if value < nranks {
+            return Ok(());
+        }
+        Err(Error::invalid_argument(format!(
+            "{name}: {what} {value} is not a rank of a communicator of {nranks}"
+        )))
+    };
+    if call.collective.has_root() {
+        in_range("root", call.root)?;
+    }
+    if call.collective == Collective::SendRecv {
+        in_range("sender", call.root)?;
+        in_range("receiver", call.peer)?;
+        if call.root != rank && call.peer != rank {
+            return Err(Error::invalid_argument(format!(
+                "send from {} to {} was called on rank {rank}, which is neither",
+                call.root, call.peer
+            )));
+        }
+    }
+    let bytes = call
+        .count
+        .checked_mul(nranks)
+        .and_then(|all| all.checked_mul(call.dtype.size()));
+    if bytes.is_none_or(|bytes| bytes > isize::MAX as usize) {
+        return Err(Error::invalid_argument(format!(
+            "{name}: {} elements of {} on {nranks} ranks exceed the address space",
+            call.count, call.dtype
+        )));
+    }
+    if call.collective.reduces()
+        && let ReduceOp::PreMulSum(scalar) = call.op
+        && matches!(scalar, Scalar::Float(_)) != call.dtype.is_float()
+    {
+        return Err(Error::invalid_argument(format!(
+            "{name}: the factor {scalar:?} of the pre-multiplied sum does not fit {} elements",
+            call.dtype
+        )));
+    }
+    Ok(())
+}
+
+fn sizes(comm: &Communicator, call: &Call, buffers: &UserBuffers<'_>) -> Result<()> {
+    let is_root = call.root == comm.rank();
+    let (mut input, mut output) = (
+        call.collective.input_extent(is_root),
+        call.collective.output_extent(is_root),
+    );
+    if call.collective == Collective::SendRecv && call.root == call.peer {
+        // A message to oneself: the sending call has the input, the receiving one the output.
+        if buffers.input_bytes() == 0 {
+            input = crate::types::Extent::Unused;
+            output = crate::types::Extent::Count;
+        }
+    } else if call.collective == Collective::Broadcast && is_root && buffers.output_bytes() == 0 {
+        // The root may keep its data where it is.
+        output = crate::types::Extent::Unused;
+    }
+    let size = call.dtype.size();
+    for (what, extent, bytes) in [
+        ("input", input, buffers.input_bytes()),
+        ("output", output, buffers.output_bytes()),
+    ] {
+        let need = extent
+            .elements(call.count, comm.nranks())
+            .unwrap_or(usize::MAX)
+            * size;
+        if bytes < need {
+            return Err(Error::invalid_argument(format!(
+                "{}: the {what} buffer of rank {} has {bytes} bytes, but {need} are needed for a \
+                 count of {} {} on {} ranks",
+                call.collective,
+                comm.rank(),
+                call.count,
+                call.dtype,
+                comm.nranks()
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Input and output are disjoint, or in place as NCCL defines it.
+fn overlap(comm: &Communicator, call: &Call, buffers: &UserBuffers<'_>) -> Result<()> {
+    let (nranks, rank) = (comm.nranks(), comm.rank());
+    let is_root = call.root == rank;
+    let size = call.dtype.size();
+    let extent = |extent: crate::types::Extent| {
+        extent.elements(call.count, nranks).unwrap_or(usize::MAX) * size
+    };
+    let input = (
+        buffers.input_address(),
+        extent(call.collective.input_extent(is_root)),
+    );
+    let output = (
+        buffers.output_address(),
+        extent(call.collective.output_extent(is_root)),
+    );
+    if input.1 == 0
+        || output.1 == 0
+        || buffers.input_bytes() == 0
+        || buffers.output_bytes() == 0
+        || input.0 + input.1 <= output.0
+        || output.0 + output.1 <= input.0
+    {
+        return Ok(());
+    }
+    let block = call.count * size * rank;
+    let allowed = match call.collective {
+        Collective::AllReduce
+        | Collective::Reduce
+        | Collective::Broadcast
+        | Collective::AllToAll => input.0 == output.0,
+        Collective::AllGather | Collective::Gather => input.0 == output.0 + block,
+        Collective::ReduceScatter | Collective::Scatter => output.0 == input.0 + block,
+        Collective::SendRecv => false,
+    };
+    if allowed {
+        return Ok(());
+    }
+    Err(Error::invalid_argument(format!(
+        "{}: input ({} bytes at {:#x}) and output ({} bytes at {:#x}) overlap, and not as an \
+         in-place call on rank {rank} would",
+        call.collective, input.1, input.0, output.1, output.0
+    )))
+}
+
+/// A send to oneself has its receive in the same group.
+pub(super) fn alone(comm: &Communicator, call: &Call) -> Result<()> {
+    if call.collective == Collective::SendRecv && call.root == call.peer {
+        return Err(Error::invalid_usage(format!(
+            "rank {} sends to itself outside a group: put the send and its receive into one group",
+            comm.rank()
+        )));
+    }
+    Ok(())
+}
+
+/// The codec that will run.
+pub(super) fn codec(comm: &Communicator, call: &Call) -> Result<CodecSpec> {
+    match call.codec {
+        Some(spec) => match refusal(call, spec) {
+            None => Ok(spec),
+            Some(why) => Err(Error::invalid_argument(format!(
+                "{} of {}: codec {spec} was asked for, but {why}",
+                call.collective, call.dtype
+            ))),
+        },
+        None => {
+            let spec = comm.config.codec;
+            // A default rule speaks for gradients: sums of large float messages.
+            let bytes = call.count * call.dtype.size();
+            let applies = call.collective.reduces()
+                && bytes >= comm.config.codec_min_bytes
+                && refusal(call, spec).is_none();
+            Ok(if applies { spec } else { CodecSpec::RAW })
+        }
+    }
+}
+
+/// Why this codec may not carry this call.
+fn refusal(call: &Call, spec: CodecSpec) -> Option<String> {
+    if !spec.is_lossy() {
+        return None;
+    }
+    if !matches!(call.dtype, DType::F32 | DType::F16 | DType::BF16) {
+        return Some(format!(
+            "it carries f32, f16 and bf16 only, not {}",
+            call.dtype
+        ));
+    }
+    if call.collective.reduces() && !call.op.is_additive() {
+        return Some(format!(
+            "rounded values may only be summed or averaged, not {}",
+            call.op
+        ));
+    }
+    if matches!(spec.scale, ScaleRule::Tensor { .. })
+        && spec.kind.has_scale()
+        && call.tensor.is_none()
+    {
+        return Some(
+            "a tensor scale needs the call's tensor id, to know whose scale to keep".into(),
+        );
+    }
+    None
+}

@@ -1,0 +1,205 @@
+//! Groups of calls.
+
+use super::{Call, Communicator, Report, check};
+use crate::engine::Batch;
+use crate::error::{Error, Result};
+use crate::mem::UserBuffers;
+use crate::types::{CodecSpec, Collective};
+
+/// Calls that run together: needed for sends and receives that depend on each other, and for one
+/// thread that holds several ranks.
+#[derive(Debug, Default)]
+pub struct Group<'a> {
+    calls: Vec<Entry<'a>>,
+}
+
+#[derive(Debug)]
+struct Entry<'a> {
+    comm: &'a Communicator,
+    call: Call,
+    codec: CodecSpec,
+    buffers: Option<UserBuffers<'a>>,
+}
+
+impl<'a> Group<'a> {
+    /// An empty group.
+    pub fn new() -> Group<'a> {
+        Group::default()
+    }
+
+    /// Adds a call. Nothing moves before [`Group::run`].
+    ///
+    /// # Errors
+    /// As the checks of [`Communicator::call`]; the group stays as it was.
+    pub fn add(
+        &mut self,
+        comm: &'a Communicator,
+        call: &Call,
+        buffers: UserBuffers<'a>,
+    ) -> Result<()> {
+        comm.fault.check()?;
+        check::call(comm, call, &buffers)?;
+        let codec = check::codec(comm, call)?;
+        self.calls.push(Entry {
+            comm,
+            call: *call,
+            codec,
+            buffers: Some(buffers),
+        });
+        Ok(())
+    }
+
+    /// Runs all calls. Those of one communicator start in order; sends and receives between two
+    /// collectives run at once. Reports come in the order in which calls were added.
+    ///
+    /// # Errors
+    /// The first failure, with which the communicators of the group fail.
+    pub fn run(mut self) -> Result<Vec<Report>> {
+        let mut comms: Vec<&Communicator> = Vec::new();
+        for entry in &self.calls {
+            if !comms.iter().any(|comm| std::ptr::eq(*comm, entry.comm)) {
+                comms.push(entry.comm);
+            }
+        }
+        // Two threads that group the same communicators must lock them in one order.
+        comms.sort_by_key(|comm| std::ptr::from_ref(*comm) as usize);
+        self.pair_own_messages()?;
+        let mut engines = Vec::with_capacity(comms.len());
+        for comm in &comms {
+            engines.push(comm.engine()?);
+        }
+        let mut batches = Vec::with_capacity(comms.len());
+        for (comm, engine) in comms.iter().zip(&mut engines) {
+            let calls = self
+                .calls
+                .iter_mut()
+                .enumerate()
+                .filter(|(_, entry)| std::ptr::eq(entry.comm, *comm))
+                .filter_map(|(index, entry)| {
+                    let buffers = entry.buffers.take()?;
+                    Some((index, entry.call.request(entry.codec), buffers))
+                })
+                .collect();
+            batches.push(Batch::new(engine, calls)?);
+        }
+        let mut reports = vec![None; self.calls.len()];
+        let mut failure = None;
+        // Each communicator's engine gets a turn until all are done.
+        let mut scans = 0;
+        while failure.is_none() && !batches.is_empty() {
+            let mut moved = false;
+            let mut done = true;
+            for (batch, (comm, engine)) in batches.iter_mut().zip(comms.iter().zip(&mut engines)) {
+                match batch.poll(engine, &mut reports) {
+                    Ok(progress) => {
+                        moved |= progress.moved;
+                        done &= progress.done;
+                    }
+                    Err(error) => failure = comm.settle::<()>(Err(error)).err(),
+                }
+            }
+            if done {
+                break;
+            }
+            if moved || failure.is_some() {
+                scans = 0;
+                continue;
+            }
+            let turns = batches.len();
+            for (batch, (comm, engine)) in batches.iter_mut().zip(comms.iter().zip(&mut engines)) {
+                if let Err(error) = batch.idle(engine, scans, turns) {
+                    failure = comm.settle::<()>(Err(error)).err();
+                }
+            }
+            scans += 1;
+        }
+        drop(batches);
+        drop(engines);
+        if let Some(error) = failure {
+            for comm in comms {
+                comm.fail(
+                    error
+                        .clone()
+                        .context("another call of the same group failed"),
+                );
+            }
+            return Err(error);
+        }
+        reports
+            .into_iter()
+            .map(|report| report.ok_or_else(|| Error::internal("a call of a group has no report")))
+            .collect()
+    }
+
+    /// Joins each message of a rank to itself with its receive: the first send with the first
+    /// receive, and so on. The pair becomes one local copy, run in the send's place; the receive
+    /// keeps its entry with empty buffers for the sake of its report.
+    fn pair_own_messages(&mut self) -> Result<()> {
+        let is_own = |entry: &Entry<'_>| {
+            entry.call.collective == Collective::SendRecv
+                && entry.call.root == entry.call.peer
+                && entry.call.count > 0
+        };
+        let own: Vec<usize> = (0..self.calls.len())
+            .filter(|&i| is_own(&self.calls[i]))
+            .collect();
+        let is_send = |entry: &Entry<'_>| {
+            entry
+                .buffers
+                .as_ref()
+                .is_some_and(|b| b.output_bytes() == 0)
+        };
+        let mut unpaired: Vec<usize> = Vec::new();
+        for index in own {
+            let entry = &self.calls[index];
+            let partner = unpaired.iter().position(|&other| {
+                let other = &self.calls[other];
+                std::ptr::eq(other.comm, entry.comm) && is_send(other) != is_send(entry)
+            });
+            let Some(position) = partner else {
+                unpaired.push(index);
+                continue;
+            };
+            let other = unpaired.remove(position);
+            let (send, recv) = if is_send(entry) {
+                (index, other)
+            } else {
+                (other, index)
+            };
+            let (a, b) = (self.calls[send].call, self.calls[recv].call);
+            if (a.count, a.dtype) != (b.count, b.dtype) {
+                return Err(Error::new(
+                    crate::error::ErrorKind::Mismatch,
+                    format!(
+                        "rank {} sends itself {} {}, but receives {} {}",
+                        a.root, a.count, a.dtype, b.count, b.dtype
+                    ),
+                ));
+            }
+            let input = self.calls[send].buffers.take();
+            let output = self.calls[recv].buffers.take();
+            if let (Some(input), Some(output)) = (input, output) {
+                self.calls[send].buffers = Some(UserBuffers::joined(input, output));
+                self.calls[recv].buffers = Some(UserBuffers::new(&[], &mut []));
+                self.calls[recv].call.count = 0;
+            }
+        }
+        match unpaired.first() {
+            None => Ok(()),
+            Some(&index) => Err(Error::invalid_usage(format!(
+                "rank {} {} itself, and the group has no {} for it",
+                self.calls[index].call.root,
+                if is_send(&self.calls[index]) {
+                    "sends to"
+                } else {
+                    "receives from"
+                },
+                if is_send(&self.calls[index]) {
+                    "receive"
+                } else {
+                    "send"
+                },
+            ))),
+        }
+    }
+}

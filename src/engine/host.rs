@@ -1,0 +1,216 @@
+//! The engine of one communicator, for host memory.
+
+use super::Report;
+use super::run::Run;
+use super::step::Scratch;
+use crate::bootstrap::ExchangeRef;
+use crate::codec::TensorScales;
+use crate::config::Config;
+use crate::error::{Error, ErrorKind, Result};
+use crate::mem::UserBuffers;
+use crate::plan::{Limits, Machine, Planner, Request};
+use crate::simd::Isa;
+use crate::sync::Fault;
+use crate::transport::Links;
+use crate::types::Collective;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Runs the calls of one communicator on host memory, on the caller's thread.
+#[derive(Debug)]
+pub struct HostEngine {
+    pub(super) links: Links,
+    pub(super) exchange: ExchangeRef,
+    pub(super) fault: Arc<Fault>,
+    pub(super) planner: Planner,
+    pub(super) isa: Isa,
+    pub(super) scratch: Scratch,
+    /// Scales of `tensor=K` codecs, by the caller's tensor id and K.
+    pub(super) scales: HashMap<(u64, u32), TensorScales>,
+    timeout: Duration,
+    /// Collectives so far.
+    calls: u64,
+    /// Messages so far to and from each rank.
+    messages: Vec<[u64; 2]>,
+}
+
+/// How long a broken connection waits for the control side to say what really happened: the
+/// connection of a rank that gave up may break before the news of the rank that died arrives.
+const GRACE: Duration = Duration::from_millis(300);
+
+/// Longest sleep of one wait while there is nothing else to do.
+pub(super) const SLEEP: Duration = Duration::from_millis(5);
+
+/// Scans between two looks at the clock while waits are short.
+const SCANS_PER_CLOCK: u32 = 64;
+
+/// From this many fruitless scans on a wait may have slept, and the clock is looked at every time.
+const SPINS: u32 = 2048;
+
+impl HostEngine {
+    /// The engine over `links`.
+    ///
+    /// # Errors
+    /// None at present; reserved for limits that a machine cannot meet.
+    pub fn new(
+        links: Links,
+        exchange: ExchangeRef,
+        fault: Arc<Fault>,
+        config: &Config,
+        isa: Isa,
+        machine: Machine,
+    ) -> Result<HostEngine> {
+        let limits = Limits {
+            nranks: links.nranks,
+            slot_bytes: links.slot_bytes,
+            channels: links.channels,
+            algorithm: config.algorithm,
+            machine,
+        };
+        Ok(HostEngine {
+            planner: Planner::new(limits, links.rank, isa),
+            messages: vec![[0; 2]; links.nranks],
+            links,
+            exchange,
+            fault,
+            isa,
+            scratch: Scratch::new(),
+            scales: HashMap::new(),
+            timeout: config.timeout,
+            calls: 0,
+        })
+    }
+
+    /// Binds one request to a plan. Nothing moves yet.
+    ///
+    /// # Errors
+    /// As for [`Planner::plan`].
+    pub fn prepare<'a>(&mut self, request: Request, buffers: UserBuffers<'a>) -> Result<Run<'a>> {
+        let plan = self.planner.plan(&request)?;
+        Run::new(self, 0, &request, plan, buffers)
+    }
+
+    /// Runs one request to its end.
+    ///
+    /// # Errors
+    /// What stopped it; the communicator cannot go on after that.
+    pub fn run(&mut self, mut run: Run<'_>) -> Result<Report> {
+        run.start(self);
+        let mut clock = WaitClock::default();
+        let mut scans = 0;
+        loop {
+            let (moved, complete) = run.poll(self)?;
+            if complete {
+                return Ok(run.report(self));
+            }
+            if moved {
+                scans = 0;
+                clock.since = None;
+            } else {
+                self.wait(scans, SLEEP, &mut clock, |links| run.waits_for(links))?;
+                scans += 1;
+            }
+        }
+    }
+
+    /// The candidates for `request`, as text.
+    ///
+    /// # Errors
+    /// As for [`Planner::plan`].
+    pub fn explain(&self, request: &Request) -> Result<String> {
+        self.planner.explain(request)
+    }
+
+    /// Number of this call among those that must come in the same order on its ranks.
+    pub(super) fn next_sequence(&mut self, request: &Request) -> u64 {
+        let counter = if request.collective == Collective::SendRecv {
+            let sends = request.root == self.links.rank;
+            let other = if sends { request.peer } else { request.root };
+            &mut self.messages[other][usize::from(!sends)]
+        } else {
+            &mut self.calls
+        };
+        *counter += 1;
+        *counter - 1
+    }
+
+    /// One wait of a batch that found nothing to do `scans` times in a row. `waiting` tells for
+    /// whom and what, and is asked only when that matters.
+    pub(super) fn wait(
+        &mut self,
+        scans: u32,
+        limit: Duration,
+        clock: &mut WaitClock,
+        waiting: impl FnOnce(&mut Links) -> Vec<(usize, String)>,
+    ) -> Result<()> {
+        if self.fault.is_raised() {
+            self.fault.check()?;
+        }
+        self.links
+            .waiter
+            .idle(scans, limit)
+            .map_err(|error| self.explain_break(error))?;
+        if scans < SPINS && !scans.is_multiple_of(SCANS_PER_CLOCK) {
+            return Ok(());
+        }
+        let now = Instant::now();
+        let since = *clock.since.get_or_insert(now);
+        let expired = now.duration_since(since) >= self.timeout;
+        // A rank that left in good order published all it had before it said so.
+        let look = now.duration_since(since) >= GRACE;
+        if !expired && !look {
+            return Ok(());
+        }
+        let waiting = waiting(&mut self.links);
+        let peers = self.exchange.peers();
+        if let Some((rank, what)) = waiting
+            .iter()
+            .find(|(rank, _)| self.exchange.departed(*rank))
+        {
+            return Err(Error::new(
+                ErrorKind::Remote,
+                format!(
+                    "{} left the communicator, and rank {} still waits for it: {what}",
+                    peers[*rank], self.links.rank
+                ),
+            ));
+        }
+        if expired {
+            let whom: Vec<String> = waiting
+                .iter()
+                .map(|(rank, what)| format!("{}: {what}", peers[*rank]))
+                .collect();
+            return Err(Error::new(
+                ErrorKind::Timeout,
+                format!(
+                    "rank {} has waited {:.1} s (CINCH_TIMEOUT) for {}",
+                    self.links.rank,
+                    self.timeout.as_secs_f64(),
+                    whom.join("; ")
+                ),
+            ));
+        }
+        Ok(())
+    }
+
+    /// A connection broke: gives the control side a moment to name the cause.
+    pub(super) fn explain_break(&self, error: Error) -> Error {
+        if error.kind() == ErrorKind::Remote {
+            let deadline = Instant::now() + GRACE;
+            while Instant::now() < deadline {
+                if let Err(reason) = self.fault.check() {
+                    return reason;
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        error
+    }
+}
+
+/// Since when a batch has waited; reset by progress.
+#[derive(Debug, Default)]
+pub(super) struct WaitClock {
+    pub(super) since: Option<Instant>,
+}

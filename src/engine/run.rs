@@ -1,0 +1,296 @@
+//! One call on its way: its lanes, and where each of them stands.
+
+use super::Report;
+use super::host::HostEngine;
+use super::step::{self, Arithmetic, Chain, Chunk, Job, Stats};
+use crate::codec::EncodeStats;
+use crate::error::{Error, ErrorKind, Result};
+use crate::mem::UserBuffers;
+use crate::plan::{Plan, Request};
+use crate::schedule::{Cursor, Step, Visit};
+use crate::transport::Links;
+use crate::types::{CallSignature, Collective, SIGNATURE_WORDS};
+use std::sync::Arc;
+
+/// One call, bound to a plan and perhaps on its way.
+#[derive(Debug)]
+pub struct Run<'a> {
+    index: usize,
+    request: Request,
+    plan: Arc<Plan>,
+    buffers: UserBuffers<'a>,
+    arithmetic: Arithmetic,
+    signature: [u64; SIGNATURE_WORDS],
+    lanes: Vec<Lane>,
+    wire_bytes: u64,
+    stats: Stats,
+}
+
+/// One lane: every `channels`-th pass, over its own connections.
+#[derive(Debug)]
+struct Lane {
+    channel: usize,
+    cursor: Cursor,
+    /// The step that waits for its peers.
+    current: Option<Visit>,
+    /// A sum that its next step continues.
+    chain: Chain,
+}
+
+impl<'a> Run<'a> {
+    pub(super) fn new(
+        engine: &HostEngine,
+        index: usize,
+        request: &Request,
+        plan: Arc<Plan>,
+        buffers: UserBuffers<'a>,
+    ) -> Result<Run<'a>> {
+        let passes = plan.geometry.passes();
+        let lanes = (0..plan.channels)
+            .map(|channel| {
+                let passes = (passes - channel).div_ceil(plan.channels);
+                let mut cursor = Cursor::new(&plan.schedule, passes);
+                let current = cursor.next(&plan.schedule);
+                Lane {
+                    channel,
+                    cursor,
+                    current,
+                    chain: Chain::default(),
+                }
+            })
+            .collect();
+        let stats = Stats::new(plan.codec.is_some());
+        let arithmetic = Arithmetic::new(request, engine.isa)?;
+        Ok(Run {
+            index,
+            request: *request,
+            arithmetic,
+            plan,
+            buffers,
+            signature: [0; SIGNATURE_WORDS],
+            lanes,
+            wire_bytes: 0,
+            stats,
+        })
+    }
+
+    /// Takes the call's place in the order of calls.
+    pub(super) fn start(&mut self, engine: &mut HostEngine) {
+        let sequence = engine.next_sequence(&self.request);
+        self.signature = self
+            .request
+            .signature(self.plan.algorithm, sequence)
+            .words();
+        engine.exchange.note_call(self.signature);
+        step::begin(engine, &self.request, &self.plan);
+    }
+
+    pub(super) fn index(&self) -> usize {
+        self.index
+    }
+
+    pub(super) fn collective(&self) -> Collective {
+        self.request.collective
+    }
+
+    /// Sender and receiver of a message.
+    pub(super) fn pair(&self) -> (usize, usize) {
+        (self.request.root, self.request.peer)
+    }
+
+    /// Runs every step that can run. Returns whether one did, and whether the call is complete.
+    pub(super) fn poll(&mut self, engine: &mut HostEngine) -> Result<(bool, bool)> {
+        let mut moved = false;
+        let mut complete = true;
+        for at in 0..self.lanes.len() {
+            while let Some(visit) = self.lanes[at].current {
+                let channel = self.lanes[at].channel;
+                let step = self.plan.schedule.steps[visit.step];
+                let ready = ready(&mut engine.links, channel, &step);
+                if !ready.map_err(|error| engine.explain_break(error))? {
+                    complete = false;
+                    break;
+                }
+                self.execute(engine, at, visit, &step)?;
+                moved = true;
+                let lane = &mut self.lanes[at];
+                lane.current = lane.cursor.next(&self.plan.schedule);
+            }
+        }
+        if complete {
+            complete = self.flushed(engine)?;
+        }
+        Ok((moved, complete))
+    }
+
+    fn execute(
+        &mut self,
+        engine: &mut HostEngine,
+        lane: usize,
+        visit: Visit,
+        step: &Step,
+    ) -> Result<()> {
+        let plan = &*self.plan;
+        let channel = self.lanes[lane].channel;
+        let pass = visit.pass * plan.channels + channel;
+        let rank = engine.links.rank;
+        let input = plan.pattern.input(rank, step.chunk as usize);
+        let output = plan.pattern.output(rank, step.chunk as usize);
+        let elements = plan.elements(step.chunk as usize, pass);
+        let chunk = Chunk {
+            elements,
+            input: input.map(|place| plan.start(place, pass)),
+            output: output.map(|place| plan.start(place, pass)),
+            bytes: plan.wire_bytes(elements),
+            site: pass * plan.schedule.steps.len() + visit.step,
+        };
+        self.check_headers(engine, channel, step, &chunk)?;
+        self.wire_bytes += step::execute(
+            engine,
+            Job {
+                plan: &self.plan,
+                request: &self.request,
+                arithmetic: &self.arithmetic,
+                buffers: &mut self.buffers,
+                stats: &mut self.stats,
+                chain: &mut self.lanes[lane].chain,
+                signature: self.signature,
+                channel,
+                step: visit.step,
+                chunk: &chunk,
+            },
+        );
+        Ok(())
+    }
+
+    /// Every message of a step is of this call, and of the length that this call's cut gives.
+    fn check_headers(
+        &self,
+        engine: &HostEngine,
+        channel: usize,
+        step: &Step,
+        chunk: &Chunk,
+    ) -> Result<()> {
+        let links = &engine.links;
+        for &from in step.recv_from.iter() {
+            let Some(end) = &links.recvs[channel * links.nranks + from as usize] else {
+                continue;
+            };
+            let header = end.header();
+            if header.signature == self.signature && header.bytes as usize == chunk.bytes {
+                continue;
+            }
+            let peers = engine.exchange.peers();
+            let (me, peer) = (&peers[links.rank], &peers[from as usize]);
+            let what = if header.signature == self.signature {
+                format!(
+                    "{peer} sent {} bytes for chunk {} of {}, and {me} expected {}",
+                    header.bytes,
+                    step.chunk,
+                    CallSignature::describe(&self.signature),
+                    chunk.bytes
+                )
+            } else {
+                format!(
+                    "ranks disagree: {peer} runs {}, {me} runs {}",
+                    CallSignature::describe(&header.signature),
+                    CallSignature::describe(&self.signature)
+                )
+            };
+            return Err(Error::new(ErrorKind::Mismatch, what));
+        }
+        Ok(())
+    }
+
+    /// Whether everything that was published has left this process.
+    fn flushed(&self, engine: &mut HostEngine) -> Result<bool> {
+        let nranks = engine.links.nranks;
+        for channel in 0..self.lanes.len() {
+            for step in &self.plan.schedule.steps {
+                for &to in step.send_to.iter() {
+                    if let Some(end) = &mut engine.links.sends[channel * nranks + to as usize] {
+                        let flushed = end.flushed();
+                        if !flushed.map_err(|error| engine.explain_break(error))? {
+                            return Ok(false);
+                        }
+                    }
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    /// For whom the lanes wait, and what for.
+    pub(super) fn waits_for(&self, links: &mut Links) -> Vec<(usize, String)> {
+        let mut found = Vec::new();
+        for lane in &self.lanes {
+            let Some(visit) = lane.current else { continue };
+            let step = &self.plan.schedule.steps[visit.step];
+            let what = |verb: &str| {
+                format!(
+                    "{verb} chunk {} in step {} of pass {} on channel {} of {}",
+                    step.chunk,
+                    visit.step,
+                    visit.pass * self.plan.channels + lane.channel,
+                    lane.channel,
+                    CallSignature::describe(&self.signature)
+                )
+            };
+            let base = lane.channel * links.nranks;
+            for &from in step.recv_from.iter() {
+                let end = links.recvs[base + from as usize].as_mut();
+                if end.is_some_and(|end| !end.ready().unwrap_or(false)) {
+                    found.push((from as usize, what("to send")));
+                }
+            }
+            for &to in step.send_to.iter() {
+                let end = links.sends[base + to as usize].as_mut();
+                if end.is_some_and(|end| !end.ready().unwrap_or(false)) {
+                    found.push((to as usize, what("to take")));
+                }
+            }
+        }
+        found
+    }
+
+    pub(super) fn report(&self, engine: &HostEngine) -> Report {
+        let used = |rank: usize| {
+            self.plan.schedule.steps.iter().any(|step| {
+                step.recv_from.contains(&(rank as u32)) || step.send_to.contains(&(rank as u32))
+            })
+        };
+        let kinds = engine.links.kinds.iter().enumerate();
+        let input: Option<EncodeStats> = self.stats.of_input();
+        Report {
+            codec: self.request.codec,
+            algorithm: self.plan.algorithm,
+            transport: kinds
+                .filter(|(rank, _)| used(*rank))
+                .filter_map(|(_, kind)| *kind)
+                .max_by_key(|kind| *kind as u8),
+            channels: self.plan.channels,
+            wire_bytes: self.wire_bytes,
+            input,
+        }
+    }
+}
+
+/// Whether every message that the step needs is there and every slot that it fills is free.
+fn ready(links: &mut Links, channel: usize, step: &Step) -> Result<bool> {
+    let base = channel * links.nranks;
+    for &from in step.recv_from.iter() {
+        if let Some(end) = &mut links.recvs[base + from as usize]
+            && !end.ready()?
+        {
+            return Ok(false);
+        }
+    }
+    for &to in step.send_to.iter() {
+        if let Some(end) = &mut links.sends[base + to as usize]
+            && !end.ready()?
+        {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}

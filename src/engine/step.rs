@@ -1,0 +1,638 @@
+//! The eight data movements, tile by tile: a tile of accumulators stays in the first-level cache
+//! while contributions are added, encoded and stored, so that each byte of a chunk is touched
+//! once on each side, whatever the number of contributions.
+
+use super::host::HostEngine;
+use crate::codec::{self, Codec, EncodeStats, Span, TensorScales};
+use crate::error::Result;
+use crate::mem::UserBuffers;
+use crate::plan::{Plan, Request};
+use crate::reduce::{self, Reducer};
+use crate::schedule::{MAX_FAN, Op, Own, Step};
+use crate::simd::{Isa, Tile};
+use crate::transport::{Header, RecvEnd, SendEnd};
+use crate::types::{ReduceOp, SIGNATURE_WORDS, ScaleRule};
+
+/// Elements of a tile: a power of two that holds the largest block, small enough for the
+/// accumulators, the source and the destination to share a first-level cache.
+const TILE: usize = 4096;
+
+/// Working memory of an engine.
+#[derive(Debug)]
+pub(super) struct Scratch {
+    /// The sum.
+    acc: Tile,
+    /// This rank's contribution, where it is not the first.
+    own: Tile,
+    /// Elements on their way between a buffer and the accumulators.
+    bytes: Vec<u8>,
+    /// Encoding of this rank's own contribution, where all ranks must add what all others see.
+    wire: Vec<u8>,
+}
+
+impl Scratch {
+    pub(super) fn new() -> Scratch {
+        Scratch {
+            acc: Tile::new(TILE),
+            own: Tile::new(TILE),
+            bytes: vec![0; TILE * 8],
+            wire: Vec::new(),
+        }
+    }
+
+    /// Makes room for tiles of `elements`, and for encodings of `wire` bytes.
+    fn reserve(&mut self, elements: usize, wire: usize) {
+        if self.bytes.len() < elements * 8 {
+            self.acc = Tile::new(elements);
+            self.own = Tile::new(elements);
+            self.bytes.resize(elements * 8, 0);
+        }
+        if self.wire.len() < wire {
+            self.wire.resize(wire, 0);
+        }
+    }
+}
+
+/// Where one step's chunk lies.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Chunk {
+    /// How many elements.
+    pub elements: usize,
+    /// First element in the input, if this rank has one.
+    pub input: Option<usize>,
+    /// First element in the output, if this rank has one.
+    pub output: Option<usize>,
+    /// Wire bytes.
+    pub bytes: usize,
+    /// Number of this encode site within the call, for scales that are kept.
+    pub site: usize,
+}
+
+/// A sum that several steps form together: see "Chains" at [`Step`].
+#[derive(Debug, Default)]
+pub(super) struct Chain {
+    acc: Option<Tile>,
+    started: bool,
+    complete: bool,
+}
+
+/// What was learnt about this rank's input.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Stats {
+    wanted: bool,
+    seen: bool,
+    input: EncodeStats,
+}
+
+impl Stats {
+    pub(super) fn new(wanted: bool) -> Stats {
+        Stats {
+            wanted,
+            seen: false,
+            input: EncodeStats::default(),
+        }
+    }
+
+    pub(super) fn of_input(&self) -> Option<EncodeStats> {
+        self.seen.then_some(self.input)
+    }
+}
+
+/// Prepares an engine for a call: scales that live from call to call, room for whole chunks.
+pub(super) fn begin(engine: &mut HostEngine, request: &Request, plan: &Plan) {
+    let chunk = plan.geometry.chunk();
+    let chained = plan
+        .schedule
+        .steps
+        .iter()
+        .any(|step| step.more && step.op.sums());
+    let coded = plan
+        .schedule
+        .steps
+        .iter()
+        .any(|step| matches!(step.own, Own::Coded { .. }));
+    let wire = if coded && plan.codec.is_some() {
+        plan.wire_bytes(chunk)
+    } else {
+        0
+    };
+    let kept = kept_tensor(request, plan);
+    engine.scratch.reserve(
+        if chained || kept.is_some() {
+            chunk.max(TILE)
+        } else {
+            TILE
+        },
+        wire,
+    );
+    if let Some((tensor, refresh)) = kept {
+        let sites = plan.geometry.passes() * plan.schedule.steps.len();
+        engine
+            .scales
+            .entry((tensor, refresh))
+            .or_insert_with(|| TensorScales::new(refresh))
+            .begin(plan.count, sites);
+    }
+}
+
+/// The tensor whose scales this call keeps, and for how many calls, if it keeps any.
+fn kept_tensor(request: &Request, plan: &Plan) -> Option<(u64, u32)> {
+    match plan.spec.scale {
+        ScaleRule::Tensor { refresh } if plan.spec.kind.has_scale() => {
+            Some((request.tensor?, refresh))
+        }
+        _ => None,
+    }
+}
+
+/// The element arithmetic of a call.
+#[derive(Debug)]
+pub(super) struct Arithmetic {
+    /// For this rank's own elements: with its factor.
+    own: Reducer,
+    /// For elements that peers sent: their factors are in them.
+    received: Reducer,
+    /// For adding accumulators to accumulators.
+    accumulators: Reducer,
+}
+
+impl Arithmetic {
+    pub(super) fn new(request: &Request, isa: Isa) -> Result<Arithmetic> {
+        let combining = match request.op {
+            ReduceOp::PreMulSum(_) | ReduceOp::Avg => ReduceOp::Sum,
+            other => other,
+        };
+        Ok(Arithmetic {
+            own: Reducer::new(request.dtype, request.op, isa)?,
+            received: Reducer::new(request.dtype, combining, isa)?,
+            accumulators: Reducer::new(request.dtype.accumulator(), combining, isa)?,
+        })
+    }
+}
+
+/// One call's side of a step.
+pub(super) struct Job<'r, 'b> {
+    pub plan: &'r Plan,
+    pub request: &'r Request,
+    pub arithmetic: &'r Arithmetic,
+    pub buffers: &'r mut UserBuffers<'b>,
+    pub stats: &'r mut Stats,
+    pub chain: &'r mut Chain,
+    pub signature: [u64; SIGNATURE_WORDS],
+    pub channel: usize,
+    /// Index of the step in its schedule.
+    pub step: usize,
+    pub chunk: &'r Chunk,
+}
+
+/// Everything that the tiles of a step are worked on with.
+struct Work<'r, 'b> {
+    plan: &'r Plan,
+    arithmetic: &'r Arithmetic,
+    codec: Option<&'r dyn Codec>,
+    buffers: &'r mut UserBuffers<'b>,
+    stats: &'r mut Stats,
+    scratch: &'r mut Scratch,
+    scales: Option<&'r mut TensorScales>,
+    chunk: &'r Chunk,
+    step: &'r Step,
+    tile: usize,
+    nranks: usize,
+    isa: Isa,
+    /// Input elements are not what is sent and added as they are.
+    premultiplied: bool,
+    /// The sum is divided at the end.
+    averaged: bool,
+    /// This step is the one that takes note of its chunk of the input.
+    notes_input: bool,
+}
+
+/// Runs one step whose messages are there and whose slots are free. Returns the payload bytes
+/// that it sent.
+pub(super) fn execute(engine: &mut HostEngine, job: Job<'_, '_>) -> u64 {
+    let Job {
+        plan, chunk, chain, ..
+    } = job;
+    let step = &plan.schedule.steps[job.step];
+    let nranks = engine.links.nranks;
+    let base = job.channel * nranks;
+    let chained = step.op.sums() && (step.more || chain.acc.is_some());
+    if chained {
+        // The open sum takes the place of the scratch accumulators for this step.
+        let tile = chain
+            .acc
+            .take()
+            .unwrap_or_else(|| Tile::new(chunk.elements));
+        chain.acc = Some(std::mem::replace(&mut engine.scratch.acc, tile));
+    }
+    let scales = kept_tensor(job.request, plan).and_then(|key| engine.scales.get_mut(&key));
+    let whole = chained || scales.is_some();
+    let mut work = Work {
+        plan,
+        arithmetic: job.arithmetic,
+        codec: plan.codec.as_deref(),
+        buffers: job.buffers,
+        stats: job.stats,
+        scratch: &mut engine.scratch,
+        tile: if whole { chunk.elements.max(1) } else { TILE },
+        scales,
+        chunk,
+        step,
+        nranks,
+        isa: engine.isa,
+        premultiplied: matches!(job.request.op, ReduceOp::PreMulSum(_)),
+        averaged: job.request.op == ReduceOp::Avg,
+        notes_input: plan.notes_input[job.step],
+    };
+    let sources = Sources::of(&engine.links.recvs, base, step);
+    let target = match step.send_to.first() {
+        Some(&to) => engine.links.sends[base + to as usize].as_deref_mut(),
+        None => None,
+    };
+    match step.op {
+        Op::Send => work.send(target),
+        Op::Recv => work.recv(&sources),
+        Op::Copy => work.copy(),
+        Op::Reduce => work.reduce_into_output(),
+        Op::RecvCopySend => {
+            work.forward(&sources, target);
+            if step.writes() {
+                work.recv(&sources);
+            }
+        }
+        Op::RecvReduceCopy | Op::RecvReduceSend | Op::RecvReduceCopySend => {
+            work.recv_reduce(&sources, target, chain);
+        }
+    }
+    let open = match chain.acc.take() {
+        Some(tile) => Some(std::mem::replace(&mut engine.scratch.acc, tile)),
+        None => None,
+    };
+    *chain = match step.more {
+        true => Chain {
+            acc: open,
+            ..std::mem::take(chain)
+        },
+        false => Chain::default(),
+    };
+    let header = Header {
+        bytes: chunk.bytes as u32,
+        signature: job.signature,
+    };
+    publish(&mut engine.links.sends, base, step, header);
+    // A chain that forwards one message holds it until its last step.
+    if !(step.more && step.op == Op::RecvCopySend) {
+        for &from in step.recv_from.iter() {
+            if let Some(end) = &mut engine.links.recvs[base + from as usize] {
+                end.release();
+            }
+        }
+    }
+    chunk.bytes as u64 * step.send_to.len() as u64
+}
+
+/// Copies the first target's encoding to the other targets and hands all of them over.
+fn publish(sends: &mut [Option<Box<dyn SendEnd>>], base: usize, step: &Step, header: Header) {
+    let bytes = header.bytes as usize;
+    let Some((&first, others)) = step.send_to.split_first() else {
+        return;
+    };
+    let first = base + first as usize;
+    for &other in others {
+        if let Ok([Some(from), Some(to)]) = sends.get_disjoint_mut([first, base + other as usize]) {
+            to.slot()[..bytes].copy_from_slice(&from.written()[..bytes]);
+            to.publish(header);
+        }
+    }
+    if let Some(end) = &mut sends[first] {
+        end.publish(header);
+    }
+}
+
+/// Payloads of a step's messages, in the order in which they are added.
+struct Sources<'l> {
+    payloads: [&'l [u8]; MAX_FAN],
+    len: usize,
+}
+
+impl<'l> Sources<'l> {
+    fn of(recvs: &'l [Option<Box<dyn RecvEnd>>], base: usize, step: &Step) -> Sources<'l> {
+        let mut sources = Sources {
+            payloads: [&[]; MAX_FAN],
+            len: 0,
+        };
+        for &from in step.recv_from.iter() {
+            if let Some(end) = &recvs[base + from as usize] {
+                sources.payloads[sources.len] = end.payload();
+                sources.len += 1;
+            }
+        }
+        sources
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &'l [u8]> {
+        self.payloads[..self.len].iter().copied()
+    }
+}
+
+/// Which accumulators.
+#[derive(Clone, Copy)]
+enum Into {
+    Sum,
+    Own,
+}
+
+/// The target's slot, if the step sends.
+type Target<'l> = Option<&'l mut (dyn SendEnd + 'static)>;
+
+impl Work<'_, '_> {
+    /// Tiles of the chunk: first element and length.
+    fn tiles(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
+        let (elements, tile) = (self.chunk.elements, self.tile);
+        (0..elements)
+            .step_by(tile)
+            .map(move |at| (at, tile.min(elements - at)))
+    }
+
+    fn size(&self) -> usize {
+        self.plan.dtype.size()
+    }
+
+    fn span(&self, at: usize) -> Span {
+        Span {
+            chunk: self.chunk.elements,
+            at,
+        }
+    }
+
+    /// Wire bytes of a raw tile.
+    fn raw(&self, at: usize, n: usize) -> std::ops::Range<usize> {
+        at * self.size()..(at + n) * self.size()
+    }
+
+    /// The rank's own contribution to `into`: input, widened, times its factor.
+    fn load(&mut self, at: usize, n: usize, into: Into) {
+        let size = self.size();
+        let from = (self.chunk.input.unwrap_or(0) + at) * size;
+        let Scratch {
+            acc, own, bytes, ..
+        } = &mut *self.scratch;
+        let tile = match into {
+            Into::Sum => acc,
+            Into::Own => own,
+        };
+        if self.plan.dtype.accumulator() == self.plan.dtype && !self.premultiplied {
+            self.buffers.read_input(from, tile.bytes_mut(n * size));
+        } else {
+            self.buffers.read_input(from, &mut bytes[..n * size]);
+            self.arithmetic.own.load(&bytes[..n * size], tile);
+        }
+    }
+
+    /// output = acc, rounded.
+    fn store(&mut self, at: usize, n: usize) {
+        let size = self.size();
+        let to = (self.chunk.output.unwrap_or(0) + at) * size;
+        if self.plan.dtype.accumulator() == self.plan.dtype {
+            self.buffers
+                .write_output(to, self.scratch.acc.bytes(n * size));
+        } else {
+            self.arithmetic
+                .own
+                .store(&self.scratch.acc, &mut self.scratch.bytes[..n * size]);
+            self.buffers
+                .write_output(to, &self.scratch.bytes[..n * size]);
+        }
+    }
+
+    /// Takes note of this rank's contribution in `tile` where no encode does.
+    fn observe(&mut self, n: usize, from: Into) {
+        if !(self.notes_input && self.stats.wanted) {
+            return;
+        }
+        let tile = match from {
+            Into::Sum => &self.scratch.acc,
+            Into::Own => &self.scratch.own,
+        };
+        let seen = reduce::observe(self.isa, tile.f32(n));
+        self.stats.seen = true;
+        self.stats.input.merge(&EncodeStats {
+            saturated: 0,
+            non_finite: seen.non_finite,
+            abs_max: seen.abs_max,
+            sum_squares: seen.sum_squares,
+        });
+    }
+
+    /// The scale to encode the tile with, if scales are kept: the kept one, or a fresh one.
+    fn kept_scale(&mut self, n: usize) -> Option<f32> {
+        let isa = self.isa;
+        let site = self.chunk.site;
+        let acc = self.scratch.acc.f32(n);
+        self.scales
+            .as_mut()
+            .map(|scales| scales.scale(site, || codec::abs_max(isa, acc)))
+    }
+
+    /// slot = enc(acc). `is_input`: the accumulators are this rank's input.
+    fn encode(&mut self, codec: &dyn Codec, at: usize, n: usize, wire: &mut [u8], is_input: bool) {
+        let scale = self.kept_scale(n);
+        let span = self.span(at);
+        let acc = self.scratch.acc.f32(n);
+        if is_input && self.notes_input {
+            self.stats.seen = true;
+            codec.encode(span, acc, scale, wire, Some(&mut self.stats.input));
+        } else {
+            // Sums that saturate a kept scale count too; their magnitudes are not the input's.
+            let mut sums = EncodeStats::default();
+            let wanted = scale.is_some().then_some(&mut sums);
+            codec.encode(span, acc, scale, wire, wanted);
+            self.stats.input.saturated += sums.saturated;
+        }
+    }
+
+    fn send(&mut self, target: Target<'_>) {
+        let Some(end) = target else { return };
+        let bytes = self.chunk.bytes;
+        if self.codec.is_none() && !self.premultiplied {
+            let from = self.chunk.input.unwrap_or(0) * self.size();
+            self.buffers.read_input(from, &mut end.slot()[..bytes]);
+            return;
+        }
+        for (at, n) in self.tiles() {
+            self.load(at, n, Into::Sum);
+            let wire = &mut end.slot()[..bytes];
+            match self.codec {
+                None => self
+                    .arithmetic
+                    .own
+                    .store(&self.scratch.acc, &mut wire[self.raw(at, n)]),
+                Some(codec) => self.encode(codec, at, n, wire, true),
+            }
+        }
+    }
+
+    fn recv(&mut self, sources: &Sources<'_>) {
+        let Some(payload) = sources.iter().next() else {
+            return;
+        };
+        match self.codec {
+            None => {
+                let to = self.chunk.output.unwrap_or(0) * self.size();
+                self.buffers.write_output(to, &payload[..self.chunk.bytes]);
+            }
+            Some(codec) => {
+                for (at, n) in self.tiles() {
+                    codec.decode(self.span(at), payload, self.scratch.acc.f32_mut(n));
+                    self.store(at, n);
+                }
+            }
+        }
+    }
+
+    fn forward(&mut self, sources: &Sources<'_>, target: Target<'_>) {
+        if let (Some(payload), Some(end)) = (sources.iter().next(), target) {
+            let bytes = self.chunk.bytes;
+            end.slot()[..bytes].copy_from_slice(&payload[..bytes]);
+        }
+    }
+
+    fn copy(&mut self) {
+        let size = self.size();
+        let from = self.chunk.input.unwrap_or(0) * size;
+        let to = self.chunk.output.unwrap_or(0) * size;
+        self.buffers.copy(from, to, self.chunk.elements * size);
+    }
+
+    fn reduce_into_output(&mut self) {
+        let size = self.size();
+        for (at, n) in self.tiles() {
+            self.load(at, n, Into::Sum);
+            let from = (self.chunk.output.unwrap_or(0) + at) * size;
+            self.buffers
+                .read_output(from, &mut self.scratch.bytes[..n * size]);
+            self.arithmetic
+                .own
+                .combine(&self.scratch.bytes[..n * size], &mut self.scratch.acc);
+            self.store(at, n);
+        }
+    }
+
+    fn recv_reduce(&mut self, sources: &Sources<'_>, mut target: Target<'_>, chain: &mut Chain) {
+        let (step, bytes) = (self.step, self.chunk.bytes);
+        let completes = !chain.complete && (!step.more || !step.send_to.is_empty());
+        let divides = completes && self.averaged && step.op.is_final();
+        if sources.len == 0 && !chain.started && self.codec.is_none() && !step.more {
+            let exact = matches!(step.own, Own::Exact { .. });
+            if exact && !self.premultiplied && !divides {
+                // The source of an exact broadcast or allgather: nothing to compute.
+                self.send(target);
+                if step.writes() {
+                    self.copy();
+                }
+                return;
+            }
+        }
+        for (at, n) in self.tiles() {
+            self.sum(sources, at, n, chain.started);
+            if divides {
+                self.arithmetic
+                    .own
+                    .finish(&mut self.scratch.acc, n, self.nranks);
+            }
+            let Some(end) = &mut target else {
+                if step.writes() {
+                    self.store(at, n);
+                }
+                continue;
+            };
+            let wire = &mut end.slot()[..bytes];
+            match self.codec {
+                None => {
+                    let raw = self.raw(at, n);
+                    self.arithmetic
+                        .own
+                        .store(&self.scratch.acc, &mut wire[raw.clone()]);
+                    if step.writes() {
+                        let to = (self.chunk.output.unwrap_or(0) + at) * self.size();
+                        self.buffers.write_output(to, &wire[raw]);
+                    }
+                }
+                Some(codec) => {
+                    let is_input = sources.len == 0 && !chain.started;
+                    self.encode(codec, at, n, wire, is_input);
+                    if step.writes() {
+                        codec.decode(self.span(at), wire, self.scratch.acc.f32_mut(n));
+                        self.store(at, n);
+                    }
+                }
+            }
+        }
+        chain.started = true;
+        chain.complete |= completes;
+    }
+
+    /// Forms the sum of a tile: the terms one by one, in the schedule's order.
+    fn sum(&mut self, sources: &Sources<'_>, at: usize, n: usize, mut started: bool) {
+        let own_at = self.step.own.after();
+        for term in 0..=sources.len {
+            if own_at == Some(term) {
+                self.add_own(at, n, started, sources.len);
+                started = true;
+            }
+            let Some(&payload) = sources.payloads[..sources.len].get(term) else {
+                continue;
+            };
+            let (span, raw) = (self.span(at), self.raw(at, n));
+            let acc = &mut self.scratch.acc;
+            match (self.codec, started) {
+                (None, true) => self.arithmetic.own.combine(&payload[raw], acc),
+                (None, false) => self.arithmetic.received.load(&payload[raw], acc),
+                (Some(codec), true) => codec.decode_reduce(span, payload, acc.f32_mut(n)),
+                (Some(codec), false) => codec.decode(span, payload, acc.f32_mut(n)),
+            }
+            started = true;
+        }
+    }
+
+    fn add_own(&mut self, at: usize, n: usize, started: bool, received: usize) {
+        let into = if started { Into::Own } else { Into::Sum };
+        self.load(at, n, into);
+        let coded = matches!(self.step.own, Own::Coded { .. });
+        if let (true, Some(codec)) = (coded, self.codec) {
+            // The Send of this chunk took note of it already.
+            let span = self.span(at);
+            let Scratch { acc, own, wire, .. } = &mut *self.scratch;
+            let wire = &mut wire[..self.chunk.bytes];
+            if started {
+                codec.encode(span, own.f32(n), None, wire, None);
+                codec.decode_reduce(span, wire, acc.f32_mut(n));
+            } else {
+                codec.encode(span, acc.f32(n), None, wire, None);
+                codec.decode(span, wire, acc.f32_mut(n));
+            }
+            return;
+        }
+        if coded && self.premultiplied {
+            // Peers see the product rounded to the element type.
+            let bytes_of_elements = n * self.size();
+            let Scratch {
+                acc, own, bytes, ..
+            } = &mut *self.scratch;
+            let tile = if started { own } else { acc };
+            let bytes = &mut bytes[..bytes_of_elements];
+            self.arithmetic.own.store(tile, bytes);
+            self.arithmetic.received.load(bytes, tile);
+        }
+        if received > 0 || self.step.more {
+            self.observe(n, into);
+        }
+        if started {
+            let size = self.plan.dtype.accumulator().size();
+            let Scratch { acc, own, .. } = &mut *self.scratch;
+            self.arithmetic
+                .accumulators
+                .combine(own.bytes(n * size), acc);
+        }
+    }
+}

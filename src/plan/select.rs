@@ -1,0 +1,181 @@
+//! Candidates and their costs.
+
+use super::cost::{Machine, Work, seconds};
+use super::{Geometry, Request, chunk_max, granule};
+use crate::codec::Codec;
+use crate::error::{Error, ErrorKind, Result};
+use crate::schedule::{self, CostCounts};
+use crate::types::{Algorithm, ScaleRule, TransportKind};
+use std::fmt::Write;
+
+/// What selection goes by besides the request; equal on all ranks.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Limits {
+    /// Ranks.
+    pub nranks: usize,
+    /// Payload bytes of a slot.
+    pub slot_bytes: usize,
+    /// Lanes that are connected.
+    pub channels: usize,
+    /// Algorithm preferred by the communicator's settings.
+    pub algorithm: Option<Algorithm>,
+    /// The machine.
+    pub machine: Machine,
+}
+
+/// One way to serve a request.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Candidate {
+    /// The algorithm.
+    pub algorithm: Algorithm,
+    /// Its cut of the message.
+    pub geometry: Geometry,
+    /// Lanes that would have work.
+    pub channels: usize,
+    /// What the busiest rank does in a pass.
+    pub counts: CostCounts,
+    /// Messages that follow one another.
+    pub hops: usize,
+    /// Predicted time.
+    pub seconds: f64,
+}
+
+/// Every way to serve `request`, or the one that was asked for.
+///
+/// # Errors
+/// Unsupported if the request asks for an algorithm that its collective does not have.
+pub fn candidates(
+    request: &Request,
+    limits: &Limits,
+    codec: Option<&dyn Codec>,
+) -> Result<Vec<Candidate>> {
+    // In the one-shot form every rank must see its own part as the others do, which a scale that
+    // is refreshed now and then does not guarantee.
+    let kept = matches!(request.codec.scale, ScaleRule::Tensor { .. }) && codec.is_some();
+    let all: Vec<Algorithm> = schedule::algorithms(request.collective)
+        .iter()
+        .copied()
+        .filter(|algorithm| !(kept && *algorithm == Algorithm::OneShot))
+        .collect();
+    if let Some(asked) = request.algorithm {
+        if kept && asked == Algorithm::OneShot {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                format!(
+                    "{} by oneshot with codec {}: a tensor scale needs an owner for each \
+                         chunk; use ring, tree or direct",
+                    request.collective, request.codec
+                ),
+            ));
+        }
+        return Ok(vec![candidate(request, limits, codec, asked)?]);
+    }
+    if let Some(preferred) = limits.algorithm
+        && all.contains(&preferred)
+    {
+        return Ok(vec![candidate(request, limits, codec, preferred)?]);
+    }
+    all.into_iter()
+        .map(|algorithm| candidate(request, limits, codec, algorithm))
+        .collect()
+}
+
+fn candidate(
+    request: &Request,
+    limits: &Limits,
+    codec: Option<&dyn Codec>,
+    algorithm: Algorithm,
+) -> Result<Candidate> {
+    let pattern = super::pattern(request, algorithm, limits.nranks);
+    let parts = pattern.parts();
+    let granule = granule(request.dtype, codec);
+    let chunk_max = chunk_max(limits.slot_bytes, request.dtype, request.codec, codec)?;
+    let geometry = Geometry::new(request.count, parts, granule, chunk_max);
+    let hops = schedule::hops(request.collective, algorithm, limits.nranks);
+    // One thread drives all lanes, so lanes only pay where the wire works while the core does
+    // something else; in shared memory they would only spread the slots over more cache.
+    let channels = match limits.machine.transport {
+        TransportKind::Loopback | TransportKind::Shm => 1,
+        TransportKind::Tcp => limits.channels.min(geometry.passes()),
+    };
+    let chunk = geometry.chunk();
+    let wire_bytes = codec.map_or(chunk * request.dtype.size(), |codec| {
+        codec.wire_bytes(chunk)
+    });
+    // The busiest of a few ranks stands for all: the same few on every rank, so that all ranks
+    // arrive at the same number.
+    let mut busiest = (0.0, CostCounts::default());
+    for rank in [
+        request.root,
+        (request.root + 1) % limits.nranks,
+        limits.nranks / 2,
+    ] {
+        let counts = schedule::cost_counts(&pattern.schedule(rank)?);
+        let work = Work {
+            counts,
+            hops,
+            passes: geometry.passes(),
+            chunk,
+            element_bytes: request.dtype.size(),
+            wire_bytes,
+            codec: request.codec.kind,
+        };
+        let seconds = seconds(&work, limits.machine);
+        if seconds >= busiest.0 {
+            busiest = (seconds, counts);
+        }
+    }
+    let (seconds, counts) = busiest;
+    Ok(Candidate {
+        algorithm,
+        geometry,
+        channels,
+        counts,
+        hops,
+        seconds,
+    })
+}
+
+/// The candidates as a table, the cheapest marked.
+pub fn explain(request: &Request, limits: &Limits, candidates: &[Candidate]) -> String {
+    let best = candidates
+        .iter()
+        .map(|candidate| candidate.seconds)
+        .min_by(f64::total_cmp)
+        .unwrap_or_default();
+    let mut text = format!(
+        "{} of {} {}, codec {}, {} ranks over {}{}\n",
+        request.collective,
+        request.count,
+        request.dtype,
+        request.codec,
+        limits.nranks,
+        limits.machine.transport,
+        if limits.machine.oversubscribed {
+            ", more ranks than cores"
+        } else {
+            ""
+        },
+    );
+    text += "  algorithm  chunk(elements)  passes  lanes  hops  sends  predicted(us)\n";
+    for candidate in candidates {
+        let mark = if candidate.seconds == best {
+            " <- cheapest"
+        } else {
+            ""
+        };
+        // Writing to a string cannot fail.
+        let _ = writeln!(
+            text,
+            "  {:<9}  {:>15}  {:>6}  {:>5}  {:>4}  {:>5}  {:>13.2}{mark}",
+            candidate.algorithm.name(),
+            candidate.geometry.chunk(),
+            candidate.geometry.passes(),
+            candidate.channels,
+            candidate.hops,
+            candidate.counts.sends,
+            candidate.seconds * 1e6,
+        );
+    }
+    text
+}

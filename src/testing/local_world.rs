@@ -1,0 +1,56 @@
+//! Ranks as threads of one process.
+
+use crate::bootstrap::LocalExchange;
+use crate::comm::Communicator;
+use crate::config::Config;
+use crate::error::Result;
+use crate::sync::Fault;
+use std::sync::Arc;
+
+/// Runs `body` as every rank of a communicator of `nranks` threads, and returns what the ranks
+/// return, in order. The out-of-band side is the process's own memory; the transport is what
+/// `config` asks for, loopback by default.
+///
+/// # Panics
+/// If a rank cannot connect, or panics: this is for tests.
+pub fn local_world<T: Send>(
+    nranks: usize,
+    config: &Config,
+    body: impl Fn(&Communicator) -> T + Sync,
+) -> Vec<T> {
+    let worlds = try_local_world(nranks, config, |comm| {
+        body(&comm.unwrap_or_else(|error| panic!("connecting: {error}")))
+    });
+    worlds.into_iter().collect()
+}
+
+/// As [`local_world`], for bodies that look at a failed start themselves.
+///
+/// # Panics
+/// If a rank panics.
+pub fn try_local_world<T: Send>(
+    nranks: usize,
+    config: &Config,
+    body: impl Fn(Result<Communicator>) -> T + Sync,
+) -> Vec<T> {
+    let faults: Vec<Arc<Fault>> = (0..nranks).map(|_| Fault::new()).collect();
+    let exchanges = LocalExchange::world_with(nranks, &faults, config);
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = exchanges
+            .into_iter()
+            .zip(faults)
+            .map(|(exchange, fault)| {
+                let body = &body;
+                scope.spawn(move || body(Communicator::over(exchange, fault, config.clone())))
+            })
+            .collect();
+        threads
+            .into_iter()
+            .map(|thread| {
+                thread
+                    .join()
+                    .unwrap_or_else(|cause| std::panic::resume_unwind(cause))
+            })
+            .collect()
+    })
+}
