@@ -1,0 +1,862 @@
+/* cinch: collective communication that compresses inside every pipeline chunk.
+ *
+ * Every function returns a code; cinch_last_error() has the sentence that belongs to it. A call
+ * with an argument that it does not take returns CINCH_ERROR_INVALID_ARGUMENT before anything
+ * moves. Nothing exits, raises signals, or throws.
+ *
+ * Buffers are host memory of any alignment. Collectives return when their buffers may be used
+ * again. Input and output are disjoint, or in place where the function says so.
+ *
+ * Threads: every function may be called from any thread. Calls on one communicator run one after
+ * the other, and all its ranks must make them in the same order. Groups and cinch_last_error()
+ * belong to the thread. No function may be called from a signal handler, nor, on a communicator
+ * that its parent made, in a forked child.
+ *
+ * Generated from src/ffi by cbindgen; do not edit.
+ */
+
+
+#ifndef CINCH_H
+#define CINCH_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/** Initialises a cinch_config_t with nothing set. */
+#define cinch_config_default(config) \
+    cinch_config_init((config), sizeof *(config), CINCH_API_VERSION)
+
+/** Initialises a cinch_call_t with nothing set. */
+#define cinch_call_default(call) cinch_call_init((call), sizeof *(call), CINCH_API_VERSION)
+
+/** Initialises a cinch_report_t. */
+#define cinch_report_default(report) \
+    cinch_report_init((report), sizeof *(report), CINCH_API_VERSION)
+
+/**
+ * Version of the meaning of the structs' fields; the `cinch_*_default` macros pass it.
+ */
+#define CINCH_API_VERSION 1
+
+/**
+ * The colour of a rank that joins none of the communicators of a split.
+ */
+#define CINCH_SPLIT_NO_COLOR -1
+
+/**
+ * In `cinch_report_t.valid`: `saturated`, `non_finite`, `abs_max` and `l2_norm` were taken. They
+ * are while this rank's input is encoded, so not with codec raw, nor on a rank without input.
+ */
+#define CINCH_REPORT_INPUT 1
+
+/**
+ * What every function returns. Numbers are never reused; those up to 7 are NCCL's.
+ */
+enum cinch_result_t
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /**
+     * All is well.
+     */
+    CINCH_SUCCESS = 0,
+    /**
+     * The operating system refused something.
+     */
+    CINCH_ERROR_SYSTEM = 2,
+    /**
+     * A defect of the library.
+     */
+    CINCH_ERROR_INTERNAL = 3,
+    /**
+     * An argument is outside its documented range. Nothing happened.
+     */
+    CINCH_ERROR_INVALID_ARGUMENT = 4,
+    /**
+     * The call is legal somewhere, but not in this state or with this combination.
+     */
+    CINCH_ERROR_INVALID_USAGE = 5,
+    /**
+     * A peer died, left, or could not be reached. The communicator has failed.
+     */
+    CINCH_ERROR_REMOTE = 6,
+    /**
+     * Reserved for non-blocking communicators; no function returns it yet.
+     */
+    CINCH_IN_PROGRESS = 7,
+    /**
+     * Ranks disagree about a call or about their settings. The communicator has failed.
+     */
+    CINCH_ERROR_MISMATCH = 8,
+    /**
+     * A deadline passed. The communicator has failed.
+     */
+    CINCH_ERROR_TIMEOUT = 9,
+    /**
+     * The communicator was aborted.
+     */
+    CINCH_ERROR_ABORTED = 10,
+    /**
+     * This build or this machine lacks what the call needs.
+     */
+    CINCH_ERROR_UNSUPPORTED = 11,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum cinch_result_t cinch_result_t;
+#else
+typedef uint32_t cinch_result_t;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
+ * The type of one element. Numbers are those of `ncclDataType_t`.
+ */
+enum cinch_dtype_t
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /**
+     * Signed 8-bit integer.
+     */
+    CINCH_I8 = 0,
+    /**
+     * Unsigned 8-bit integer.
+     */
+    CINCH_U8 = 1,
+    /**
+     * Signed 32-bit integer.
+     */
+    CINCH_I32 = 2,
+    /**
+     * Unsigned 32-bit integer.
+     */
+    CINCH_U32 = 3,
+    /**
+     * Signed 64-bit integer.
+     */
+    CINCH_I64 = 4,
+    /**
+     * Unsigned 64-bit integer.
+     */
+    CINCH_U64 = 5,
+    /**
+     * IEEE binary16.
+     */
+    CINCH_F16 = 6,
+    /**
+     * IEEE binary32.
+     */
+    CINCH_F32 = 7,
+    /**
+     * IEEE binary64.
+     */
+    CINCH_F64 = 8,
+    /**
+     * The upper half of a binary32.
+     */
+    CINCH_BF16 = 9,
+    /**
+     * OCP 8-bit float, 4 exponent and 3 mantissa bits, no infinity.
+     */
+    CINCH_F8E4M3 = 10,
+    /**
+     * OCP 8-bit float, 5 exponent and 2 mantissa bits.
+     */
+    CINCH_F8E5M2 = 11,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum cinch_dtype_t cinch_dtype_t;
+#else
+typedef uint32_t cinch_dtype_t;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
+ * How contributions are combined. The first five numbers are those of `ncclRedOp_t`; numbers
+ * from `CINCH_OP_FIRST_CREATED` are made by `cinch_op_create_premulsum`.
+ */
+enum cinch_op_t
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /**
+     * Sum; integers wrap.
+     */
+    CINCH_SUM = 0,
+    /**
+     * Product; integers wrap.
+     */
+    CINCH_PROD = 1,
+    /**
+     * Largest; NaN if any contribution is NaN.
+     */
+    CINCH_MAX = 2,
+    /**
+     * Smallest; NaN if any contribution is NaN.
+     */
+    CINCH_MIN = 3,
+    /**
+     * Sum divided once by the number of ranks; integers truncate.
+     */
+    CINCH_AVG = 4,
+    /**
+     * No operator; created ones have this number or a higher one.
+     */
+    CINCH_OP_FIRST_CREATED = 16,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum cinch_op_t cinch_op_t;
+#else
+typedef uint32_t cinch_op_t;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
+ * What a `cinch_call` does.
+ */
+enum cinch_collective_t
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /**
+     * As `cinch_all_reduce`.
+     */
+    CINCH_ALL_REDUCE = 0,
+    /**
+     * As `cinch_all_gather`.
+     */
+    CINCH_ALL_GATHER = 1,
+    /**
+     * As `cinch_reduce_scatter`.
+     */
+    CINCH_REDUCE_SCATTER = 2,
+    /**
+     * As `cinch_broadcast`.
+     */
+    CINCH_BROADCAST = 3,
+    /**
+     * As `cinch_reduce`.
+     */
+    CINCH_REDUCE = 4,
+    /**
+     * As `cinch_gather`.
+     */
+    CINCH_GATHER = 5,
+    /**
+     * As `cinch_scatter`.
+     */
+    CINCH_SCATTER = 6,
+    /**
+     * As `cinch_all_to_all`.
+     */
+    CINCH_ALL_TO_ALL = 7,
+    /**
+     * As `cinch_send`.
+     */
+    CINCH_SEND = 8,
+    /**
+     * As `cinch_recv`.
+     */
+    CINCH_RECV = 9,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum cinch_collective_t cinch_collective_t;
+#else
+typedef uint32_t cinch_collective_t;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
+ * A family of schedules.
+ */
+enum cinch_algorithm_t
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /**
+     * Nothing is asked for: a call takes the communicator's, a communicator the environment's.
+     */
+    CINCH_ALGORITHM_UNSET = 0,
+    /**
+     * The cheapest, whatever the environment says. In configs only.
+     */
+    CINCH_ALGORITHM_AUTO = 1,
+    /**
+     * Neighbour to neighbour.
+     */
+    CINCH_ALGORITHM_RING = 2,
+    /**
+     * Two complementary binary trees.
+     */
+    CINCH_ALGORITHM_TREE = 3,
+    /**
+     * Everyone to everyone in one step.
+     */
+    CINCH_ALGORITHM_ONESHOT = 4,
+    /**
+     * Everyone to the owner of each chunk and back.
+     */
+    CINCH_ALGORITHM_DIRECT = 5,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum cinch_algorithm_t cinch_algorithm_t;
+#else
+typedef uint32_t cinch_algorithm_t;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
+ * What carries data between two ranks.
+ */
+enum cinch_transport_t
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /**
+     * In a config: nothing is asked for, the environment decides. In a report: no data moved.
+     */
+    CINCH_TRANSPORT_UNSET = 0,
+    /**
+     * The best that connects each pair, whatever the environment says. In configs only.
+     */
+    CINCH_TRANSPORT_AUTO = 1,
+    /**
+     * Threads of one process.
+     */
+    CINCH_TRANSPORT_LOOPBACK = 2,
+    /**
+     * Shared memory between processes of one host.
+     */
+    CINCH_TRANSPORT_SHM = 3,
+    /**
+     * TCP sockets.
+     */
+    CINCH_TRANSPORT_TCP = 4,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum cinch_transport_t cinch_transport_t;
+#else
+typedef uint32_t cinch_transport_t;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
+ * A communicator: a group of ranks that call collectives together.
+ *
+ * Only pointers to it exist; they are tickets, and must not be dereferenced.
+ */
+typedef struct cinch_comm_t cinch_comm_t;
+
+/**
+ * Where a job's ranks meet, and their secret: opaque bytes that one rank makes and the program
+ * hands to all others. Who knows them can join.
+ */
+typedef struct {
+    /**
+     * Opaque; no text.
+     */
+    char bytes[128];
+} cinch_unique_id_t;
+
+/**
+ * Settings of one communicator; what is unset (zero, NULL) is left to the environment and then
+ * to the default. `cinch info` prints the environment's names and ranges.
+ *
+ * Initialise it with `cinch_config_default(&config)`. New fields are only ever added at the end.
+ */
+typedef struct {
+    /**
+     * Bytes of the struct in the program's header. Set by `cinch_config_default`.
+     */
+    size_t size;
+    /**
+     * Tells an initialised struct from garbage. Set by `cinch_config_default`.
+     */
+    uint32_t magic;
+    /**
+     * Meaning of the fields. Set by `cinch_config_default`.
+     */
+    uint32_t version;
+    /**
+     * Codec of calls that name none and admit it, as `CINCH_CODEC`: `linear8:block=128`.
+     */
+    const char *codec;
+    /**
+     * Network interface for TCP, as `CINCH_SOCKET_IFNAME`.
+     */
+    const char *network_interface;
+    /**
+     * Transport between all ranks.
+     */
+    cinch_transport_t transport;
+    /**
+     * Algorithm where the collective has it.
+     */
+    cinch_algorithm_t algorithm;
+    /**
+     * Slots of one connection: a power of two from 2 to 64.
+     */
+    uint32_t slots;
+    /**
+     * Parallel lanes through all ranks: 1 to 16.
+     */
+    uint32_t channels;
+    /**
+     * Sockets for each connected pair and channel: 1 to 16.
+     */
+    uint32_t tcp_sockets;
+    /**
+     * Beat of the control connections in milliseconds: 10 to 60,000.
+     */
+    uint32_t heartbeat_ms;
+    /**
+     * Bytes of one slot: 4 KiB to 16 MiB, a multiple of 64.
+     */
+    uint64_t slot_bytes;
+    /**
+     * Upper bound of slot memory per communicator and rank, in bytes: 64 KiB to 64 GiB.
+     */
+    uint64_t buffer_bytes;
+    /**
+     * Input bytes below which the default codec stays out; 1 lets it in at every size.
+     */
+    uint64_t codec_min_bytes;
+    /**
+     * How long a call may wait for a peer, in milliseconds: 10 to 10^9.
+     */
+    uint64_t timeout_ms;
+    /**
+     * How long joining may take, in milliseconds: 10 to 10^9.
+     */
+    uint64_t init_timeout_ms;
+} cinch_config_t;
+
+/**
+ * What one call did on this rank.
+ *
+ * Initialise it with `cinch_report_default(&report)`. New fields are only ever added at the end.
+ */
+typedef struct {
+    /**
+     * Bytes of the struct in the program's header. Set by `cinch_report_default`.
+     */
+    size_t size;
+    /**
+     * Tells an initialised struct from garbage. Set by `cinch_report_default`.
+     */
+    uint32_t magic;
+    /**
+     * Meaning of the fields. Set by `cinch_report_default`.
+     */
+    uint32_t version;
+    /**
+     * Which of the fields about the input hold something: `CINCH_REPORT_INPUT` or 0.
+     */
+    uint32_t valid;
+    /**
+     * The algorithm that ran.
+     */
+    cinch_algorithm_t algorithm;
+    /**
+     * The slowest transport that carried data; `CINCH_TRANSPORT_UNSET` if none did.
+     */
+    cinch_transport_t transport;
+    /**
+     * Lanes used.
+     */
+    uint32_t channels;
+    /**
+     * Payload bytes that this rank sent.
+     */
+    uint64_t wire_bytes;
+    /**
+     * Finite input elements beyond the codec's largest value, which saturated.
+     */
+    uint64_t saturated;
+    /**
+     * NaN and infinite input elements.
+     */
+    uint64_t non_finite;
+    /**
+     * Largest magnitude among the finite input elements.
+     */
+    double abs_max;
+    /**
+     * Root of the sum of squares of the finite input elements.
+     */
+    double l2_norm;
+    /**
+     * The codec that ran, with its parameters, as text: `linear8:block=256`.
+     */
+    char codec[64];
+} cinch_report_t;
+
+/**
+ * One call. Fields that the collective does not use are ignored.
+ *
+ * Initialise it with `cinch_call_default(&call)`. New fields are only ever added at the end.
+ */
+typedef struct {
+    /**
+     * Bytes of the struct in the program's header. Set by `cinch_call_default`.
+     */
+    size_t size;
+    /**
+     * Tells an initialised struct from garbage. Set by `cinch_call_default`.
+     */
+    uint32_t magic;
+    /**
+     * Meaning of the fields. Set by `cinch_call_default`.
+     */
+    uint32_t version;
+    /**
+     * On whose ranks.
+     */
+    cinch_comm_t *comm;
+    /**
+     * Input, as the collective's own function takes it.
+     */
+    const void *sendbuf;
+    /**
+     * Output, as the collective's own function takes it.
+     */
+    void *recvbuf;
+    /**
+     * Elements, as the collective's own function takes them.
+     */
+    size_t count;
+    /**
+     * What is done.
+     */
+    cinch_collective_t collective;
+    /**
+     * Of which elements.
+     */
+    cinch_dtype_t dtype;
+    /**
+     * Combined how.
+     */
+    cinch_op_t op;
+    /**
+     * Root, where there is one.
+     */
+    int root;
+    /**
+     * The other rank of a send or receive.
+     */
+    int peer;
+    /**
+     * Algorithm; unset = the communicator's choice.
+     */
+    cinch_algorithm_t algorithm;
+    /**
+     * Codec, as `linear8:block=128`; NULL = the communicator's. A codec that does not fit the
+     * call (a lossy one and integers, say) is an error.
+     */
+    const char *codec;
+    /**
+     * Names the tensor whose scales live from call to call, for codecs with `tensor=K`. 0 = none.
+     */
+    uint64_t tensor;
+} cinch_call_t;
+
+#ifdef __cplusplus
+extern "C" {
+#endif // __cplusplus
+
+/**
+ * The library's version, as the build that runs says it; any of the pointers may be NULL.
+ */
+cinch_result_t cinch_version(int *major, int *minor, int *patch);
+
+/**
+ * The library's version as text, `major.minor.patch`. Static.
+ */
+const char *cinch_version_string(void);
+
+/**
+ * A code in words; never NULL, also for numbers that are no code. Static.
+ */
+const char *cinch_error_string(cinch_result_t code);
+
+/**
+ * What went wrong in this thread's last call that failed: function, ranks, hosts, numbers, and
+ * the next step.
+ *
+ * Never NULL; empty if none has failed. A call that succeeds leaves it in place. The text lives
+ * until the thread's next call that fails, or until the thread ends.
+ */
+const char *cinch_last_error(void);
+
+/**
+ * Bytes of one element of `dtype`, to `*size`.
+ */
+cinch_result_t cinch_dtype_size(cinch_dtype_t dtype, size_t *size);
+
+/**
+ * Makes an id for one communicator, to be handed to all its ranks.
+ *
+ * The process that calls it is where they meet, so it must itself become one of them.
+ * Settings are those of the environment (`CINCH_SOCKET_IFNAME` chooses the interface).
+ */
+cinch_result_t cinch_unique_id_create(cinch_unique_id_t *id);
+
+/**
+ * Sets nothing in `*config`. `size` and `version` are `sizeof(cinch_config_t)` and
+ * `CINCH_API_VERSION` of the program's header: C programs use `cinch_config_default(&config)`.
+ */
+cinch_result_t cinch_config_init(cinch_config_t *config, size_t size, uint32_t version);
+
+/**
+ * Joins the communicator of `id` as `rank` of `nranks`, and returns when all ranks have joined.
+ *
+ * `config` may be NULL: the environment's settings. An id serves one communicator. `*comm` is
+ * NULL unless the call succeeds.
+ */
+cinch_result_t cinch_comm_init(const cinch_unique_id_t *id,
+                               int rank,
+                               int nranks,
+                               const cinch_config_t *config,
+                               cinch_comm_t **comm);
+
+/**
+ * Joins the communicator that the launcher describes: `cinch run`, torchrun, mpirun, srun.
+ *
+ * `config` may be NULL: the environment's settings. `*comm` is NULL unless the call succeeds.
+ */
+cinch_result_t cinch_comm_init_from_env(const cinch_config_t *config, cinch_comm_t **comm);
+
+/**
+ * This process's rank in `comm`, to `*rank`.
+ */
+cinch_result_t cinch_comm_rank(const cinch_comm_t *comm, int *rank);
+
+/**
+ * Number of ranks of `comm`, to `*nranks`.
+ */
+cinch_result_t cinch_comm_size(const cinch_comm_t *comm, int *nranks);
+
+/**
+ * Splits into communicators of equal `color`, ranked by `key`, then by rank in `comm`.
+ *
+ * All ranks must call it. A colour is 0 or more, or `CINCH_SPLIT_NO_COLOR`: then `*newcomm` is
+ * NULL and the call succeeds. The new communicators live on when `comm` is destroyed.
+ */
+cinch_result_t cinch_comm_split(cinch_comm_t *comm,
+                                int color,
+                                int64_t key,
+                                cinch_comm_t **newcomm);
+
+/**
+ * Returns when every rank has called it.
+ */
+cinch_result_t cinch_barrier(cinch_comm_t *comm);
+
+/**
+ * Waits until every rank has finalized, so that no rank's data is lost by the destroy that
+ * follows. Optional; a rank that destroys without it may fail others that still communicate.
+ */
+cinch_result_t cinch_comm_finalize(cinch_comm_t *comm);
+
+/**
+ * Ends the handle and frees what it holds; waits for no other rank.
+ *
+ * Calls that other threads have under way end as they would have, and the last one frees. A
+ * handle that was destroyed stays an error for ever; it is never mistaken for a newer one.
+ */
+cinch_result_t cinch_comm_destroy(cinch_comm_t *comm);
+
+/**
+ * Fails the communicator, on this rank at once and on the others by message.
+ *
+ * Calls that wait, on any thread, return `CINCH_ERROR_ABORTED`. Communicators split from this one
+ * fail with it. The handle stays, to be destroyed. May be called inside a group and while other
+ * threads are inside calls on `comm`.
+ */
+cinch_result_t cinch_comm_abort(cinch_comm_t *comm);
+
+/**
+ * Whether the communicator has failed, to `*code`: `CINCH_SUCCESS` while it has not.
+ *
+ * If it has, `cinch_last_error` gives the reason. Does not wait; may be called from any thread.
+ */
+cinch_result_t cinch_comm_async_error(const cinch_comm_t *comm, cinch_result_t *code);
+
+/**
+ * Every rank gets the reduction of all inputs: `count` elements in, `count` out.
+ * In place where `sendbuf == recvbuf`.
+ */
+cinch_result_t cinch_all_reduce(const void *sendbuf,
+                                void *recvbuf,
+                                size_t count,
+                                cinch_dtype_t dtype,
+                                cinch_op_t op,
+                                cinch_comm_t *comm);
+
+/**
+ * Every rank gets all inputs, in rank order: `count` elements in, `count` for each rank out.
+ * In place where `sendbuf` is this rank's block of `recvbuf`.
+ */
+cinch_result_t cinch_all_gather(const void *sendbuf,
+                                void *recvbuf,
+                                size_t count,
+                                cinch_dtype_t dtype,
+                                cinch_comm_t *comm);
+
+/**
+ * Rank r gets block r of the reduction: `count` elements for each rank in, `count` out.
+ * In place where `recvbuf` is this rank's block of `sendbuf`.
+ */
+cinch_result_t cinch_reduce_scatter(const void *sendbuf,
+                                    void *recvbuf,
+                                    size_t count,
+                                    cinch_dtype_t dtype,
+                                    cinch_op_t op,
+                                    cinch_comm_t *comm);
+
+/**
+ * Every rank gets the root's `count` elements. `sendbuf` is read on the root only, and may be
+ * NULL elsewhere. In place where `sendbuf == recvbuf`.
+ */
+cinch_result_t cinch_broadcast(const void *sendbuf,
+                               void *recvbuf,
+                               size_t count,
+                               cinch_dtype_t dtype,
+                               int root,
+                               cinch_comm_t *comm);
+
+/**
+ * The root gets the reduction of all inputs: `count` elements in, `count` out. `recvbuf` is
+ * written on the root only, and may be NULL elsewhere. In place where `sendbuf == recvbuf`.
+ */
+cinch_result_t cinch_reduce(const void *sendbuf,
+                            void *recvbuf,
+                            size_t count,
+                            cinch_dtype_t dtype,
+                            cinch_op_t op,
+                            int root,
+                            cinch_comm_t *comm);
+
+/**
+ * The root gets all inputs, in rank order: `count` elements in, `count` for each rank out.
+ * `recvbuf` is written on the root only, and may be NULL elsewhere. In place where `sendbuf` is
+ * the root's block of `recvbuf`.
+ */
+cinch_result_t cinch_gather(const void *sendbuf,
+                            void *recvbuf,
+                            size_t count,
+                            cinch_dtype_t dtype,
+                            int root,
+                            cinch_comm_t *comm);
+
+/**
+ * Rank r gets block r of the root's input: `count` elements for each rank in, `count` out.
+ * `sendbuf` is read on the root only, and may be NULL elsewhere. In place where `recvbuf` is the
+ * root's block of `sendbuf`.
+ */
+cinch_result_t cinch_scatter(const void *sendbuf,
+                             void *recvbuf,
+                             size_t count,
+                             cinch_dtype_t dtype,
+                             int root,
+                             cinch_comm_t *comm);
+
+/**
+ * Rank r gets block r of every rank's input, in rank order: `count` elements for each rank in,
+ * and as many out. In place where `sendbuf == recvbuf`.
+ */
+cinch_result_t cinch_all_to_all(const void *sendbuf,
+                                void *recvbuf,
+                                size_t count,
+                                cinch_dtype_t dtype,
+                                cinch_comm_t *comm);
+
+/**
+ * Sends `count` elements to `peer`, which receives as many. Sends and receives that depend on
+ * each other belong in one group.
+ */
+cinch_result_t cinch_send(const void *sendbuf,
+                          size_t count,
+                          cinch_dtype_t dtype,
+                          int peer,
+                          cinch_comm_t *comm);
+
+/**
+ * Receives `count` elements from `peer`, which sends as many.
+ */
+cinch_result_t cinch_recv(void *recvbuf,
+                          size_t count,
+                          cinch_dtype_t dtype,
+                          int peer,
+                          cinch_comm_t *comm);
+
+/**
+ * Opens a group on this thread; groups nest.
+ *
+ * The collectives that follow return once they are recorded. Their buffers and reports must live,
+ * and must not be touched, until the outermost `cinch_group_end` of this thread returns.
+ */
+cinch_result_t cinch_group_start(void);
+
+/**
+ * Closes this thread's innermost group; the outermost close runs what was recorded.
+ *
+ * Calls of one communicator start in order. If a call of the group failed when it was recorded,
+ * that error is returned again and nothing runs on this rank. Reports are filled on success.
+ */
+cinch_result_t cinch_group_end(void);
+
+/**
+ * Makes an operator that multiplies this rank's contributions by `*scalar`, and then sums.
+ *
+ * `scalar` is one element of `dtype` in host memory, read by this call. The operator is for calls
+ * of `dtype` on `comm`. Its number is this rank's own; every rank passes one that it created.
+ */
+cinch_result_t cinch_op_create_premulsum(cinch_comm_t *comm,
+                                         const void *scalar,
+                                         cinch_dtype_t dtype,
+                                         cinch_op_t *op);
+
+/**
+ * Ends an operator that `cinch_op_create_premulsum` made. Calls already made keep it.
+ */
+cinch_result_t cinch_op_destroy(cinch_comm_t *comm, cinch_op_t op);
+
+/**
+ * Empties `*report`. `size` and `version` are `sizeof(cinch_report_t)` and `CINCH_API_VERSION` of
+ * the program's header: C programs use `cinch_report_default(&report)`.
+ */
+cinch_result_t cinch_report_init(cinch_report_t *report,
+                                 size_t size,
+                                 uint32_t version);
+
+/**
+ * Sets nothing in `*call`: an all_reduce sum of no i8 elements. `size` and `version` are
+ * `sizeof(cinch_call_t)` and `CINCH_API_VERSION` of the program's header: C programs use
+ * `cinch_call_default(&call)`.
+ */
+cinch_result_t cinch_call_init(cinch_call_t *call, size_t size, uint32_t version);
+
+/**
+ * Runs one call, and says what it did in `*report`, which may be NULL and is written on success
+ * only. Inside a group, the report is filled by the outermost `cinch_group_end`.
+ */
+cinch_result_t cinch_call(const cinch_call_t *call, cinch_report_t *report);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif  // __cplusplus
+
+#endif  /* CINCH_H */

@@ -1,0 +1,425 @@
+//! The collectives. Each function fills a [`Request`]; [`Request::submit`] checks what only C can
+//! get wrong, and hands the call to the communicator or to the open group.
+
+use super::error::cinch_result_t;
+use super::group;
+use super::handle::{self, cinch_comm_t, rank_of};
+use super::op;
+use super::report::Target;
+use super::types::cinch_collective_t::{self, *};
+use super::types::{self, collective_number, dtype_number, op_number};
+use crate::comm::Call;
+use crate::error::{Error, Result};
+use crate::mem::UserBuffers;
+use crate::types::{Algorithm, CodecSpec, Collective, Extent};
+use std::ffi::{c_int, c_void};
+use std::ptr::{null, null_mut};
+
+/// Every rank gets the reduction of all inputs: `count` elements in, `count` out.
+/// In place where `sendbuf == recvbuf`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cinch_all_reduce(
+    sendbuf: *const c_void,
+    recvbuf: *mut c_void,
+    count: usize,
+    dtype: dtype_number,
+    op: op_number,
+    comm: *mut cinch_comm_t,
+) -> cinch_result_t {
+    guard!("cinch_all_reduce", {
+        let request = Request {
+            op,
+            ..Request::new(CINCH_ALL_REDUCE, sendbuf, recvbuf, count, dtype, comm)
+        };
+        // SAFETY: buffers as the call implies, by the documented contract.
+        unsafe { request.submit() }
+    })
+}
+
+/// Every rank gets all inputs, in rank order: `count` elements in, `count` for each rank out.
+/// In place where `sendbuf` is this rank's block of `recvbuf`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cinch_all_gather(
+    sendbuf: *const c_void,
+    recvbuf: *mut c_void,
+    count: usize,
+    dtype: dtype_number,
+    comm: *mut cinch_comm_t,
+) -> cinch_result_t {
+    guard!("cinch_all_gather", {
+        let request = Request::new(CINCH_ALL_GATHER, sendbuf, recvbuf, count, dtype, comm);
+        // SAFETY: buffers as the call implies, by the documented contract.
+        unsafe { request.submit() }
+    })
+}
+
+/// Rank r gets block r of the reduction: `count` elements for each rank in, `count` out.
+/// In place where `recvbuf` is this rank's block of `sendbuf`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cinch_reduce_scatter(
+    sendbuf: *const c_void,
+    recvbuf: *mut c_void,
+    count: usize,
+    dtype: dtype_number,
+    op: op_number,
+    comm: *mut cinch_comm_t,
+) -> cinch_result_t {
+    guard!("cinch_reduce_scatter", {
+        let request = Request {
+            op,
+            ..Request::new(CINCH_REDUCE_SCATTER, sendbuf, recvbuf, count, dtype, comm)
+        };
+        // SAFETY: buffers as the call implies, by the documented contract.
+        unsafe { request.submit() }
+    })
+}
+
+/// Every rank gets the root's `count` elements. `sendbuf` is read on the root only, and may be
+/// NULL elsewhere. In place where `sendbuf == recvbuf`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cinch_broadcast(
+    sendbuf: *const c_void,
+    recvbuf: *mut c_void,
+    count: usize,
+    dtype: dtype_number,
+    root: c_int,
+    comm: *mut cinch_comm_t,
+) -> cinch_result_t {
+    guard!("cinch_broadcast", {
+        let request = Request {
+            root,
+            ..Request::new(CINCH_BROADCAST, sendbuf, recvbuf, count, dtype, comm)
+        };
+        // SAFETY: buffers as the call implies, by the documented contract.
+        unsafe { request.submit() }
+    })
+}
+
+/// The root gets the reduction of all inputs: `count` elements in, `count` out. `recvbuf` is
+/// written on the root only, and may be NULL elsewhere. In place where `sendbuf == recvbuf`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cinch_reduce(
+    sendbuf: *const c_void,
+    recvbuf: *mut c_void,
+    count: usize,
+    dtype: dtype_number,
+    op: op_number,
+    root: c_int,
+    comm: *mut cinch_comm_t,
+) -> cinch_result_t {
+    guard!("cinch_reduce", {
+        let request = Request {
+            op,
+            root,
+            ..Request::new(CINCH_REDUCE, sendbuf, recvbuf, count, dtype, comm)
+        };
+        // SAFETY: buffers as the call implies, by the documented contract.
+        unsafe { request.submit() }
+    })
+}
+
+/// The root gets all inputs, in rank order: `count` elements in, `count` for each rank out.
+/// `recvbuf` is written on the root only, and may be NULL elsewhere. In place where `sendbuf` is
+/// the root's block of `recvbuf`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cinch_gather(
+    sendbuf: *const c_void,
+    recvbuf: *mut c_void,
+    count: usize,
+    dtype: dtype_number,
+    root: c_int,
+    comm: *mut cinch_comm_t,
+) -> cinch_result_t {
+    guard!("cinch_gather", {
+        let request = Request {
+            root,
+            ..Request::new(CINCH_GATHER, sendbuf, recvbuf, count, dtype, comm)
+        };
+        // SAFETY: buffers as the call implies, by the documented contract.
+        unsafe { request.submit() }
+    })
+}
+
+/// Rank r gets block r of the root's input: `count` elements for each rank in, `count` out.
+/// `sendbuf` is read on the root only, and may be NULL elsewhere. In place where `recvbuf` is the
+/// root's block of `sendbuf`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cinch_scatter(
+    sendbuf: *const c_void,
+    recvbuf: *mut c_void,
+    count: usize,
+    dtype: dtype_number,
+    root: c_int,
+    comm: *mut cinch_comm_t,
+) -> cinch_result_t {
+    guard!("cinch_scatter", {
+        let request = Request {
+            root,
+            ..Request::new(CINCH_SCATTER, sendbuf, recvbuf, count, dtype, comm)
+        };
+        // SAFETY: buffers as the call implies, by the documented contract.
+        unsafe { request.submit() }
+    })
+}
+
+/// Rank r gets block r of every rank's input, in rank order: `count` elements for each rank in,
+/// and as many out. In place where `sendbuf == recvbuf`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cinch_all_to_all(
+    sendbuf: *const c_void,
+    recvbuf: *mut c_void,
+    count: usize,
+    dtype: dtype_number,
+    comm: *mut cinch_comm_t,
+) -> cinch_result_t {
+    guard!("cinch_all_to_all", {
+        let request = Request::new(CINCH_ALL_TO_ALL, sendbuf, recvbuf, count, dtype, comm);
+        // SAFETY: buffers as the call implies, by the documented contract.
+        unsafe { request.submit() }
+    })
+}
+
+/// Sends `count` elements to `peer`, which receives as many. Sends and receives that depend on
+/// each other belong in one group.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cinch_send(
+    sendbuf: *const c_void,
+    count: usize,
+    dtype: dtype_number,
+    peer: c_int,
+    comm: *mut cinch_comm_t,
+) -> cinch_result_t {
+    guard!("cinch_send", {
+        let request = Request {
+            peer,
+            ..Request::new(CINCH_SEND, sendbuf, null_mut(), count, dtype, comm)
+        };
+        // SAFETY: buffers as the call implies, by the documented contract.
+        unsafe { request.submit() }
+    })
+}
+
+/// Receives `count` elements from `peer`, which sends as many.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cinch_recv(
+    recvbuf: *mut c_void,
+    count: usize,
+    dtype: dtype_number,
+    peer: c_int,
+    comm: *mut cinch_comm_t,
+) -> cinch_result_t {
+    guard!("cinch_recv", {
+        let request = Request {
+            peer,
+            ..Request::new(CINCH_RECV, null(), recvbuf, count, dtype, comm)
+        };
+        // SAFETY: buffers as the call implies, by the documented contract.
+        unsafe { request.submit() }
+    })
+}
+
+/// A call as C makes it: numbers and addresses that may be anything.
+pub(super) struct Request {
+    pub(super) collective: collective_number,
+    pub(super) sendbuf: *const c_void,
+    pub(super) recvbuf: *mut c_void,
+    pub(super) count: usize,
+    pub(super) dtype: dtype_number,
+    pub(super) op: op_number,
+    pub(super) root: c_int,
+    pub(super) peer: c_int,
+    pub(super) comm: *mut cinch_comm_t,
+    pub(super) codec: Option<CodecSpec>,
+    pub(super) algorithm: Option<Algorithm>,
+    pub(super) tensor: Option<u64>,
+    pub(super) report: Target,
+}
+
+impl Request {
+    fn new(
+        collective: cinch_collective_t,
+        sendbuf: *const c_void,
+        recvbuf: *mut c_void,
+        count: usize,
+        dtype: dtype_number,
+        comm: *mut cinch_comm_t,
+    ) -> Request {
+        Request {
+            collective: collective as collective_number,
+            sendbuf,
+            recvbuf,
+            count,
+            dtype,
+            op: 0,
+            root: 0,
+            peer: 0,
+            comm,
+            codec: None,
+            algorithm: None,
+            tensor: None,
+            report: Target::NONE,
+        }
+    }
+
+    /// Checks the call and runs it, or records it in the thread's open group.
+    ///
+    /// # Safety
+    /// Buffers that are not NULL are readable or writable for what the call implies, until it has
+    /// run.
+    pub(super) unsafe fn submit(self) -> Result<()> {
+        // SAFETY: as ours.
+        group::poison_on_error(|| unsafe { self.checked() })
+    }
+
+    unsafe fn checked(self) -> Result<()> {
+        let handle = handle::lookup(self.comm)?;
+        let (rank, nranks) = (handle.comm.rank(), handle.comm.nranks());
+        let dtype = types::dtype(self.dtype)?;
+        let (collective, sends) = types::collective(self.collective)?;
+        let mut call = Call {
+            codec: self.codec,
+            algorithm: self.algorithm,
+            tensor: self.tensor,
+            ..Call::new(collective, dtype, self.count)
+        };
+        if collective.reduces() {
+            call.op = op::find(&handle, self.op, dtype)?;
+        }
+        if collective.has_root() {
+            call.root = rank_of("root", self.root)?;
+        }
+        if collective == Collective::SendRecv {
+            let peer = rank_of("peer", self.peer)?;
+            (call.root, call.peer) = if sends { (rank, peer) } else { (peer, rank) };
+        }
+        // A rank that sends to itself is the root of both sides.
+        let (input, output) = match collective {
+            Collective::SendRecv => (
+                collective.input_extent(sends),
+                collective.output_extent(sends),
+            ),
+            _ => {
+                let is_root = call.root == rank;
+                (
+                    collective.input_extent(is_root),
+                    collective.output_extent(is_root),
+                )
+            }
+        };
+        let input_bytes = buffer_bytes("sendbuf", self.sendbuf, input, &call, nranks)?;
+        let output_bytes = buffer_bytes("recvbuf", self.recvbuf, output, &call, nranks)?;
+        // A buffer that is not used may be anything; it must not look like an overlap.
+        let sendbuf = if input_bytes == 0 {
+            null()
+        } else {
+            self.sendbuf
+        };
+        let recvbuf = if output_bytes == 0 {
+            null_mut()
+        } else {
+            self.recvbuf
+        };
+        // SAFETY: readable and writable for what the call implies; both are 0 bytes where NULL.
+        let buffers = unsafe {
+            UserBuffers::from_raw(sendbuf.cast(), input_bytes, recvbuf.cast(), output_bytes)
+        };
+        group::submit(&handle, &call, buffers, self.report)
+    }
+}
+
+/// No 64-bit processor has more address bits: a larger buffer cannot exist.
+const MAX_BUFFER_BYTES: u64 = 1 << 56;
+
+fn buffer_bytes(
+    name: &str,
+    buffer: *const c_void,
+    extent: Extent,
+    call: &Call,
+    nranks: usize,
+) -> Result<usize> {
+    let bytes = extent
+        .elements(call.count, nranks)
+        .and_then(|elements| elements.checked_mul(call.dtype.size()))
+        .filter(|&bytes| bytes as u64 <= MAX_BUFFER_BYTES && isize::try_from(bytes).is_ok())
+        .filter(|&bytes| buffer.addr().checked_add(bytes).is_some());
+    let what = || {
+        format!(
+            "{} of {} {} among {nranks} ranks",
+            call.collective, call.count, call.dtype
+        )
+    };
+    match bytes {
+        None => Err(Error::invalid_argument(format!(
+            "{} needs a {name} beyond the end of memory",
+            what()
+        ))),
+        Some(0) => Ok(0),
+        Some(bytes) if buffer.is_null() => Err(Error::invalid_argument(format!(
+            "{name} is NULL, but {} needs {bytes} bytes there on this rank",
+            what()
+        ))),
+        Some(bytes) => Ok(bytes),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::DType;
+
+    #[test]
+    fn impossible_buffers_are_refused() {
+        let word = 0u64;
+        let here: *const c_void = std::ptr::from_ref(&word).cast();
+        let ask = |buffer, extent, count, dtype| {
+            let call = Call::new(Collective::AllGather, dtype, count);
+            buffer_bytes("recvbuf", buffer, extent, &call, 4)
+        };
+        assert_eq!(ask(here, Extent::CountPerRank, 2, DType::F32).unwrap(), 32);
+        assert_eq!(ask(null(), Extent::Count, 0, DType::F32).unwrap(), 0);
+        assert_eq!(ask(null(), Extent::Unused, 9, DType::F32).unwrap(), 0);
+        for (buffer, extent, count, dtype, said) in [
+            (null(), Extent::Count, 1, DType::F64, "needs 8 bytes there"),
+            (here, Extent::Count, usize::MAX, DType::I8, "beyond the end"),
+            (
+                here,
+                Extent::Count,
+                usize::MAX / 2,
+                DType::I8,
+                "beyond the end",
+            ),
+            (
+                here,
+                Extent::Count,
+                usize::MAX / 4,
+                DType::F32,
+                "beyond the end",
+            ),
+            (
+                here,
+                Extent::CountPerRank,
+                usize::MAX / 4 + 1,
+                DType::I8,
+                "beyond the end",
+            ),
+            (
+                here,
+                Extent::CountPerRank,
+                usize::MAX / 16,
+                DType::F64,
+                "beyond the end",
+            ),
+            (
+                std::ptr::without_provenance(usize::MAX - 7),
+                Extent::Count,
+                9,
+                DType::I8,
+                "beyond the end",
+            ),
+        ] {
+            let error = ask(buffer, extent, count, dtype).unwrap_err();
+            assert!(error.message().contains(said), "{error}");
+            assert!(error.message().contains("recvbuf"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! Result codes, and the sentence of a thread's last error.
+
+use super::text::static_text;
+use crate::error::{Error, ErrorKind};
+use std::cell::RefCell;
+use std::ffi::{CString, c_char, c_int};
+
+/// What every function returns. Numbers are never reused; those up to 7 are NCCL's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum cinch_result_t {
+    /// All is well.
+    CINCH_SUCCESS = 0,
+    /// The operating system refused something.
+    CINCH_ERROR_SYSTEM = 2,
+    /// A defect of the library.
+    CINCH_ERROR_INTERNAL = 3,
+    /// An argument is outside its documented range. Nothing happened.
+    CINCH_ERROR_INVALID_ARGUMENT = 4,
+    /// The call is legal somewhere, but not in this state or with this combination.
+    CINCH_ERROR_INVALID_USAGE = 5,
+    /// A peer died, left, or could not be reached. The communicator has failed.
+    CINCH_ERROR_REMOTE = 6,
+    /// Reserved for non-blocking communicators; no function returns it yet.
+    #[allow(dead_code)]
+    CINCH_IN_PROGRESS = 7,
+    /// Ranks disagree about a call or about their settings. The communicator has failed.
+    CINCH_ERROR_MISMATCH = 8,
+    /// A deadline passed. The communicator has failed.
+    CINCH_ERROR_TIMEOUT = 9,
+    /// The communicator was aborted.
+    CINCH_ERROR_ABORTED = 10,
+    /// This build or this machine lacks what the call needs.
+    CINCH_ERROR_UNSUPPORTED = 11,
+}
+
+/// A `cinch_result_t` that came from C, so perhaps none.
+pub(super) type result_number = u32;
+
+use cinch_result_t::*;
+
+impl From<ErrorKind> for cinch_result_t {
+    fn from(kind: ErrorKind) -> cinch_result_t {
+        match kind {
+            ErrorKind::InvalidArgument => CINCH_ERROR_INVALID_ARGUMENT,
+            ErrorKind::InvalidUsage => CINCH_ERROR_INVALID_USAGE,
+            ErrorKind::System => CINCH_ERROR_SYSTEM,
+            ErrorKind::Remote => CINCH_ERROR_REMOTE,
+            ErrorKind::Mismatch => CINCH_ERROR_MISMATCH,
+            ErrorKind::Timeout => CINCH_ERROR_TIMEOUT,
+            ErrorKind::Aborted => CINCH_ERROR_ABORTED,
+            ErrorKind::Unsupported => CINCH_ERROR_UNSUPPORTED,
+            ErrorKind::Internal => CINCH_ERROR_INTERNAL,
+        }
+    }
+}
+
+/// The library's version, as the build that runs says it; any of the pointers may be NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cinch_version(
+    major: *mut c_int,
+    minor: *mut c_int,
+    patch: *mut c_int,
+) -> cinch_result_t {
+    guard!("cinch_version", {
+        let mut numbers = crate::VERSION
+            .split(['.', '-', '+'])
+            .map(|number| number.parse().unwrap_or(0));
+        for target in [major, minor, patch] {
+            let number = numbers.next().unwrap_or(0);
+            if !target.is_null() {
+                // SAFETY: not NULL, and then writable by the documented contract.
+                unsafe { target.write_unaligned(number) };
+            }
+        }
+        Ok(())
+    })
+}
+
+/// The library's version as text, `major.minor.patch`. Static.
+#[unsafe(no_mangle)]
+pub extern "C" fn cinch_version_string() -> *const c_char {
+    guard!("cinch_version_string", text {
+        const TEXT: &str = concat!(env!("CARGO_PKG_VERSION"), "\0");
+        static_text(TEXT)
+    })
+}
+
+/// A code in words; never NULL, also for numbers that are no code. Static.
+#[unsafe(no_mangle)]
+pub extern "C" fn cinch_error_string(code: result_number) -> *const c_char {
+    guard!("cinch_error_string", text {
+        static_text(match code {
+            0 => "success\0",
+            2 => "system error\0",
+            3 => "internal error\0",
+            4 => "invalid argument\0",
+            5 => "invalid usage\0",
+            6 => "remote error\0",
+            7 => "in progress\0",
+            8 => "mismatch between ranks\0",
+            9 => "timeout\0",
+            10 => "aborted\0",
+            11 => "unsupported\0",
+            _ => "not a result code\0",
+        })
+    })
+}
+
+/// What went wrong in this thread's last call that failed: function, ranks, hosts, numbers, and
+/// the next step.
+///
+/// Never NULL; empty if none has failed. A call that succeeds leaves it in place. The text lives
+/// until the thread's next call that fails, or until the thread ends.
+#[unsafe(no_mangle)]
+pub extern "C" fn cinch_last_error() -> *const c_char {
+    guard!("cinch_last_error", text {
+        LAST.try_with(|last| last.borrow().as_ptr())
+            // The thread is ending and its storage is gone.
+            .unwrap_or(c"".as_ptr())
+    })
+}
+
+thread_local! {
+    static LAST: RefCell<CString> = RefCell::new(CString::default());
+}
+
+/// Makes `error` the thread's last one, and returns its code.
+pub(super) fn remember(error: &Error) -> cinch_result_t {
+    let sentence = CString::new(error.to_string().replace('\0', "\\0")).unwrap_or_default();
+    let _ = LAST.try_with(|last| *last.borrow_mut() = sentence);
+    error.kind().into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ffi::CStr;
+
+    #[test]
+    fn every_kind_has_its_own_code_and_words() {
+        let kinds = [
+            ErrorKind::InvalidArgument,
+            ErrorKind::InvalidUsage,
+            ErrorKind::System,
+            ErrorKind::Remote,
+            ErrorKind::Mismatch,
+            ErrorKind::Timeout,
+            ErrorKind::Aborted,
+            ErrorKind::Unsupported,
+            ErrorKind::Internal,
+        ];
+        let mut codes = Vec::new();
+        for kind in kinds {
+            let code = cinch_result_t::from(kind) as u32;
+            // SAFETY: static, terminated.
+            let words = unsafe { CStr::from_ptr(cinch_error_string(code)) };
+            assert_eq!(words.to_str().unwrap(), kind.name());
+            assert!(code != 0 && code != CINCH_IN_PROGRESS as u32);
+            codes.push(code);
+        }
+        codes.sort();
+        codes.dedup();
+        assert_eq!(codes.len(), kinds.len());
+        // SAFETY: as above.
+        let words = unsafe { CStr::from_ptr(cinch_error_string(u32::MAX)) };
+        assert_eq!(words, c"not a result code");
+    }
+
+    #[test]
+    fn the_version_is_the_crates() {
+        let (mut major, mut minor, mut patch) = (-1, -1, -1);
+        // SAFETY: three live integers.
+        unsafe { cinch_version(&mut major, &mut minor, &mut patch) };
+        assert_eq!(format!("{major}.{minor}.{patch}"), crate::VERSION);
+        // SAFETY: NULL is allowed.
+        let code = unsafe {
+            cinch_version(
+                std::ptr::null_mut(),
+                std::ptr::null_mut(),
+                std::ptr::null_mut(),
+            )
+        };
+        assert_eq!(code, CINCH_SUCCESS);
+    }
+}

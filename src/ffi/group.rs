@@ -1,0 +1,164 @@
+//! Calls that run together.
+//!
+//! A group belongs to a thread. Between start and end, calls are checked and recorded with their
+//! pointers; the outermost end runs them. An error in between poisons the group: the end returns
+//! that error, and nothing runs.
+
+use super::error::cinch_result_t;
+use super::handle::Handle;
+use super::report::Target;
+use crate::comm::{Call, Communicator, Group};
+use crate::error::{Error, Result};
+use crate::mem::UserBuffers;
+use std::cell::RefCell;
+use std::sync::Arc;
+
+/// Opens a group on this thread; groups nest.
+///
+/// The collectives that follow return once they are recorded. Their buffers and reports must live,
+/// and must not be touched, until the outermost `cinch_group_end` of this thread returns.
+#[unsafe(no_mangle)]
+pub extern "C" fn cinch_group_start() -> cinch_result_t {
+    guard!("cinch_group_start", {
+        OPEN.with_borrow_mut(|open| {
+            let group = open.get_or_insert_default();
+            group.depth = group
+                .depth
+                .checked_add(1)
+                .ok_or_else(|| Error::invalid_usage("groups nest 4294967295 deep"))?;
+            Ok(())
+        })
+    })
+}
+
+/// Closes this thread's innermost group; the outermost close runs what was recorded.
+///
+/// Calls of one communicator start in order. If a call of the group failed when it was recorded,
+/// that error is returned again and nothing runs on this rank. Reports are filled on success.
+#[unsafe(no_mangle)]
+pub extern "C" fn cinch_group_end() -> cinch_result_t {
+    guard!("cinch_group_end", {
+        // The group leaves the thread's storage before it runs: a panic in it closes it.
+        match OPEN.with_borrow_mut(close)? {
+            Some(group) => group.run(),
+            None => Ok(()),
+        }
+    })
+}
+
+thread_local! {
+    static OPEN: RefCell<Option<OpenGroup>> = const { RefCell::new(None) };
+}
+
+#[derive(Default)]
+struct OpenGroup {
+    depth: u32,
+    failure: Option<Error>,
+    /// Borrows the communicators of `keep`; declared, and so dropped, before it.
+    group: Group<'static>,
+    reports: Vec<Target>,
+    keep: Vec<Arc<Handle>>,
+}
+
+impl OpenGroup {
+    fn add(
+        &mut self,
+        handle: &Arc<Handle>,
+        call: &Call,
+        buffers: UserBuffers<'static>,
+        report: Target,
+    ) -> Result<()> {
+        // SAFETY: `keep` holds the handle, which does not move, for longer than `group` lives.
+        let comm: &'static Communicator = unsafe { &(*Arc::as_ptr(handle)).comm };
+        self.keep.push(Arc::clone(handle));
+        self.group.add(comm, call, buffers)?;
+        self.reports.push(report);
+        Ok(())
+    }
+
+    fn run(self) -> Result<()> {
+        let OpenGroup {
+            failure,
+            group,
+            reports,
+            keep,
+            ..
+        } = self;
+        if let Some(error) = failure {
+            return Err(error.context("a call of the group failed, nothing ran"));
+        }
+        if reports.is_empty() {
+            return Ok(());
+        }
+        let ran = group.run()?;
+        if ran.len() != reports.len() {
+            return Err(Error::internal(format!(
+                "a group of {} calls returned {} reports",
+                reports.len(),
+                ran.len()
+            )));
+        }
+        for (target, report) in reports.iter().zip(&ran) {
+            target.fill(report);
+        }
+        drop(keep);
+        Ok(())
+    }
+}
+
+fn close(open: &mut Option<OpenGroup>) -> Result<Option<OpenGroup>> {
+    let Some(group) = open else {
+        return Err(Error::invalid_usage(
+            "no group is open on this thread; cinch_group_start opens one",
+        ));
+    };
+    group.depth -= 1;
+    Ok(if group.depth == 0 { open.take() } else { None })
+}
+
+/// Runs a call, or records it if a group is open.
+pub(super) fn submit(
+    handle: &Arc<Handle>,
+    call: &Call,
+    buffers: UserBuffers<'static>,
+    report: Target,
+) -> Result<()> {
+    if OPEN.with_borrow(Option::is_some) {
+        return OPEN.with_borrow_mut(|open| {
+            let group = open.get_or_insert_default();
+            group.add(handle, call, buffers, report)
+        });
+    }
+    report.fill(&handle.comm.call(call, buffers)?);
+    Ok(())
+}
+
+/// Runs the making of a call; if that fails inside a group, the group fails.
+pub(super) fn poison_on_error(make: impl FnOnce() -> Result<()>) -> Result<()> {
+    make().inspect_err(poison)
+}
+
+/// Fails what cannot be part of a group, and with it the group. `what` is a clause.
+pub(super) fn refuse(what: &str) -> Result<()> {
+    if OPEN.with_borrow(Option::is_none) {
+        return Ok(());
+    }
+    let error = Error::invalid_usage(format!("{what} inside a group; call cinch_group_end first"));
+    poison(&error);
+    Err(error)
+}
+
+/// A call that panicked may have been recorded by half.
+pub(super) fn poison_after_panic() {
+    poison(&Error::internal("a call of the group panicked"));
+}
+
+fn poison(error: &Error) {
+    let _ = OPEN.try_with(|open| {
+        if let Ok(mut open) = open.try_borrow_mut()
+            && let Some(group) = open.as_mut()
+        {
+            group.failure.get_or_insert_with(|| error.clone());
+        }
+    });
+}

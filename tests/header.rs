@@ -1,0 +1,216 @@
+//! `include/cinch.h` is what cbindgen makes of `src/ffi`, every export is guarded, documented,
+//! in the header, and in the shared library.
+//!
+//! `CINCH_UPDATE_HEADER=1 cargo test --test header` rewrites the header.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The files of `src/ffi` that hold exports, in the order in which a reader of the header wants
+/// them.
+const FILES: &[&str] = &[
+    "error",
+    "types",
+    "id",
+    "config",
+    "handle",
+    "comm",
+    "collectives",
+    "group",
+    "op",
+    "report",
+    "call",
+];
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn sources() -> Vec<(PathBuf, String)> {
+    let directory = root().join("src/ffi");
+    let mut sources: Vec<_> = fs::read_dir(directory)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .map(|path| (path.clone(), fs::read_to_string(path).unwrap()))
+        .collect();
+    sources.sort();
+    sources
+}
+
+/// One `extern "C"` function of the source.
+#[derive(Debug)]
+struct Export {
+    name: String,
+    /// The lines above it that belong to it.
+    above: String,
+    /// Signature and body, up to the next item.
+    body: String,
+}
+
+/// Finds exports in the text of a file: every line that holds `extern "C" fn`.
+fn exports(text: &str) -> Vec<Export> {
+    let text = text.split("#[cfg(test)]").next().unwrap();
+    let lines: Vec<&str> = text.lines().collect();
+    let mut found = Vec::new();
+    for (at, line) in lines.iter().enumerate() {
+        let Some((_, rest)) = line.split_once("extern \"C\" fn ") else {
+            continue;
+        };
+        let name = rest.split('(').next().unwrap().to_string();
+        let first = lines[..at]
+            .iter()
+            .rposition(|line| line.is_empty() || *line == "}")
+            .map_or(0, |before| before + 1);
+        let end = lines[at..]
+            .iter()
+            .position(|line| *line == "}")
+            .map_or(lines.len(), |length| at + length);
+        found.push(Export {
+            name,
+            above: lines[first..at].join("\n"),
+            body: lines[at..end].join("\n"),
+        });
+    }
+    found
+}
+
+/// What is wrong with an export, if anything.
+fn fault(export: &Export) -> Option<String> {
+    let Export { name, above, body } = export;
+    let guards = [
+        format!("{{\n    guard!(\"{name}\", {{\n"),
+        format!("{{\n    guard!(\"{name}\", text {{\n"),
+    ];
+    let guarded = guards
+        .iter()
+        .filter_map(|guard| body.split_once(guard.as_str()))
+        // The guard is all there is: its closing line is the last of the function.
+        .any(|(_, rest)| rest.ends_with("\n    })") && rest.matches("\n    }").count() == 1);
+    if !guarded {
+        Some(format!(
+            "{name} is not wrapped whole by guard!(\"{name}\", ..)"
+        ))
+    } else if !above.contains("#[unsafe(no_mangle)]") {
+        Some(format!("{name} is not exported"))
+    } else if !above.starts_with("///") {
+        Some(format!("{name} has no documentation"))
+    } else if !name.starts_with("cinch_") {
+        Some(format!("{name} lacks the prefix"))
+    } else {
+        None
+    }
+}
+
+fn header() -> String {
+    let mut builder = cbindgen::Builder::new()
+        .with_config(cbindgen::Config::from_file(root().join("cbindgen.toml")).unwrap());
+    for file in FILES {
+        builder = builder.with_src(root().join("src/ffi").join(format!("{file}.rs")));
+    }
+    let mut bytes = Vec::new();
+    builder.generate().unwrap().write(&mut bytes);
+    String::from_utf8(bytes).unwrap()
+}
+
+#[test]
+fn the_committed_header_is_up_to_date() {
+    let path = root().join("include/cinch.h");
+    let made = header();
+    if std::env::var_os("CINCH_UPDATE_HEADER").is_some() {
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, &made).unwrap();
+    }
+    let committed = fs::read_to_string(&path).unwrap_or_default();
+    for (number, (made, committed)) in made.lines().zip(committed.lines()).enumerate() {
+        assert_eq!(
+            made,
+            committed,
+            "include/cinch.h differs from src/ffi at line {}; run \
+             CINCH_UPDATE_HEADER=1 cargo test --test header",
+            number + 1
+        );
+    }
+    assert_eq!(
+        made.len(),
+        committed.len(),
+        "include/cinch.h has another end"
+    );
+}
+
+#[test]
+fn every_export_is_guarded_documented_and_in_the_header() {
+    let header = header();
+    let mut faults = Vec::new();
+    let mut seen = 0;
+    for (path, text) in sources() {
+        for export in exports(&text) {
+            seen += 1;
+            faults.extend(fault(&export));
+            if !header.contains(&format!(" {}(", export.name))
+                && !header.contains(&format!("*{}(", export.name))
+            {
+                let path = path.display();
+                faults.push(format!("{} of {path} is not in the header", export.name));
+            }
+        }
+    }
+    assert!(seen >= 30, "only {seen} exports were found");
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
+#[test]
+fn the_shared_library_exports_just_these() {
+    // deps/ holds what this very test was built with.
+    let library = std::env::current_exe()
+        .unwrap()
+        .with_file_name("libcinch.so");
+    let listing = match Command::new("nm")
+        .arg("-D")
+        .arg("--defined-only")
+        .arg(&library)
+        .output()
+    {
+        Ok(output) => output,
+        Err(error) => return println!("SKIPPED: nm does not start: {error}"),
+    };
+    assert!(listing.status.success(), "{listing:?}");
+    let mut symbols: Vec<String> = String::from_utf8(listing.stdout)
+        .unwrap()
+        .lines()
+        .filter_map(|line| line.split_whitespace().last())
+        .map(str::to_string)
+        .collect();
+    let mut wanted: Vec<String> = sources()
+        .iter()
+        .flat_map(|(_, text)| exports(text))
+        .map(|export| export.name)
+        .collect();
+    symbols.sort();
+    wanted.sort();
+    assert_eq!(symbols, wanted);
+}
+
+#[test]
+fn the_test_sees_what_it_looks_for() {
+    let good = "/// Does.\n#[unsafe(no_mangle)]\npub extern \"C\" fn cinch_f() -> u32 {\n    \
+                guard!(\"cinch_f\", {\n        Ok(())\n    })\n}\n";
+    let judge = |text: &str| exports(text).iter().find_map(fault);
+    assert_eq!(exports(good).len(), 1);
+    assert_eq!(judge(good), None);
+    for (from, to, said) in [
+        ("guard!(\"cinch_f\"", "guard!(\"cinch_g\"", "guard"),
+        ("    guard!", "    let x = 1;\n    guard!", "guard"),
+        ("    })\n}", "    });\n    7\n}", "guard"),
+        (
+            "    guard!(\"cinch_f\", {\n        Ok(())\n    })",
+            "    0",
+            "guard",
+        ),
+        ("#[unsafe(no_mangle)]\n", "", "not exported"),
+        ("/// Does.\n", "", "documentation"),
+    ] {
+        let fault = judge(&good.replace(from, to)).unwrap_or_default();
+        assert!(fault.contains(said), "{from:?} -> {to:?}: {fault:?}");
+    }
+}
