@@ -813,8 +813,9 @@ cinch_result_t cinch_group_start(void);
 /**
  * Closes this thread's innermost group; the outermost close runs what was recorded.
  *
- * Calls of one communicator start in order. If a call of the group failed when it was recorded,
- * that error is returned again and nothing runs on this rank. Reports are filled on success.
+ * Calls of one communicator start in order. If any cinch function failed on this thread since
+ * the outermost start, that error is returned again and nothing runs on this rank. Reports are
+ * filled on success.
  */
 cinch_result_t cinch_group_end(void);
 

@@ -2,7 +2,6 @@
 
 use super::collectives::Request;
 use super::error::cinch_result_t;
-use super::group;
 use super::handle::cinch_comm_t;
 use super::report::{Target, cinch_report_t};
 use super::text;
@@ -87,7 +86,7 @@ pub unsafe extern "C" fn cinch_call(
 ) -> cinch_result_t {
     guard!("cinch_call", {
         // SAFETY: NULL or structs with live strings and buffers, by the documented contract.
-        group::poison_on_error(|| unsafe { request(call, report)?.submit() })
+        unsafe { request(call, report)?.submit() }
     })
 }
 

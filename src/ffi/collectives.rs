@@ -267,11 +267,6 @@ impl Request {
     /// Buffers that are not NULL are readable or writable for what the call implies, until it has
     /// run.
     pub(super) unsafe fn submit(self) -> Result<()> {
-        // SAFETY: as ours.
-        group::poison_on_error(|| unsafe { self.checked() })
-    }
-
-    unsafe fn checked(self) -> Result<()> {
         let handle = handle::lookup(self.comm)?;
         let (rank, nranks) = (handle.comm.rank(), handle.comm.nranks());
         let dtype = types::dtype(self.dtype)?;

@@ -33,8 +33,9 @@ pub extern "C" fn cinch_group_start() -> cinch_result_t {
 
 /// Closes this thread's innermost group; the outermost close runs what was recorded.
 ///
-/// Calls of one communicator start in order. If a call of the group failed when it was recorded,
-/// that error is returned again and nothing runs on this rank. Reports are filled on success.
+/// Calls of one communicator start in order. If any cinch function failed on this thread since
+/// the outermost start, that error is returned again and nothing runs on this rank. Reports are
+/// filled on success.
 #[unsafe(no_mangle)]
 pub extern "C" fn cinch_group_end() -> cinch_result_t {
     guard!("cinch_group_end", {
@@ -85,7 +86,7 @@ impl OpenGroup {
             ..
         } = self;
         if let Some(error) = failure {
-            return Err(error.context("a call of the group failed, nothing ran"));
+            return Err(error.context("a call inside the group failed, so nothing ran"));
         }
         if reports.is_empty() {
             return Ok(());
@@ -133,27 +134,18 @@ pub(super) fn submit(
     Ok(())
 }
 
-/// Runs the making of a call; if that fails inside a group, the group fails.
-pub(super) fn poison_on_error(make: impl FnOnce() -> Result<()>) -> Result<()> {
-    make().inspect_err(poison)
-}
-
-/// Fails what cannot be part of a group, and with it the group. `what` is a clause.
+/// Fails what cannot be part of a group. `what` is a clause.
 pub(super) fn refuse(what: &str) -> Result<()> {
     if OPEN.with_borrow(Option::is_none) {
         return Ok(());
     }
-    let error = Error::invalid_usage(format!("{what} inside a group; call cinch_group_end first"));
-    poison(&error);
-    Err(error)
+    Err(Error::invalid_usage(format!(
+        "{what} inside a group; call cinch_group_end first"
+    )))
 }
 
-/// A call that panicked may have been recorded by half.
-pub(super) fn poison_after_panic() {
-    poison(&Error::internal("a call of the group panicked"));
-}
-
-fn poison(error: &Error) {
+/// Fails the thread's open group, if there is one: the first error is the one that counts.
+pub(super) fn poison(error: &Error) {
     let _ = OPEN.try_with(|open| {
         if let Ok(mut open) = open.try_borrow_mut()
             && let Some(group) = open.as_mut()

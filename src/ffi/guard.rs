@@ -1,6 +1,7 @@
 //! The boundary: no panic and no error leaves an export other than as a code.
 
 use super::error::{cinch_result_t, remember};
+use super::group;
 use crate::error::{Error, Result};
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -19,13 +20,15 @@ macro_rules! guard {
 }
 
 pub(super) fn enter(name: &str, body: impl FnOnce() -> Result<()>) -> cinch_result_t {
-    // A panic leaves shared state whole: locks are taken for single inserts and removals, and an
-    // open group that was interrupted is poisoned.
-    match catch_unwind(AssertUnwindSafe(body)) {
-        Ok(Ok(())) => cinch_result_t::CINCH_SUCCESS,
-        Ok(Err(error)) => remember(&error.context(name)),
-        Err(payload) => remember(&panicked(name, payload)),
-    }
+    // A panic leaves shared state whole: locks are taken for single inserts and removals, and the
+    // thread's open group, which may have been interrupted, is poisoned by every error.
+    let error = match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(Ok(())) => return cinch_result_t::CINCH_SUCCESS,
+        Ok(Err(error)) => error.context(name),
+        Err(payload) => panicked(name, payload),
+    };
+    group::poison(&error);
+    remember(&error)
 }
 
 pub(super) fn enter_text(
@@ -39,7 +42,6 @@ pub(super) fn enter_text(
 }
 
 fn panicked(name: &str, payload: Box<dyn Any + Send>) -> Error {
-    super::group::poison_after_panic();
     let said = payload
         .downcast_ref::<&str>()
         .map(|text| text.to_string())
