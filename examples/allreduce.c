@@ -1,7 +1,8 @@
 /* Sums an array over all ranks, with 8 bits a value on the way.
  *
- *   cc allreduce.c -I include -L target/release -lcinch -o allreduce
- *   cinch run -n 4 -- ./allreduce
+ *   cargo build --release
+ *   cc -I include -o allreduce examples/allreduce.c target/release/libcinch.a -pthread -lm
+ *   target/release/cinch run -n 4 -- ./allreduce
  */
 #include <cinch.h>
 #include <stdio.h>

@@ -47,14 +47,14 @@ fn starts(tool: &str) -> bool {
         .is_ok_and(|status| status.success())
 }
 
-/// A folder with the shared library under its two names, built with this very test.
+/// A folder with the libraries that were built with this very test, the shared one under its two
+/// names.
 fn library() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| {
         // deps/ holds it whether or not cargo has also put it one level up.
-        let built = std::env::current_exe()
-            .unwrap()
-            .with_file_name("libcinch.so");
+        let this = std::env::current_exe().unwrap();
+        let built = this.with_file_name("libcinch.so");
         let modified = |path: &Path| fs::metadata(path).unwrap().modified().unwrap();
         let newest = newest_source(&root().join("src"), &modified);
         assert!(
@@ -64,10 +64,14 @@ fn library() -> &'static Path {
         );
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("ffi-lib");
         fs::create_dir_all(&folder).unwrap();
-        for name in ["libcinch.so", "libcinch.so.0"] {
+        for (name, file) in [
+            ("libcinch.so", "libcinch.so"),
+            ("libcinch.so.0", "libcinch.so"),
+            ("libcinch.a", "libcinch.a"),
+        ] {
             let link = folder.join(name);
             let _ = fs::remove_file(&link);
-            std::os::unix::fs::symlink(&built, link).unwrap();
+            std::os::unix::fs::symlink(this.with_file_name(file), link).unwrap();
         }
         folder
     })
@@ -334,13 +338,47 @@ fn live_cpp() {
     run_all_ways("ffi-tests/cpp_header.cpp", "cpp_live");
 }
 
+/// Compiles the example with the command that stands in it, against this build's static library.
+fn compile_example(program: &Path) {
+    let source = fs::read_to_string(root().join("examples/allreduce.c")).unwrap();
+    let command = source
+        .lines()
+        .find_map(|line| line.strip_prefix(" *   cc "))
+        .expect("the example says how to compile it");
+    let archive = library().join("libcinch.a");
+    let arguments = command.split_whitespace().map(|word| match word {
+        "allreduce" => program.display().to_string(),
+        "target/release/libcinch.a" => archive.display().to_string(),
+        word => word.to_string(),
+    });
+    let output = Command::new("cc")
+        .args(arguments)
+        .current_dir(root())
+        .output()
+        .unwrap();
+    assert!(
+        output.status.success() && output.stderr.is_empty(),
+        "cc {command}:\n{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+}
+
+#[test]
+fn the_example_compiles_as_printed() {
+    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("example-printed");
+    compile_example(&program);
+    assert!(program.exists());
+    let _ = fs::remove_file(program);
+}
+
 /// The README prints this program and this way of starting it.
 #[test]
 fn live_example() {
     let Some(tool) = option_env!("CARGO_BIN_EXE_cinch") else {
         return println!("SKIPPED: built without the cinch tool");
     };
-    let program = compile("examples/allreduce.c", "example", &[]);
+    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("example");
+    compile_example(&program);
     for nranks in [1, 4] {
         let name = format!("example-{nranks}");
         let arguments = [
