@@ -4,6 +4,8 @@ use super::error::cinch_result_t;
 use super::handle::{self, Handle, check_out, cinch_comm_t};
 use super::types::{self, cinch_op_t, dtype_number, op_number};
 use crate::error::{Error, Result};
+use crate::reduce;
+use crate::simd::Isa;
 use crate::types::{DType, ReduceOp, Scalar};
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -105,33 +107,14 @@ unsafe fn read_scalar(scalar: *const u8, dtype: DType) -> Scalar {
             DType::U64 => Scalar::Int(scalar.cast::<u64>().read_unaligned().into()),
             DType::F32 => Scalar::Float(scalar.cast::<f32>().read_unaligned().into()),
             DType::F64 => Scalar::Float(scalar.cast::<f64>().read_unaligned()),
-            DType::F16 => small_float(scalar.cast::<u16>().read_unaligned(), 5, 10, true),
-            DType::BF16 => small_float(scalar.cast::<u16>().read_unaligned(), 8, 7, true),
-            DType::F8E4M3 => small_float(scalar.read().into(), 4, 3, false),
-            DType::F8E5M2 => small_float(scalar.read().into(), 5, 2, true),
+            DType::F16 | DType::BF16 | DType::F8E4M3 | DType::F8E5M2 => {
+                let bytes = std::slice::from_raw_parts(scalar, dtype.size());
+                let mut wide = [0.0];
+                reduce::widen(dtype, Isa::Scalar, bytes, &mut wide);
+                Scalar::Float(wide[0].into())
+            }
         }
     }
-}
-
-/// The value of a float of this many exponent and mantissa bits. Without infinities, the topmost
-/// exponent holds numbers, and NaN is all ones.
-fn small_float(bits: u16, exponent_bits: u32, mantissa_bits: u32, infinities: bool) -> Scalar {
-    let bits = u32::from(bits);
-    let mantissa = bits & ((1 << mantissa_bits) - 1);
-    let topmost = (1 << exponent_bits) - 1;
-    let exponent = (bits >> mantissa_bits) & topmost;
-    let bias = (1 << (exponent_bits - 1)) - 1;
-    let fraction = f64::from(mantissa) / f64::from(1u32 << mantissa_bits);
-    let power = |exponent: i32| 2f64.powi(exponent - bias);
-    let all_ones = mantissa == (1 << mantissa_bits) - 1;
-    let magnitude = match exponent {
-        0 => fraction * power(1),
-        _ if exponent == topmost && infinities && mantissa == 0 => f64::INFINITY,
-        _ if exponent == topmost && (infinities || all_ones) => f64::NAN,
-        _ => (1.0 + fraction) * power(exponent as i32),
-    };
-    let negative = bits >> (exponent_bits + mantissa_bits) != 0;
-    Scalar::Float(if negative { -magnitude } else { magnitude })
 }
 
 #[cfg(test)]
