@@ -447,7 +447,7 @@ static int live_part(int argc, char **argv) {
     if (harness_nranks == 1) {
         cinch_result_t code = cinch_comm_init(&id, 0, 1, &config, &again);
         printf("an id that has served -> %d: %s\n", (int)code, cinch_last_error());
-        CHECK(code != CINCH_SUCCESS && again == NULL);
+        CHECK(code != CINCH_SUCCESS && code != CINCH_ERROR_INTERNAL && again == NULL);
     }
     printf("rank %d of %d: all well\n", harness_rank, harness_nranks);
     return 0;
@@ -464,7 +464,7 @@ static int duplicate_part(char **argv) {
     config.init_timeout_ms = 3000;
     code = cinch_comm_init(&id, 0, 2, &config, &comm);
     printf("a second rank 0 -> %d: %s\n", (int)code, cinch_last_error());
-    CHECK(code != CINCH_SUCCESS && comm == NULL && strlen(cinch_last_error()) > 0);
+    CHECK(code != CINCH_SUCCESS && code != CINCH_ERROR_INTERNAL && comm == NULL && strlen(cinch_last_error()) > 0);
     printf("all well\n");
     return 0;
 }
