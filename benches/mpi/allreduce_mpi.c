@@ -1,0 +1,103 @@
+/* Times MPI_Allreduce of fp32 sums with the program shape of `cinch bench all_reduce`, so that the
+ * two may be compared: a barrier before each iteration outside the timing, out of place, the
+ * largest time over ranks, the median over iterations, and above 1 MiB a rotation over four pairs
+ * of buffers, so that neither library finds its data in the cache.
+ *
+ * allreduce_mpi [-b BYTES] [-e BYTES] [-f FACTOR] [-n ITERATIONS] [-w WARM_UPS]
+ * Rank 0 prints a JSON line a size: {"size": bytes, "time_us": median, "min_us": least}.
+ */
+#include <mpi.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define ROTATION 4
+#define COLD_ABOVE ((size_t)1 << 20)
+
+/* Gaussian-like: the sum of four uniform values has kurtosis 2.7 and costs one generator call. */
+static void fill(float *data, size_t count, uint64_t seed)
+{
+    uint64_t state = seed * 0x9e3779b97f4a7c15u + 1;
+    for (size_t i = 0; i < count; i++) {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        uint32_t sum = (uint32_t)(state & 0xffff) + (uint32_t)((state >> 16) & 0xffff)
+            + (uint32_t)((state >> 32) & 0xffff) + (uint32_t)(state >> 48);
+        data[i] = ((float)sum - 131070.0f) * (1.0f / 37837.0f);
+    }
+}
+
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static size_t bytes(const char *text)
+{
+    char *unit;
+    size_t value = strtoull(text, &unit, 10);
+    switch (*unit) {
+    case 'k': case 'K': return value << 10;
+    case 'm': case 'M': return value << 20;
+    case 'g': case 'G': return value << 30;
+    default: return value;
+    }
+}
+
+int main(int argc, char **argv)
+{
+    size_t first = 1 << 10, last = 64 << 20, factor = 4;
+    int iterations = 20, warm_ups = 5, rank, ranks;
+
+    MPI_Init(&argc, &argv);
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+    for (int i = 1; i + 1 < argc; i += 2) {
+        if (!strcmp(argv[i], "-b")) first = bytes(argv[i + 1]);
+        else if (!strcmp(argv[i], "-e")) last = bytes(argv[i + 1]);
+        else if (!strcmp(argv[i], "-f")) factor = bytes(argv[i + 1]);
+        else if (!strcmp(argv[i], "-n")) iterations = atoi(argv[i + 1]);
+        else if (!strcmp(argv[i], "-w")) warm_ups = atoi(argv[i + 1]);
+        else MPI_Abort(MPI_COMM_WORLD, 2);
+    }
+    if (first < sizeof(float) || last < first || factor < 2 || iterations < 1 || warm_ups < 0)
+        MPI_Abort(MPI_COMM_WORLD, 2);
+
+    float *input[ROTATION], *output[ROTATION];
+    for (int i = 0; i < ROTATION; i++) {
+        input[i] = malloc(last);
+        output[i] = malloc(last);
+        if (!input[i] || !output[i])
+            MPI_Abort(MPI_COMM_WORLD, 3);
+        fill(input[i], last / sizeof(float), (uint64_t)(rank * ROTATION + i + 1));
+        memset(output[i], 1, last);
+    }
+    double *times = malloc((size_t)iterations * sizeof *times);
+    if (!times)
+        MPI_Abort(MPI_COMM_WORLD, 3);
+
+    for (size_t size = first; size <= last; size *= factor) {
+        int count = (int)(size / sizeof(float));
+        for (int i = -warm_ups; i < iterations; i++) {
+            int at = size > COLD_ABOVE ? (i + warm_ups) % ROTATION : 0;
+            MPI_Barrier(MPI_COMM_WORLD);
+            double start = MPI_Wtime();
+            MPI_Allreduce(input[at], output[at], count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+            double mine = MPI_Wtime() - start, longest;
+            MPI_Allreduce(&mine, &longest, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
+            if (i >= 0)
+                times[i] = longest * 1e6;
+        }
+        qsort(times, (size_t)iterations, sizeof *times, by_value);
+        if (rank == 0) {
+            printf("{\"size\": %zu, \"time_us\": %.3f, \"min_us\": %.3f}\n", size,
+                   times[iterations / 2], times[0]);
+            fflush(stdout);
+        }
+    }
+    MPI_Finalize();
+    return 0;
+}
