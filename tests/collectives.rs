@@ -1,0 +1,576 @@
+//! All collectives through `Communicator`, ranks as threads, against the definitions in `oracle`.
+
+mod common;
+mod oracle;
+
+use cinch::comm::{Call, Group};
+use cinch::mem::UserBuffers;
+use cinch::types::{CodecKind, Scalar, TransportKind};
+use cinch::{Algorithm, CodecSpec, Collective, Communicator, DType, ErrorKind, ReduceOp, Report};
+use common::{Rng, config, seed, world};
+use oracle::{Case, Data, check, factor, float};
+use std::collections::BTreeSet;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::time::Duration;
+
+const COUNTS: [usize; 7] = [0, 1, 3, 17, 257, 4096 + 5, 100_003];
+const OPS: [ReduceOp; 6] = [
+    ReduceOp::Sum,
+    ReduceOp::Prod,
+    ReduceOp::Min,
+    ReduceOp::Max,
+    ReduceOp::Avg,
+    ReduceOp::PreMulSum(Scalar::Float(1.0)),
+];
+const GUARD: u8 = 0x5a;
+
+/// A collective that ran on one rank.
+struct Done {
+    output: Vec<u8>,
+    report: Report,
+    /// First byte outside the output that changed.
+    stray: Option<usize>,
+}
+
+type Outcome = Result<Done, cinch::Error>;
+
+/// Input and output of one rank in one allocation, at the case's alignment, guarded.
+struct Memory {
+    bytes: Vec<u8>,
+    input: (usize, usize),
+    output: (usize, usize),
+}
+
+impl Memory {
+    fn new(case: &Case, rank: usize, nranks: usize) -> Memory {
+        let input = case.input(rank, nranks);
+        let (ins, outs) = (input.len(), case.output_bytes(rank, nranks));
+        let block = case.call.count * case.call.dtype.size();
+        let round = |bytes: usize| bytes.next_multiple_of(64) + 64;
+        let mut bytes = vec![GUARD; round(ins) + round(outs) + 256];
+        let base = bytes.as_ptr().align_offset(64) + 64;
+        let input_at = base + case.align[0];
+        let output_at = if !case.in_place || ins == 0 || outs == 0 {
+            base + round(ins) + case.align[1]
+        } else {
+            match case.call.collective {
+                Collective::ReduceScatter => input_at + rank * block,
+                Collective::Scatter => input_at + case.call.root * block,
+                _ => input_at,
+            }
+        };
+        let input_at = match case.call.collective {
+            Collective::AllGather | Collective::Gather if output_at == input_at => {
+                input_at + rank * block
+            }
+            _ => input_at,
+        };
+        bytes[input_at..input_at + ins].copy_from_slice(&input);
+        Memory {
+            bytes,
+            input: (input_at, ins),
+            output: (output_at, outs),
+        }
+    }
+
+    #[allow(unsafe_code)]
+    fn buffers(&mut self) -> UserBuffers<'_> {
+        let ((input_at, ins), (output_at, outs)) = (self.input, self.output);
+        assert!(input_at + ins <= self.bytes.len() && output_at + outs <= self.bytes.len());
+        let start = self.bytes.as_mut_ptr();
+        // SAFETY: both ranges lie in `bytes`, which the result borrows.
+        unsafe { UserBuffers::from_raw(start.add(input_at), ins, start.add(output_at), outs) }
+    }
+
+    fn run(case: &Case, comm: &Communicator) -> Outcome {
+        let mut memory = Memory::new(case, comm.rank(), comm.nranks());
+        let before = memory.bytes.clone();
+        let report = comm.call(&case.call_of(comm.rank()), memory.buffers())?;
+        let (at, length) = memory.output;
+        let outside = (0..at).chain(at + length..before.len());
+        Ok(Done {
+            output: memory.bytes[at..at + length].to_vec(),
+            report,
+            stray: outside
+                .into_iter()
+                .find(|&at| memory.bytes[at] != before[at]),
+        })
+    }
+}
+
+/// What a list of cases left behind.
+#[derive(Default)]
+struct Tally {
+    ran: usize,
+    /// Algorithms that a collective does not have.
+    refused: BTreeSet<(&'static str, &'static str)>,
+    /// Of each case whose ranks must agree, a hash of the output; else 0.
+    hashes: Vec<u64>,
+}
+
+/// Runs `cases` in order on one communicator and checks every rank's output while it goes.
+fn run(transport: TransportKind, nranks: usize, cases: &[Case]) -> Tally {
+    let (senders, receivers): (Vec<SyncSender<Outcome>>, Vec<Receiver<Outcome>>) =
+        (0..nranks).map(|_| sync_channel(2)).unzip();
+    std::thread::scope(|scope| {
+        let checker = scope.spawn(move || check_all(transport, nranks, cases, &receivers));
+        world(nranks, &config(transport), |comm| {
+            for case in cases {
+                // The checker hangs up at the first failure.
+                if senders[comm.rank()].send(Memory::run(case, &comm)).is_err() {
+                    break;
+                }
+            }
+        });
+        checker.join().expect("a case failed, see above")
+    })
+}
+
+fn check_all(
+    transport: TransportKind,
+    nranks: usize,
+    cases: &[Case],
+    ranks: &[Receiver<Outcome>],
+) -> Tally {
+    let mut tally = Tally::default();
+    for case in cases {
+        let outcomes: Vec<Outcome> = ranks
+            .iter()
+            .map(|rank| {
+                rank.recv_timeout(Duration::from_secs(60))
+                    .expect("a rank is stuck")
+            })
+            .collect();
+        let what = format!("{transport}, {nranks} ranks, {case:?}");
+        let refusal = |outcome: &Outcome| {
+            outcome.as_ref().is_err_and(|error| {
+                matches!(
+                    error.kind(),
+                    ErrorKind::InvalidUsage | ErrorKind::Unsupported
+                )
+            })
+        };
+        if let Some(algorithm) = case.call.algorithm
+            && case.call.collective != Collective::AllReduce
+            && outcomes.iter().all(refusal)
+        {
+            tally
+                .refused
+                .insert((case.call.collective.name(), algorithm.name()));
+            tally.hashes.push(0);
+            continue;
+        }
+        let done: Vec<Done> = outcomes
+            .into_iter()
+            .map(|outcome| outcome.unwrap_or_else(|error| panic!("{what}: {error}")))
+            .collect();
+        let inputs: Vec<_> = (0..nranks).map(|rank| case.input(rank, nranks)).collect();
+        for (rank, done) in done.iter().enumerate() {
+            check(case, rank, &inputs, &done.output, &done.report)
+                .unwrap_or_else(|wrong| panic!("{what}: {wrong}"));
+            assert_eq!(
+                done.stray, None,
+                "{what}: rank {rank} wrote outside its output"
+            );
+            check_report(case, nranks, transport, &done.report, &what);
+        }
+        tally.hashes.push(if same_everywhere(case.call.collective) {
+            for (rank, other) in done.iter().enumerate() {
+                assert!(
+                    done[0].output == other.output,
+                    "{what}: rank {rank} has other bits"
+                );
+            }
+            let mut hasher = DefaultHasher::new();
+            done[0].output.hash(&mut hasher);
+            hasher.finish()
+        } else {
+            0
+        });
+        tally.ran += 1;
+    }
+    tally
+}
+
+fn same_everywhere(collective: Collective) -> bool {
+    matches!(
+        collective,
+        Collective::AllReduce | Collective::AllGather | Collective::Broadcast
+    )
+}
+
+fn check_report(case: &Case, nranks: usize, transport: TransportKind, report: &Report, what: &str) {
+    if nranks == 1 || case.call.count == 0 {
+        return;
+    }
+    let asked = case.call.codec.unwrap_or(CodecSpec::RAW);
+    assert_eq!(report.codec, asked, "{what}: {report:?}");
+    if let Some(algorithm) = case.call.algorithm {
+        assert_eq!(report.algorithm, algorithm, "{what}: {report:?}");
+    }
+    if report.wire_bytes > 0 {
+        assert_eq!(report.transport, Some(transport), "{what}: {report:?}");
+    }
+}
+
+/// Every collective with every type and, where it reduces, every operation; sizes, places,
+/// alignments and roots at random.
+fn every_combination(nranks: usize, rng: &mut Rng, counts: &[usize]) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for collective in Collective::ALL {
+        if collective == Collective::SendRecv {
+            continue; // not a call of all ranks: tested below
+        }
+        let ops = if collective.reduces() {
+            &OPS[..]
+        } else {
+            &OPS[..1]
+        };
+        for dtype in DType::ALL {
+            for &op in ops {
+                let mut call = Call::new(collective, dtype, rng.pick(counts));
+                call.op = op;
+                if let ReduceOp::PreMulSum(_) = op {
+                    call.op = ReduceOp::PreMulSum(factor(dtype, 0));
+                }
+                if collective.has_root() {
+                    call.root = rng.below(nranks);
+                }
+                let mut case = Case::new(call, rng.next());
+                case.in_place = rng.below(2) == 0;
+                case.align = [rng.below(17), rng.below(17)];
+                cases.push(case);
+            }
+        }
+    }
+    cases
+}
+
+#[test]
+fn every_collective_type_and_operation_is_right_among_threads() {
+    let mut rng = Rng(seed());
+    for nranks in [1, 2, 3, 4, 5, 8] {
+        let cases = every_combination(nranks, &mut rng, &COUNTS[..6]);
+        assert_eq!(
+            run(TransportKind::Loopback, nranks, &cases).ran,
+            cases.len()
+        );
+    }
+}
+
+#[test]
+fn every_collective_type_and_operation_is_right_over_shm_and_tcp() {
+    let mut rng = Rng(seed() + 1);
+    for (transport, nranks) in [
+        (TransportKind::Shm, 2),
+        (TransportKind::Shm, 5),
+        (TransportKind::Tcp, 2),
+        (TransportKind::Tcp, 3),
+    ] {
+        let cases = every_combination(nranks, &mut rng, &COUNTS[..6]);
+        assert_eq!(run(transport, nranks, &cases).ran, cases.len());
+    }
+}
+
+#[test]
+fn every_count_algorithm_and_place_is_right() {
+    let mut rng = Rng(seed() + 2);
+    let mut refused = BTreeSet::new();
+    for nranks in [1, 2, 3, 4, 5, 8] {
+        let mut cases = Vec::new();
+        for collective in &Collective::ALL[..8] {
+            for count in COUNTS {
+                for algorithm in Algorithm::ALL {
+                    let mut call = Call::new(*collective, DType::F32, count);
+                    if rng.below(4) == 0 {
+                        call.dtype = rng.pick(&[DType::I64, DType::BF16, DType::U8]);
+                    }
+                    if collective.has_root() {
+                        call.root = rng.below(nranks);
+                    }
+                    call.algorithm = Some(algorithm);
+                    let mut case = Case::new(call, rng.next());
+                    case.in_place = rng.below(2) == 0;
+                    case.align = [4 * rng.below(5), 4 * rng.below(5)];
+                    cases.push(case);
+                }
+            }
+        }
+        refused.extend(run(TransportKind::Loopback, nranks, &cases).refused);
+    }
+    for collective in Collective::ALL {
+        let of = |(name, _): &&(&str, &str)| *name == collective.name();
+        let without = refused.iter().filter(of).count();
+        assert!(
+            without < Algorithm::ALL.len(),
+            "{collective} has no algorithm: {refused:?}"
+        );
+    }
+    println!("not offered: {refused:?}");
+}
+
+fn lossy_codecs() -> Vec<CodecSpec> {
+    let texts = [
+        "linear8",
+        "linear8:block=32",
+        "dynamic8",
+        "dynamic8:block=4096",
+        "static8:offset=1",
+        "cast_bf16",
+        "cast16",
+    ];
+    texts.iter().map(|text| text.parse().unwrap()).collect()
+}
+
+fn codec_cases(nranks: usize, rng: &mut Rng, counts: &[usize]) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for codec in lossy_codecs() {
+        for algorithm in Algorithm::ALL {
+            for &count in counts {
+                for collective in [
+                    Collective::AllReduce,
+                    rng.pick(&[Collective::AllGather, Collective::Broadcast]),
+                    rng.pick(&Collective::ALL[..8]),
+                ] {
+                    let dtype = rng.pick(&[DType::F32, DType::F32, DType::BF16, DType::F16]);
+                    let mut call = Call::new(collective, dtype, count);
+                    if collective.reduces() {
+                        call.op = rng.pick(&[OPS[0], OPS[0], OPS[4], OPS[5]]);
+                    }
+                    if collective.has_root() {
+                        call.root = rng.below(nranks);
+                    }
+                    call.codec = Some(codec);
+                    call.algorithm = (collective == Collective::AllReduce).then_some(algorithm);
+                    let mut case = Case::new(call, rng.next());
+                    case.in_place = rng.below(2) == 0;
+                    cases.push(case);
+                }
+            }
+        }
+    }
+    cases
+}
+
+#[test]
+fn codecs_stay_within_their_bounds() {
+    let mut rng = Rng(seed() + 3);
+    for (transport, nranks) in [
+        (TransportKind::Loopback, 1),
+        (TransportKind::Loopback, 2),
+        (TransportKind::Loopback, 3),
+        (TransportKind::Loopback, 8),
+        (TransportKind::Shm, 4),
+        (TransportKind::Tcp, 2),
+    ] {
+        let cases = codec_cases(nranks, &mut rng, &[1, 257, 4096 + 5]);
+        run(transport, nranks, &cases);
+    }
+    let cases = codec_cases(3, &mut rng, &[100_003]);
+    run(TransportKind::Loopback, 3, &cases);
+}
+
+#[test]
+fn what_a_codec_can_hold_arrives_exactly() {
+    let mut cases = Vec::new();
+    for algorithm in Algorithm::ALL {
+        let mut call = Call::new(Collective::AllReduce, DType::F32, 4101);
+        call.codec = Some(CodecSpec::of(CodecKind::Mantissa8));
+        call.algorithm = Some(algorithm);
+        let mut case = Case::new(call, 5);
+        case.data = Data::Units;
+        cases.push(case);
+    }
+    assert_eq!(run(TransportKind::Loopback, 5, &cases).ran, cases.len());
+}
+
+#[test]
+fn results_have_the_same_bits_in_repeated_runs_and_over_all_transports() {
+    let nranks = 4;
+    let mut cases = Vec::new();
+    let mut codecs = lossy_codecs();
+    codecs.push(CodecSpec::RAW);
+    for codec in codecs {
+        for algorithm in Algorithm::ALL {
+            for count in [257, 40_009] {
+                let mut call = Call::new(Collective::AllReduce, DType::F32, count);
+                call.codec = Some(codec);
+                call.algorithm = Some(algorithm);
+                cases.push(Case::new(call, 77 + count as u64));
+            }
+        }
+        for collective in [Collective::AllGather, Collective::Broadcast] {
+            let mut call = Call::new(collective, DType::BF16, 5001);
+            call.codec = Some(codec);
+            cases.push(Case::new(call, 78));
+        }
+    }
+    // Each case twice in a row on one communicator, then on fresh ones.
+    let twice: Vec<Case> = cases.iter().flat_map(|case| [*case, *case]).collect();
+    let first = run(TransportKind::Loopback, nranks, &twice);
+    for (pair, case) in first.hashes.chunks_exact(2).zip(&cases) {
+        assert_eq!(pair[0], pair[1], "the second run gave other bits: {case:?}");
+    }
+    for transport in TransportKind::ALL {
+        let again = run(transport, nranks, &cases);
+        for (at, case) in cases.iter().enumerate() {
+            let (a, b) = (first.hashes[2 * at], again.hashes[at]);
+            // Without a forced algorithm each transport may have its own.
+            if case.call.algorithm.is_some() || transport == TransportKind::Loopback {
+                assert_eq!(
+                    a, b,
+                    "{transport} gave other bits than the first run: {case:?}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_not_finite_reaches_every_rank() {
+    let (nranks, count) = (3, 2000);
+    for codec in [
+        "raw",
+        "linear8",
+        "dynamic8",
+        "static8",
+        "mantissa8",
+        "cast_bf16",
+        "cast16",
+    ] {
+        for (what, poison) in [("NaN", f32::NAN), ("infinity", f32::INFINITY)] {
+            for algorithm in Algorithm::ALL {
+                let outputs = world(nranks, &config(TransportKind::Loopback), |comm| {
+                    let mut data = vec![0.5f32; count];
+                    if comm.rank() == 1 {
+                        data[700] = poison;
+                    }
+                    let mut call = Call::new(Collective::AllReduce, DType::F32, count);
+                    call.codec = Some(codec.parse().unwrap());
+                    call.algorithm = Some(algorithm);
+                    let mut output = vec![0f32; count];
+                    let buffers = UserBuffers::new(
+                        cinch::mem::bytes_of(&data),
+                        cinch::mem::bytes_of_mut(&mut output),
+                    );
+                    let report = comm.call(&call, buffers).unwrap();
+                    (output, report.input.map_or(0, |stats| stats.non_finite))
+                });
+                for (rank, (output, non_finite)) in outputs.iter().enumerate() {
+                    let what = format!("{codec}, {algorithm}, {what}, rank {rank}");
+                    assert!(!output[700].is_finite(), "{what}: {}", output[700]);
+                    // A block of 256 around it may go too, the rest may not.
+                    for at in (0..256).chain(1024..count) {
+                        assert!(output[at].is_finite(), "{what}: element {at}");
+                    }
+                    let lossy = codec != "raw" && rank == 1;
+                    assert_eq!(
+                        *non_finite,
+                        u64::from(lossy),
+                        "{what}: the report's counter"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn extremes_keep_nan_and_refuse_lossy_codecs() {
+    let outputs = world(2, &config(TransportKind::Loopback), |comm| {
+        let linear8 = Some("linear8".parse().unwrap());
+        let mut refused = Vec::new();
+        for (dtype, op) in [
+            (DType::F32, ReduceOp::Max),
+            (DType::F32, ReduceOp::Min),
+            (DType::F32, ReduceOp::Prod),
+            (DType::I32, ReduceOp::Sum),
+            (DType::U64, ReduceOp::Avg),
+        ] {
+            let mut call = Call::new(Collective::AllReduce, dtype, 300);
+            (call.op, call.codec) = (op, linear8);
+            let bytes = 300 * dtype.size();
+            let (input, mut output) = (vec![0; bytes], vec![0; bytes]);
+            refused.push(
+                comm.call(&call, UserBuffers::new(&input, &mut output))
+                    .err(),
+            );
+        }
+        // The refusals moved nothing: the communicator still works.
+        let input = if comm.rank() == 0 {
+            [f32::NAN, 1.0]
+        } else {
+            [1.0, 2.0]
+        };
+        let (mut max, mut min) = ([0.0; 2], [0.0; 2]);
+        comm.all_reduce(&input, &mut max, ReduceOp::Max).unwrap();
+        comm.all_reduce(&input, &mut min, ReduceOp::Min).unwrap();
+        (refused, max, min)
+    });
+    for (refused, max, min) in outputs {
+        for (at, error) in refused.iter().enumerate() {
+            let error = error
+                .as_ref()
+                .unwrap_or_else(|| panic!("call {at} was not refused"));
+            assert!(
+                matches!(
+                    error.kind(),
+                    ErrorKind::InvalidArgument | ErrorKind::InvalidUsage | ErrorKind::Unsupported
+                ) && error.message().contains("linear8"),
+                "{error}"
+            );
+        }
+        assert!(max[0].is_nan() && max[1] == 2.0 && min[0].is_nan() && min[1] == 1.0);
+    }
+}
+
+#[test]
+fn sends_and_receives_of_a_group_form_a_ring() {
+    for (transport, nranks) in [
+        (TransportKind::Loopback, 2),
+        (TransportKind::Loopback, 5),
+        (TransportKind::Shm, 3),
+        (TransportKind::Tcp, 3),
+    ] {
+        for count in [0, 1, 257, 100_003] {
+            world(nranks, &config(transport), |comm| {
+                let (rank, next) = (comm.rank(), (comm.rank() + 1) % nranks);
+                let before = (rank + nranks - 1) % nranks;
+                let of = |rank: usize| (0..count as u32).map(move |at| at * 7 + rank as u32);
+                let input: Vec<u32> = of(rank).collect();
+                let mut output = vec![u32::MAX; count];
+                let mut send = Call::new(Collective::SendRecv, DType::U32, count);
+                (send.root, send.peer) = (rank, next);
+                let mut recv = send;
+                (recv.root, recv.peer) = (before, rank);
+                let mut group = Group::new();
+                let bytes = cinch::mem::bytes_of(&input);
+                group
+                    .add(&comm, &send, UserBuffers::new(bytes, &mut []))
+                    .unwrap();
+                let bytes = cinch::mem::bytes_of_mut(&mut output);
+                group
+                    .add(&comm, &recv, UserBuffers::new(&[], bytes))
+                    .unwrap();
+                assert_eq!(group.run().unwrap().len(), 2);
+                assert!(
+                    output.iter().copied().eq(of(before)),
+                    "{transport}, rank {rank}"
+                );
+            });
+        }
+    }
+}
+
+#[test]
+fn the_oracle_knows_its_numbers() {
+    assert_eq!(float(DType::F8E4M3, &[0x7e]), 448.0);
+    assert_eq!(float(DType::F8E4M3, &[0x01]), 2f64.powi(-9));
+    assert!(float(DType::F8E4M3, &[0xff]).is_nan());
+    assert_eq!(float(DType::F8E5M2, &[0x7b]), 57344.0);
+    assert_eq!(float(DType::F8E5M2, &[0xfc]), f64::NEG_INFINITY);
+    assert_eq!(float(DType::F8E5M2, &[0x01]), 2f64.powi(-16));
+    assert_eq!(float(DType::BF16, &[0x80, 0x3f]), 1.0);
+    assert_eq!(float(DType::F16, &[0x00, 0xc0]), -2.0);
+}
