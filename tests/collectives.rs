@@ -11,7 +11,8 @@ use common::{Rng, config, seed, world};
 use oracle::{Case, Data, check, factor, float};
 use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::Mutex;
+use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::Duration;
 
 const COUNTS: [usize; 7] = [0, 1, 3, 17, 257, 4096 + 5, 100_003];
@@ -111,14 +112,20 @@ struct Tally {
 
 /// Runs `cases` in order on one communicator and checks every rank's output while it goes.
 fn run(transport: TransportKind, nranks: usize, cases: &[Case]) -> Tally {
-    let (senders, receivers): (Vec<SyncSender<Outcome>>, Vec<Receiver<Outcome>>) =
-        (0..nranks).map(|_| sync_channel(2)).unzip();
+    let (senders, receivers): (Vec<_>, Vec<_>) = (0..nranks)
+        .map(|_| {
+            let (sender, receiver) = sync_channel::<Outcome>(2);
+            (Mutex::new(Some(sender)), receiver)
+        })
+        .unzip();
     std::thread::scope(|scope| {
         let checker = scope.spawn(move || check_all(transport, nranks, cases, &receivers));
         world(nranks, &config(transport), |comm| {
+            // Owned by the rank, so that the checker hears of a rank that panics.
+            let sender = senders[comm.rank()].lock().unwrap().take().unwrap();
             for case in cases {
                 // The checker hangs up at the first failure.
-                if senders[comm.rank()].send(Memory::run(case, &comm)).is_err() {
+                if sender.send(Memory::run(case, &comm)).is_err() {
                     break;
                 }
             }

@@ -256,10 +256,19 @@ pub fn check(
     report: &Report,
 ) -> Result<(), String> {
     let (call, size) = (&case.call, case.call.dtype.size());
-    let sum_of_maxima = match call.dtype.is_float() && case.data != Data::Bits {
-        true => abs_max_of_sum(case, inputs),
-        false => 0.0,
+    let maxima: Vec<f64> = match call.dtype.is_float() && case.data != Data::Bits {
+        true => inputs
+            .iter()
+            .map(|input| abs_max(call.dtype, input))
+            .collect(),
+        false => Vec::new(),
     };
+    // No partial sum of any elements exceeds this.
+    let sum_of_maxima = maxima
+        .iter()
+        .enumerate()
+        .map(|(rank, max)| max * float_factor(case, rank))
+        .sum();
     for (at, got) in output.chunks_exact(size).enumerate() {
         let element = |rank: usize, index: usize| &inputs[rank][index * size..][..size];
         let wrong = |expected: String, tolerance: f64| {
@@ -280,9 +289,8 @@ pub fn check(
             }
             Source::Copied(from, index) => {
                 let exact = float(call.dtype, element(from, index));
-                let abs_max = abs_max(call.dtype, &inputs[from]);
                 let (unit, least) = precision(call.dtype);
-                let step = half_step(report.codec.kind, abs_max);
+                let step = half_step(report.codec.kind, maxima[from]);
                 let tolerance = 1.001 * step + 1.01 * unit * (exact.abs() + step) + least;
                 if !within(float(call.dtype, got), exact, tolerance) {
                     return wrong(format!("{exact:e}"), tolerance);
@@ -326,13 +334,6 @@ fn abs_max(dtype: DType, bytes: &[u8]) -> f64 {
         .chunks_exact(dtype.size())
         .map(|element| float(dtype, element).abs())
         .fold(0.0, f64::max)
-}
-
-/// No partial sum of any elements exceeds this.
-fn abs_max_of_sum(case: &Case, inputs: &[Vec<u8>]) -> f64 {
-    (0..inputs.len())
-        .map(|rank| abs_max(case.call.dtype, &inputs[rank]) * float_factor(case, rank))
-        .sum()
 }
 
 /// The exact value, and how far from it the library may end.
