@@ -33,6 +33,8 @@ struct Ranks {
     children: Vec<Child>,
     inputs: Vec<ChildStdin>,
     said: Receiver<(usize, String)>,
+    /// Said, but not waited for yet: ranks do not wait for each other.
+    backlog: Vec<(usize, String)>,
 }
 
 impl Drop for Ranks {
@@ -76,27 +78,35 @@ impl Ranks {
             children,
             inputs,
             said,
+            backlog: Vec::new(),
         }
     }
 
     /// Waits until each of `ranks` has said a line that starts with `word`; the rests of the
     /// lines, by rank.
-    fn wait_for(&self, word: &str, ranks: &[usize]) -> Vec<String> {
+    fn wait_for(&mut self, word: &str, ranks: &[usize]) -> Vec<String> {
         let mut found = vec![None; self.children.len()];
         let deadline = Instant::now() + PATIENCE;
-        while ranks.iter().any(|&rank| found[rank].is_none()) {
-            let left = deadline.saturating_duration_since(Instant::now());
-            let (rank, line) = self
-                .said
-                .recv_timeout(left)
-                .unwrap_or_else(|_| panic!("waiting for \"{word}\" of {ranks:?}: got {found:?}"));
-            match line.split_once(' ') {
-                Some((first, rest)) if first == word => found[rank] = Some(rest.to_string()),
-                _ if line.starts_with("failed") => panic!("rank {rank} {line}"),
-                _ => {}
+        let mut lines = std::mem::take(&mut self.backlog);
+        loop {
+            for (rank, line) in lines.drain(..) {
+                match line.split_once(' ') {
+                    Some((first, rest)) if first == word => found[rank] = Some(rest.to_string()),
+                    _ if line.starts_with("failed") => panic!("rank {rank} {line}"),
+                    _ => self.backlog.push((rank, line)),
+                }
             }
+            if ranks.iter().all(|&rank| found[rank].is_some()) {
+                return found.into_iter().map(Option::unwrap_or_default).collect();
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            lines.push(self.said.recv_timeout(left).unwrap_or_else(|_| {
+                panic!(
+                    "waiting for \"{word}\" of {ranks:?}: got {found:?}, and {:?}",
+                    self.backlog
+                )
+            }));
         }
-        found.into_iter().map(Option::unwrap_or_default).collect()
     }
 }
 

@@ -25,6 +25,10 @@ pub(super) const RESERVED: &[&str] = &[
     "CINCH_LAUNCH_ID",
     "CINCH_LAUNCH_RANK",
     "CINCH_LAUNCH_SIZE",
+    "CINCH_TEST_CHILD",
+    "CINCH_TEST_KILLS",
+    "CINCH_TEST_MISMATCHES",
+    "CINCH_TEST_SEED",
 ];
 
 /// Parses a byte count with an optional binary K, M or G.
