@@ -1,4 +1,14 @@
-//! Essays: layers, one allreduce, memory ordering, adding things, dependencies.
+//! Essays: layers, one allreduce, memory ordering, numbers, failures, adding things, dependencies.
 
+pub mod adding;
 pub mod dependencies;
+pub mod failures;
 pub mod layers;
+pub mod memory_ordering;
+pub mod numerics;
+pub mod one_allreduce;
+
+/// The Rust of the README compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;

@@ -1,0 +1,32 @@
+//! # Memory ordering
+//!
+//! Every pair of an acquire and a release is marked `SYNC POINT name` on both sides, with what it
+//! publishes. `grep -rn "SYNC POINT"` lists them all; a name that appears once is a defect.
+//!
+//! **Slots.** A connection has one producer and one consumer, each a type that cannot be cloned.
+//! The producer writes header and payload with plain stores, then stores the slot counter `tail`
+//! with release. The consumer loads `tail` with acquire, and then reads. The way back is the same
+//! with `head`: the consumer's release says that it has finished reading, and the producer's
+//! acquire makes sure that no write overtakes that. Counters are 64-bit and never wrap, so there
+//! is no ABA problem and no reset to order. Each counter lies in the memory of the side that polls
+//! it, alone on its cache lines: a poll stays in the poller's cache until the other side writes.
+//!
+//! **What a peer writes is a hint.** Another process may write anything at any time. A counter is
+//! bounded by local geometry before it is used, a header is copied out before it is checked, and
+//! codecs decode any bytes to some numbers. Two reads of a payload may differ; nothing but wrong
+//! numbers follows from it.
+//!
+//! **Sleeping.** A rank that sleeps must not miss the store that it waits for. It writes
+//! "sleeping", fences, and reads the counters once more; a peer writes its counter, fences, and
+//! reads "sleeping". The fences are sequentially consistent on both sides, because store then load
+//! is the one order that acquire and release do not keep: at least one of the two sees the other.
+//! The sleep itself is a futex on a word that every ring changes, so a ring between the last look
+//! and the sleep makes the kernel refuse to sleep.
+//!
+//! **The fault.** The first writer of [`crate::sync::Fault`] sets the reason, then the flag with
+//! release. Wait loops look at the flag with a relaxed load, which costs nothing; who sees it set
+//! goes through [`crate::sync::Fault::check`], whose acquire makes the reason visible.
+//!
+//! **Models.** The lock-free parts use the atomics of `crate::sync`, which are loom's under
+//! `--cfg loom`. Tests whose names begin with `loom_` explore all interleavings up to a bound:
+//! `scripts/test models`. x86-64 hides missing barriers; loom does not.

@@ -1,0 +1,53 @@
+//! # Numbers: what is promised
+//!
+//! **Raw.** Integers wrap and are exact otherwise. Floats of up to 32 bits accumulate in fp32, f64
+//! in f64. A partial sum that travels does so in the data type, so a sum over N ranks of a type
+//! with unit roundoff u lies within about (N-1) u of the exact one, relative to the sum of the
+//! magnitudes. An average divides once, after accumulation. Largest and smallest are NaN if any
+//! contribution is.
+//!
+//! **One encode.** For a finite x in a block with largest magnitude A:
+//!
+//! | codec | largest error of one encode and decode |
+//! | --- | --- |
+//! | `linear8` | A / 254 |
+//! | `dynamic8` | 0.0086 A, and relative 5 % in the first decade below A, 9 % in the second |
+//! | `static8` | 22 % of x, within its fixed range |
+//! | `mantissa8` | a third of x, within its fixed range |
+//! | `cast_bf16` | x / 256 |
+//! | `cast16` | x / 2048, within its range |
+//!
+//! plus one rounding of fp32. Blocks are 256 elements unless the spec says otherwise. Encode is
+//! true nearest; it is therefore not unbiased for a single value.
+//!
+//! **A collective.** The error is at most the sum, over the encodes that an element's
+//! contributions pass, of the error above with A of that partial sum. For independent inputs and
+//! a relative RMS error e of one encode, the result has
+//!
+//! | algorithm | encodes of a partial sum | relative RMS error |
+//! | --- | --- | --- |
+//! | `ring` | one a hop | e sqrt((N+1)/2) |
+//! | `tree` | one a level | e sqrt(1 + log2(N)/2) |
+//! | `direct` | contributions, and the sum once | e sqrt(2) |
+//! | `oneshot` | contributions only | e |
+//!
+//! So codec and algorithm are independent in code and not in quality: a lossy codec on a ring of
+//! many ranks is the worst choice.
+//!
+//! **Not finite.** A NaN or infinity reaches every rank as something that is not finite: with
+//! `linear8` and `dynamic8` the whole block decodes to NaN, with the others that element. It is
+//! counted in the report of the rank that had it. A finite value beyond a fixed range, or beyond
+//! the scale kept by `tensor=K`, saturates and is counted too.
+//!
+//! **Small.** Subnormals are ordinary inputs. No absolute epsilon is added anywhere. -0 decodes to
+//! +0 in the 8-bit codecs; a block of zeros decodes to +0.
+//!
+//! **The same bits.** After all_reduce, all_gather and broadcast all ranks hold the same bits:
+//! encoded bytes are forwarded unchanged, and who encodes decodes its own encoding. Repeated runs
+//! with the same ranks, settings, codec and algorithm give the same bits: contributions are added
+//! in a fixed order, never in order of arrival. The instruction set and the transport do not
+//! matter. Another number of ranks or another algorithm may give other last bits.
+//!
+//! **Never silent.** Lossy codecs meet only floating types under sum, average and pre-multiplied
+//! sum. Asked for by a call, anything else is an error; as a default, it stays out. The report
+//! says which codec ran.

@@ -1,0 +1,38 @@
+//! # One allreduce, from the call to the last byte
+//!
+//! Four ranks call `comm.all_reduce(&input, &mut output, ReduceOp::Sum)`.
+//!
+//! 1. **The call** becomes a [`crate::comm::Call`]: collective, type, operation, count, and what
+//!    the caller insists on (codec, algorithm). Its buffers are checked against it before anything
+//!    moves; a wrong length or a lossy codec under a maximum is an error here, and the
+//!    communicator lives on.
+//! 2. **The plan.** Codec and algorithm are chosen by a pure function of the call and of what all
+//!    ranks know alike, so every rank chooses the same. The schedule of one pass is generated for
+//!    this rank alone, in time proportional to its own steps.
+//! 3. **The signature.** Collective, type, operation, count, root, codec, algorithm and the number
+//!    of calls before this one travel in the header of every message
+//!    ([`crate::types::CallSignature`]). A receiver that expects another one raises the mismatch
+//!    error; nobody waits for data that will never fit.
+//! 4. **Passes.** A message is longer than the slots. The schedule describes one pass over some
+//!    chunks; [`crate::schedule::walk`] repeats it over the message and overlaps passes: pass p
+//!    runs stage s at time p + s. So a rank sends the next pass's contributions before it waits
+//!    for this pass's sums.
+//! 5. **A step.** `recv_reduce_copy_send` of a two-shot, as an example. For each tile that fits
+//!    into the first-level cache: load this rank's elements, widened to the accumulator type; add
+//!    the decoded message of each peer, in rank order; divide if it is an average; encode into
+//!    the free slot of the first receiver; decode that encoding into the output. The wire bytes
+//!    are then copied for the other receivers. The input is read once, the output written once.
+//! 6. **The slot.** Publishing is one release store of the slot counter (shared memory) or a
+//!    vectored write (TCP). The receiver finds header and payload, checks the signature, and
+//!    returns the slot as soon as its step has read it.
+//! 7. **Forwarding.** `recv_copy_send` passes the received bytes on as they are. No rank encodes
+//!    what was encoded for it: that, and the owner's decoding of its own encoding in step 5, is
+//!    why all ranks end with the same bits.
+//! 8. **Waiting.** When no step can go on, the rank spins, then yields its core, then sleeps until
+//!    a peer wakes it. Every wait looks at the communicator's fault and at a deadline.
+//! 9. **The report** says what ran: codec, algorithm, transport, channels, bytes sent, and what
+//!    the encode pass learnt about the input on its way (largest magnitude, sum of squares,
+//!    saturated and non-finite elements).
+//!
+//! Bytes take no other path. A new collective, codec or transport changes one of the boxes above
+//! and none of the arrows.
