@@ -263,16 +263,13 @@ fn be_a_rank(task: &str) -> Result<(), Box<dyn std::error::Error>> {
         let digits = line.get(2 * at..2 * at + 2).ok_or("a short id")?;
         *byte = u8::from_str_radix(digits, 16)?;
     }
-    let comm = Communicator::init(&UniqueId::from_bytes(&bytes)?, rank, nranks, config)?;
-    say("joined ");
-    let error = work(&comm, &mut rng);
-    say(&format!(
-        "error {} {:?} {}",
-        unix_time().as_nanos(),
-        error.kind(),
-        error.message()
-    ));
-    drop(comm);
+    {
+        let comm = Communicator::init(&UniqueId::from_bytes(&bytes)?, rank, nranks, config)?;
+        say("joined ");
+        let error = work(&comm, &mut rng);
+        let (now, kind) = (unix_time().as_nanos(), error.kind());
+        say(&format!("error {now} {kind:?} {}", error.message()));
+    }
     // The kernel lists a joined thread for a moment longer.
     let patience = Instant::now() + Duration::from_secs(1);
     let mut after = holdings();
