@@ -4,6 +4,7 @@
 use crate::error::{Error, Result};
 use crate::types::Element;
 use std::marker::PhantomData;
+use std::ops::Range;
 
 /// The bytes of elements.
 pub fn bytes_of<T: Element>(elements: &[T]) -> &[u8] {
@@ -66,6 +67,36 @@ impl<'a> UserBuffers<'a> {
             input: start.wrapping_add(input_at),
             input_bytes,
             output: start,
+            output_bytes: output.len(),
+            borrow: PhantomData,
+        })
+    }
+
+    /// Input and output anywhere in one buffer: a reduce_scatter in place, for instance, has its
+    /// output within its input.
+    ///
+    /// # Errors
+    /// Invalid argument if a range does not lie within the buffer.
+    pub fn overlapping(
+        buffer: &'a mut [u8],
+        input: Range<usize>,
+        output: Range<usize>,
+    ) -> Result<UserBuffers<'a>> {
+        for (name, range) in [("input", &input), ("output", &output)] {
+            if range.start > range.end || range.end > buffer.len() {
+                return Err(Error::invalid_argument(format!(
+                    "the in-place {name}, bytes {} to {}, exceeds the buffer of {}",
+                    range.start,
+                    range.end,
+                    buffer.len()
+                )));
+            }
+        }
+        let start = buffer.as_mut_ptr();
+        Ok(UserBuffers {
+            input: start.wrapping_add(input.start),
+            input_bytes: input.len(),
+            output: start.wrapping_add(output.start),
             output_bytes: output.len(),
             borrow: PhantomData,
         })
@@ -190,6 +221,25 @@ impl<'a> UserBuffers<'a> {
             if !std::ptr::eq(from, to) {
                 std::ptr::copy(from, to, bytes);
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn overlapping_ranges_share_memory_and_stay_inside() {
+        let mut bytes = *b"abcdef";
+        let mut buffers = UserBuffers::overlapping(&mut bytes, 0..6, 4..6).unwrap();
+        assert_eq!((buffers.input_bytes(), buffers.output_bytes()), (6, 2));
+        buffers.copy(1, 0, 2);
+        let mut tile = [0; 6];
+        buffers.read_input(0, &mut tile);
+        assert_eq!(&tile, b"abcdbc");
+        for (input, output) in [(0..7, 0..6), (0..6, 5..7), (7..7, 0..0)] {
+            assert!(UserBuffers::overlapping(&mut bytes, input, output).is_err());
         }
     }
 }

@@ -4,4 +4,5 @@ pub mod cpu;
 pub mod futex;
 pub mod log;
 pub mod memory;
+pub mod process;
 pub mod socket;

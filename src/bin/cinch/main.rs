@@ -1,5 +1,207 @@
-//! The command line tool.
+//! The command line tool: starts ranks, measures collectives, shows what there is.
+//!
+//! Exit codes: 0, all well; 1, a wrong value or ranks with different bits; 2, options that cannot
+//! be; 3, a failure on the way. `cinch run` returns the first failing rank's code.
 
-fn main() {
-    println!("cinch {}", cinch::VERSION);
+mod bench;
+mod codecs;
+mod info;
+mod join;
+mod machine;
+mod npy;
+mod plot;
+mod run;
+
+use cinch::Config;
+use clap::{Parser, Subcommand};
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+/// Wrong values, or ranks whose bits differ.
+const WRONG: i32 = 1;
+/// Options that cannot be.
+const USAGE: i32 = 2;
+/// A failure on the way.
+const FAILURE: i32 = 3;
+
+/// Collective communication that compresses inside every pipeline chunk.
+#[derive(Parser)]
+#[command(
+    name = "cinch",
+    version,
+    max_term_width = 100,
+    arg_required_else_help = true
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Start local ranks of a program
+    Run(run::RunOptions),
+    /// Measure a collective and check its results
+    ///
+    /// Letters, sizes and columns are those of nccl-tests. Exit code 0: all results right;
+    /// 1: a wrong value, or ranks with different bits; 2: bad options; 3: a failure.
+    Bench(Box<bench::options::BenchOptions>),
+    /// Show versions, machine, transports and settings; as ranks, the communicator too
+    Info,
+    /// List codecs; with --table, their errors beside published figures
+    Codecs(CodecsOptions),
+}
+
+#[derive(clap::Args)]
+struct CodecsOptions {
+    /// Print mean errors on sampled distributions
+    #[arg(long)]
+    table: bool,
+    /// Samples of each distribution
+    #[arg(long, default_value_t = 10_000_000, value_parser = parse_samples)]
+    samples: usize,
+    /// Seed of the samples and patterns
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Compare vector and scalar forms on this many seeded bit patterns
+    #[arg(long, value_name = "N")]
+    check: Option<u64>,
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let code = match cli.command {
+        Command::Run(options) => config()
+            .and_then(|config| run::run(&options, config).map_err(|sentence| (FAILURE, sentence))),
+        Command::Bench(options) => config().and_then(|config| bench::main(&options, config)),
+        Command::Info => config().and_then(info),
+        Command::Codecs(options) => codecs(&options),
+    };
+    match code {
+        Ok(code) => ExitCode::from(code.clamp(0, 255) as u8),
+        Err((code, sentence)) => {
+            // Standard error may be closed, and there is nobody else to tell.
+            let _ = writeln!(io::stderr(), "cinch: {sentence}");
+            ExitCode::from(code as u8)
+        }
+    }
+}
+
+/// Settings of the environment, with a warning for names that are none.
+fn config() -> Result<Config, (i32, String)> {
+    let config = Config::from_env().map_err(|error| (USAGE, error.to_string()))?;
+    for name in Config::unknown_names() {
+        let _ = writeln!(io::stderr(), "cinch: warning: no setting is called {name}");
+    }
+    Ok(config)
+}
+
+fn info(config: Config) -> Result<i32, (i32, String)> {
+    let comm = match join::launcher() {
+        Some(_) => Some(join::join(config.clone()).map_err(|error| (FAILURE, error.to_string()))?),
+        None => None,
+    };
+    let mut out = io::stdout().lock();
+    let written = match &comm {
+        Some(comm) if comm.rank() != 0 => Ok(()),
+        Some(comm) => {
+            info::write(&config, &mut out).and_then(|()| info::write_communicator(comm, &mut out))
+        }
+        None => info::write(&config, &mut out),
+    };
+    if let Some(comm) = comm {
+        comm.finalize()
+            .map_err(|error| (FAILURE, error.to_string()))?;
+    }
+    finish(written)
+}
+
+fn codecs(options: &CodecsOptions) -> Result<i32, (i32, String)> {
+    let mut out = io::stdout().lock();
+    let written = match (options.table, options.check) {
+        (_, Some(patterns)) => codecs::check(patterns, options.seed, &mut out),
+        (true, None) => codecs::run(options.samples, options.seed, &mut out),
+        (false, None) => list_codecs(&mut out),
+    };
+    // Tables end with an error where a figure is beyond its tolerance.
+    match written {
+        Err(error) if error.kind() == io::ErrorKind::Other => Err((WRONG, error.to_string())),
+        written => finish(written),
+    }
+}
+
+fn list_codecs(out: &mut dyn Write) -> io::Result<()> {
+    use cinch::types::CodecKind;
+    use cinch::{CodecSpec, DType};
+    writeln!(
+        out,
+        "{:<12} {:>13} {:>13}  parameters",
+        "codec", "bytes/element", "ratio to f32"
+    )?;
+    for kind in CodecKind::ALL {
+        let bytes = bench::metrics::bytes_per_element(CodecSpec::of(kind), DType::F32);
+        let parameters = match (kind.has_scale(), kind.has_offset()) {
+            (true, _) => "block=32..4096 (256), or tensor=K calls between scales",
+            (_, true) => "offset=-30..30 (0), a power of ten",
+            _ => "none",
+        };
+        let name = kind.name();
+        writeln!(
+            out,
+            "{name:<12} {bytes:>13.4} {:>13.4}  {parameters}",
+            4.0 / bytes
+        )?;
+    }
+    Ok(())
+}
+
+/// A reader that left early, as `head` does, is no failure.
+fn finish(written: io::Result<()>) -> Result<i32, (i32, String)> {
+    match written {
+        Ok(()) => Ok(0),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(0),
+        Err(error) => Err((FAILURE, format!("standard output: {error}"))),
+    }
+}
+
+fn parse_samples(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(samples @ 1000..=1_000_000_000) => Ok(samples),
+        _ => Err("a number from 1000 to 1000000000".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        use clap::CommandFactory;
+        Cli::command().debug_assert();
+        let cli = Cli::try_parse_from(["cinch", "run", "-n", "2", "--", "prog", "-x", "--n"]);
+        assert!(cli.is_ok());
+        assert_eq!(
+            Cli::try_parse_from(["cinch", "run"])
+                .err()
+                .unwrap()
+                .exit_code(),
+            USAGE
+        );
+    }
+
+    #[test]
+    fn listed_codecs_have_their_ratio() {
+        let mut out = Vec::new();
+        list_codecs(&mut out).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        let linear = text
+            .lines()
+            .find(|line| line.starts_with("linear8"))
+            .unwrap();
+        assert!(
+            linear.contains("1.0156") && linear.contains("3.9385"),
+            "{linear}"
+        );
+    }
 }

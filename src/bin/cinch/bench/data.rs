@@ -1,0 +1,395 @@
+//! Input of a bench: generated, or real arrays from files.
+//!
+//! Element i of a rank's input is a pure function of (seed, rank, set, i), where a set is one of
+//! the buffers in rotation. So every rank can compute every other rank's input again and check
+//! its own output without moving data by the library that is under test.
+
+use super::number::{decode, encode, encode_integer, largest};
+use crate::npy::Array;
+use cinch::{DType, ReduceOp};
+use clap::ValueEnum;
+use std::path::{Path, PathBuf};
+
+/// Generated input of floating types. Never zeros: they compress, and cost power, untypically.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Distribution {
+    /// N(0,1).
+    Gaussian,
+    /// N(0,1) times exp(1.5 N(0,1)): most values small, a few very large.
+    Heavy,
+    /// U(-1,1).
+    Uniform,
+}
+
+/// Quantiles in a table: a draw is one of them, chosen by 16 bits of a hash.
+const TABLE: usize = 1 << 16;
+
+/// Where input comes from.
+pub struct Source {
+    seed: u64,
+    nranks: usize,
+    distribution: Distribution,
+    normal: Vec<f32>,
+    spread: Vec<f32>,
+    files: Vec<Array>,
+}
+
+/// Input of one rank in one set.
+pub struct Stream<'a> {
+    source: &'a Source,
+    dtype: DType,
+    op: Option<ReduceOp>,
+    key: u64,
+    file: Option<(&'a Array, usize)>,
+}
+
+impl Source {
+    /// Generated input for `nranks` ranks.
+    pub fn generated(seed: u64, distribution: Distribution, nranks: usize) -> Source {
+        let normal: Vec<f32> = (0..TABLE)
+            .map(|k| normal_quantile((k as f64 + 0.5) / TABLE as f64) as f32)
+            .collect();
+        let spread = normal.iter().map(|&x| (1.5 * x).exp()).collect();
+        Source {
+            seed,
+            nranks,
+            distribution,
+            normal,
+            spread,
+            files: Vec::new(),
+        }
+    }
+
+    /// Real arrays: one for all ranks, or one for each.
+    ///
+    /// # Errors
+    /// A sentence, if the files do not fit the ranks or cannot be read.
+    pub fn from_files(paths: &[PathBuf], nranks: usize) -> Result<Source, String> {
+        let files = rank_files(paths, nranks)?;
+        let arrays = files
+            .iter()
+            .map(|path| Array::read(path))
+            .collect::<Result<Vec<_>, _>>()?;
+        for (array, path) in arrays.iter().zip(&files) {
+            if array.bytes.is_empty() {
+                return Err(format!("{}: holds no elements", path.display()));
+            }
+            if array.dtype != arrays[0].dtype {
+                return Err(format!(
+                    "{} holds {}, but {} holds {}; all ranks need one type",
+                    path.display(),
+                    array.dtype,
+                    files[0].display(),
+                    arrays[0].dtype
+                ));
+            }
+        }
+        let mut source = Source::generated(0, Distribution::Gaussian, nranks);
+        source.files = arrays;
+        Ok(source)
+    }
+
+    /// Type and bytes of the files' arrays, the shortest one's; `None` for generated input.
+    pub fn native(&self) -> Option<(DType, usize)> {
+        let bytes = self.files.iter().map(|array| array.bytes.len()).min()?;
+        Some((self.files[0].dtype, bytes))
+    }
+
+    /// Whether the input can be had as this type.
+    ///
+    /// # Errors
+    /// A sentence, if the files hold another type that is not a float.
+    pub fn admits(&self, dtype: DType) -> Result<(), String> {
+        match self.native() {
+            Some((native, _)) if native != dtype && !(native.is_float() && dtype.is_float()) => {
+                Err(format!(
+                    "the data files hold {native}, but -d says {dtype}; only floats are converted"
+                ))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Input of `rank` in set `set`. `op` is the reduction that it goes into, if any: it decides
+    /// which values make sense.
+    pub fn stream(
+        &self,
+        dtype: DType,
+        op: Option<ReduceOp>,
+        rank: usize,
+        set: usize,
+    ) -> Stream<'_> {
+        // Sets of a file begin at different places of it.
+        let file = match self.files.len() {
+            0 => None,
+            n => {
+                let array = &self.files[rank.min(n - 1)];
+                let length = array.bytes.len() / array.dtype.size();
+                Some((array, set.wrapping_mul(4099) % length))
+            }
+        };
+        Stream {
+            source: self,
+            dtype,
+            op,
+            key: mix(self.seed ^ mix((rank as u64) << 32 | set as u64)),
+            file,
+        }
+    }
+}
+
+impl Stream<'_> {
+    /// Writes elements from number `start` on.
+    pub fn fill(&self, start: usize, bytes: &mut [u8]) {
+        let size = self.dtype.size();
+        if let Some((array, shift)) = self.file {
+            let length = array.bytes.len() / array.dtype.size();
+            let from = array.dtype.size();
+            for (i, element) in bytes.chunks_exact_mut(size).enumerate() {
+                let at = (start + shift + i) % length * from;
+                let held = &array.bytes[at..at + from];
+                if array.dtype == self.dtype {
+                    element.copy_from_slice(held);
+                } else {
+                    encode(self.dtype, decode(array.dtype, held), element);
+                }
+            }
+        } else if self.dtype == DType::F32 {
+            for (i, element) in bytes.chunks_exact_mut(4).enumerate() {
+                let value = self.value((start + i) as u64);
+                element.copy_from_slice(&value.to_ne_bytes());
+            }
+        } else if self.dtype.is_float() {
+            // Sums of all ranks stay finite.
+            let limit = largest(self.dtype) / (2 * self.source.nranks) as f64;
+            for (i, element) in bytes.chunks_exact_mut(size).enumerate() {
+                let value = f64::from(self.value((start + i) as u64));
+                encode(self.dtype, value.clamp(-limit, limit), element);
+            }
+        } else {
+            for (i, element) in bytes.chunks_exact_mut(size).enumerate() {
+                encode_integer(self.integer((start + i) as u64), element);
+            }
+        }
+    }
+
+    fn bits(&self, index: u64) -> u64 {
+        mix(self
+            .key
+            .wrapping_add(index.wrapping_mul(0x9e37_79b9_7f4a_7c15)))
+    }
+
+    fn value(&self, index: u64) -> f32 {
+        let bits = self.bits(index);
+        let uniform = ((bits >> 40) as f32 + 0.5) * 2f32.powi(-23) - 1.0;
+        if let Some(ReduceOp::Prod) = self.op {
+            // Near 1, so that products of many ranks neither vanish nor overflow.
+            let magnitude = (0.25 * uniform).exp2();
+            return if bits & 1 == 1 { -magnitude } else { magnitude };
+        }
+        let first = (bits >> 48) as usize;
+        match self.source.distribution {
+            Distribution::Gaussian => self.source.normal[first],
+            Distribution::Heavy => {
+                self.source.normal[first] * self.source.spread[(bits >> 32) as usize % TABLE]
+            }
+            Distribution::Uniform => uniform,
+        }
+    }
+
+    fn integer(&self, index: u64) -> i128 {
+        let bits = self.bits(index);
+        match self.op {
+            // The sum behind an average stays within the type.
+            Some(ReduceOp::Avg) => {
+                let span = largest(self.dtype) as i128 / self.source.nranks as i128;
+                i128::from(bits) % (span + 1)
+            }
+            _ => i128::from(bits),
+        }
+    }
+}
+
+/// The files of ranks 0, 1, ..., or a single one for all.
+fn rank_files(paths: &[PathBuf], nranks: usize) -> Result<Vec<PathBuf>, String> {
+    let files = match paths {
+        [one] if one.is_dir() => {
+            let mut files: Vec<PathBuf> = std::fs::read_dir(one)
+                .map_err(|error| format!("{}: {error}", one.display()))?
+                .filter_map(|entry| entry.ok().map(|entry| entry.path()))
+                .filter(|path| path.extension().is_some_and(|extension| extension == "npy"))
+                .collect();
+            // By length first: x10 comes after x9.
+            files.sort_by_key(|path| (path.as_os_str().len(), path.clone()));
+            files.truncate(nranks.max(1));
+            if files.is_empty() {
+                return Err(format!("{}: holds no .npy file", one.display()));
+            }
+            files
+        }
+        [one] if one.to_string_lossy().contains("{rank}") => {
+            (0..nranks).map(|rank| numbered(one, rank)).collect()
+        }
+        _ => paths.to_vec(),
+    };
+    match files.len() {
+        1 => Ok(files),
+        held if held < nranks => Err(format!(
+            "--data names {held} files for {nranks} ranks; give one for each rank, or one for all"
+        )),
+        _ => Ok(files[..nranks].to_vec()),
+    }
+}
+
+fn numbered(path: &Path, rank: usize) -> PathBuf {
+    path.to_string_lossy()
+        .replace("{rank}", &rank.to_string())
+        .into()
+}
+
+/// The finaliser of SplitMix64: a bijection of 64-bit words whose outputs look random.
+fn mix(mut z: u64) -> u64 {
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// The standard normal quantile of `p` in (0,1), to a relative error of 1.2e-9 (P. Acklam's
+/// rational approximation).
+fn normal_quantile(p: f64) -> f64 {
+    const A: [f64; 6] = [
+        -3.969683028665376e+01,
+        2.209460984245205e+02,
+        -2.759285104469687e+02,
+        1.383_577_518_672_69e2,
+        -3.066479806614716e+01,
+        2.506628277459239e+00,
+    ];
+    const B: [f64; 5] = [
+        -5.447609879822406e+01,
+        1.615858368580409e+02,
+        -1.556989798598866e+02,
+        6.680131188771972e+01,
+        -1.328068155288572e+01,
+    ];
+    const C: [f64; 6] = [
+        -7.784894002430293e-03,
+        -3.223964580411365e-01,
+        -2.400758277161838e+00,
+        -2.549732539343734e+00,
+        4.374664141464968e+00,
+        2.938163982698783e+00,
+    ];
+    const D: [f64; 4] = [
+        7.784695709041462e-03,
+        3.224671290700398e-01,
+        2.445134137142996e+00,
+        3.754408661907416e+00,
+    ];
+    let polynomial = |c: &[f64], x: f64| c.iter().fold(0.0, |sum, &c| sum * x + c);
+    let tail = |p: f64| {
+        let q = (-2.0 * p.ln()).sqrt();
+        polynomial(&C, q) / (polynomial(&D, q) * q + 1.0)
+    };
+    if p < 0.02425 {
+        tail(p)
+    } else if p > 1.0 - 0.02425 {
+        -tail(1.0 - p)
+    } else {
+        let q = p - 0.5;
+        let r = q * q;
+        polynomial(&A, r) * q / (polynomial(&B, r) * r + 1.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn values(source: &Source, rank: usize, set: usize, count: usize) -> Vec<f64> {
+        let mut bytes = vec![0; 4 * count];
+        let stream = source.stream(DType::F32, Some(ReduceOp::Sum), rank, set);
+        stream.fill(0, &mut bytes);
+        bytes.chunks(4).map(|x| decode(DType::F32, x)).collect()
+    }
+
+    #[test]
+    fn moments_are_those_of_the_distribution() {
+        let count = 400_000;
+        for (distribution, variance) in [
+            (Distribution::Gaussian, 1.0),
+            (Distribution::Uniform, 1.0 / 3.0),
+        ] {
+            let data = values(&Source::generated(3, distribution, 4), 1, 0, count);
+            let mean = data.iter().sum::<f64>() / count as f64;
+            let square = data.iter().map(|x| x * x).sum::<f64>() / count as f64;
+            assert!(mean.abs() < 0.01, "{distribution:?}: mean {mean}");
+            assert!(
+                (square / variance - 1.0).abs() < 0.02,
+                "{distribution:?}: {square}"
+            );
+        }
+        // E|n1 exp(1.5 n2)| = sqrt(2/pi) exp(9/8).
+        let data = values(&Source::generated(3, Distribution::Heavy, 4), 1, 0, count);
+        let mean = data.iter().map(|x| x.abs()).sum::<f64>() / count as f64;
+        let expected = (2.0 / std::f64::consts::PI).sqrt() * 1.125f64.exp();
+        assert!(
+            (mean / expected - 1.0).abs() < 0.05,
+            "{mean} for {expected}"
+        );
+    }
+
+    #[test]
+    fn streams_are_random_access_and_independent() {
+        let source = Source::generated(1, Distribution::Gaussian, 4);
+        for dtype in DType::ALL {
+            let stream = source.stream(dtype, Some(ReduceOp::Sum), 2, 1);
+            let mut whole = vec![0; 1000 * dtype.size()];
+            stream.fill(0, &mut whole);
+            let mut part = vec![0; 100 * dtype.size()];
+            stream.fill(333, &mut part);
+            assert_eq!(
+                part,
+                whole[333 * dtype.size()..433 * dtype.size()],
+                "{dtype}"
+            );
+            assert!(whole.iter().any(|&byte| byte != 0));
+        }
+        let base = values(&source, 0, 0, 1000);
+        assert_ne!(base, values(&source, 1, 0, 1000));
+        assert_ne!(base, values(&source, 0, 1, 1000));
+        let other = Source::generated(2, Distribution::Gaussian, 4);
+        assert_ne!(base, values(&other, 0, 0, 1000));
+    }
+
+    #[test]
+    fn quantiles_are_known_values() {
+        for (p, z) in [(0.5, 0.0), (0.975, 1.959963985), (0.001, -3.090232306)] {
+            assert!((normal_quantile(p) - z).abs() < 1e-7, "{p}");
+        }
+    }
+
+    #[test]
+    fn the_shipped_gradients_are_one_shard_a_rank() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/data");
+        let source = Source::from_files(std::slice::from_ref(&folder), 4).unwrap();
+        let (dtype, bytes) = source.native().unwrap();
+        assert_eq!(dtype, DType::F32);
+        assert!(bytes > 400_000, "{bytes}");
+        let shard = |rank| values(&source, rank, 0, bytes / 4);
+        assert_ne!(shard(0), shard(3));
+        assert!(shard(2).iter().all(|x| x.is_finite()));
+        let zeros = shard(1).iter().filter(|x| **x == 0.0).count();
+        assert!(zeros * 4 < bytes / 4, "{zeros} zeros");
+        let error = Source::from_files(std::slice::from_ref(&folder), 5)
+            .err()
+            .unwrap();
+        assert!(error.contains("4 files for 5 ranks"), "{error}");
+        let named = Source::from_files(&[folder.join("gradients-rank{rank}.npy")], 3).unwrap();
+        assert_eq!(values(&named, 2, 0, 99), values(&source, 2, 0, 99));
+        let one = Source::from_files(&[folder.join("gradients-rank1.npy")], 9).unwrap();
+        assert_eq!(values(&one, 8, 0, 99), values(&source, 1, 0, 99));
+        assert!(one.admits(DType::BF16).is_ok());
+        assert!(one.admits(DType::I32).is_err());
+    }
+}

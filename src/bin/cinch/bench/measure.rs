@@ -1,0 +1,575 @@
+//! One row: buffers, the timed loop, the exchange of what every rank saw.
+//!
+//! The time of an iteration is that of its slowest rank, from a barrier before the call to the
+//! return of the call; the row's time is the median over iterations.
+
+use super::data::Source;
+use super::metrics::{median, quantile, raw_traffic};
+use super::row::{Row, factor, is_root, keeps_scales, set_count};
+use super::verify::{Check, Outcome, same_on_all_ranks};
+use super::world::World;
+use cinch::comm::Call;
+use cinch::mem::{UserBuffers, bytes_of_mut};
+use cinch::types::{Extent, Scalar, TransportKind};
+use cinch::{Algorithm, CodecSpec, Collective, Error, ReduceOp, Report, Result};
+use std::hash::{Hash, Hasher};
+use std::ops::Range;
+use std::time::Instant;
+
+/// How long and how thoroughly.
+#[derive(Clone, Copy, Debug)]
+pub struct Effort {
+    /// Timed iterations.
+    pub iterations: u32,
+    /// Untimed ones before.
+    pub warmup: u32,
+    /// Whether results are compared.
+    pub check: bool,
+    /// When the whole bench should end, if it should. Rank 0's clock decides.
+    pub deadline: Option<Instant>,
+}
+
+/// Results of a row in one placement, the same on all ranks.
+#[derive(Clone, Debug)]
+pub struct Measured {
+    /// Median, least and 99th percentile of the iterations' times, in seconds.
+    pub median: f64,
+    /// Least.
+    pub least: f64,
+    /// 99th percentile.
+    pub p99: f64,
+    /// Timed iterations.
+    pub iterations: usize,
+    /// Elements outside their bound, over all ranks; `None` = not compared.
+    pub wrong: Option<u64>,
+    /// Largest difference from the exact result.
+    pub max_abs_err: Option<f64>,
+    /// RMS difference relative to the RMS of the exact result.
+    pub rms_rel_err: Option<f64>,
+    /// Whether all ranks hold the same bits, where they must.
+    pub identical: Option<bool>,
+    /// What ran.
+    pub codec: CodecSpec,
+    /// What ran.
+    pub algorithm: Algorithm,
+    /// The slowest transport of any rank.
+    pub transport: Option<TransportKind>,
+    /// Lanes.
+    pub channels: usize,
+    /// Payload bytes that the busiest rank sent.
+    pub wire_bytes: u64,
+    /// Bytes of an exact run over those that travelled; `None` if nothing did.
+    pub ratio: Option<f64>,
+}
+
+/// Whether input and output are the same memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Placement {
+    /// Separate buffers.
+    OutOfPlace,
+    /// One buffer.
+    InPlace,
+}
+
+/// A row's buffers and calls on this rank.
+pub struct Bench<'a, W: World> {
+    world: &'a W,
+    source: &'a Source,
+    row: Row,
+    effort: Effort,
+    input_bytes: usize,
+    output_bytes: usize,
+    sets: Vec<Set>,
+}
+
+/// One of the buffers in rotation.
+struct Set {
+    input: Buffer,
+    /// As large as the larger of input and output: the output, or both in place.
+    work: Buffer,
+}
+
+impl<'a, W: World> Bench<'a, W> {
+    /// Allocates and fills the buffers.
+    ///
+    /// # Errors
+    /// Invalid argument if the sizes overflow or exceed the memory that is free.
+    pub fn new(world: &'a W, source: &'a Source, row: Row, effort: Effort) -> Result<Self> {
+        let (rank, nranks) = (world.rank(), world.nranks());
+        let is_root = is_root(&row, rank);
+        let bytes = |extent: Extent| {
+            extent
+                .elements(row.count, nranks)
+                .and_then(|n| n.checked_mul(row.dtype.size()))
+                .ok_or_else(|| Error::invalid_argument("the size overflows"))
+        };
+        let (input_bytes, output_bytes) = if row.collective == Collective::SendRecv {
+            let bytes = bytes(Extent::Count)?;
+            (bytes, bytes)
+        } else {
+            (
+                bytes(row.collective.input_extent(is_root))?,
+                bytes(row.collective.output_extent(is_root))?,
+            )
+        };
+        let mut bench = Bench {
+            world,
+            source,
+            row,
+            effort,
+            input_bytes,
+            output_bytes,
+            sets: Vec::new(),
+        };
+        for index in 0..set_count(&row, nranks) {
+            let mut set = Set {
+                input: Buffer::new(input_bytes),
+                work: Buffer::new(input_bytes.max(output_bytes)),
+            };
+            let op = Some(row.op).filter(|_| row.collective.reduces());
+            source
+                .stream(row.dtype, op, rank, index)
+                .fill(0, set.input.bytes());
+            set.work.bytes().fill(0xa5);
+            bench.sets.push(set);
+        }
+        Ok(bench)
+    }
+
+    /// Whether the call can run in place. Of a send and a receive there are two buffers.
+    pub fn has_in_place(&self) -> bool {
+        self.row.collective != Collective::SendRecv
+    }
+
+    /// Warms up, measures and compares. All ranks get the same result.
+    ///
+    /// # Errors
+    /// Those of the calls.
+    pub fn run(&mut self, placement: Placement) -> Result<Measured> {
+        let mut outcome = self.effort.check.then(Outcome::default);
+        // The first call on fresh buffers is the first that is compared.
+        self.poison(0);
+        self.reset(placement, 0..1);
+        let mut report = self.call(placement, 0)?;
+        self.compare(placement, &report, 0, &mut outcome);
+        let start = Instant::now();
+        for iteration in 0..self.effort.warmup as usize {
+            let set = self.prepare(placement, iteration);
+            report = self.call(placement, set)?;
+        }
+        let each = start.elapsed().as_secs_f64() / f64::from(self.effort.warmup.max(1));
+        let iterations = self.affordable(each)?;
+        let mut times = Vec::with_capacity(iterations);
+        for iteration in 0..iterations {
+            let set = self.prepare(placement, iteration);
+            self.world.barrier()?;
+            let start = Instant::now();
+            report = self.call(placement, set)?;
+            times.push(start.elapsed().as_secs_f64());
+        }
+        self.compare(
+            placement,
+            &report,
+            (iterations - 1) % self.sets.len(),
+            &mut outcome,
+        );
+        self.share(report, &times, outcome)
+    }
+
+    /// Candidates and winner of this row's call.
+    pub fn explain(&self) -> Result<String> {
+        self.world.explain(&self.template())
+    }
+
+    fn template(&self) -> Call {
+        let factor = factor(self.world.rank());
+        let op = match self.row.op {
+            ReduceOp::PreMulSum(_) if self.row.dtype.is_float() => {
+                ReduceOp::PreMulSum(Scalar::Float(factor.0))
+            }
+            ReduceOp::PreMulSum(_) => ReduceOp::PreMulSum(Scalar::Int(factor.1)),
+            op => op,
+        };
+        Call {
+            op,
+            root: self.row.root,
+            codec: self.row.codec,
+            algorithm: self.row.algorithm,
+            ..Call::new(self.row.collective, self.row.dtype, self.row.count)
+        }
+    }
+
+    /// Makes the set of this iteration ready, outside the timing, and returns its number.
+    fn prepare(&mut self, placement: Placement, iteration: usize) -> usize {
+        let set = iteration % self.sets.len();
+        if set == 0 {
+            self.reset(placement, 0..self.sets.len());
+        }
+        set
+    }
+
+    /// Puts inputs back that calls in place have overwritten. All sets at once, so that the first
+    /// has left the caches by the time it is used.
+    fn reset(&mut self, placement: Placement, sets: Range<usize>) {
+        if placement == Placement::OutOfPlace {
+            return;
+        }
+        let range = self.in_place().0;
+        for set in &mut self.sets[sets] {
+            set.work.bytes()[range.clone()].copy_from_slice(set.input.bytes());
+        }
+    }
+
+    fn poison(&mut self, set: usize) {
+        self.sets[set].work.bytes().fill(0xa5);
+    }
+
+    /// Where input and output lie in one buffer, in bytes, as NCCL has it.
+    fn in_place(&self) -> (Range<usize>, Range<usize>) {
+        let block = self.row.count * self.row.dtype.size();
+        let own = self.world.rank() * block;
+        let (input, output) = (self.input_bytes, self.output_bytes);
+        match self.row.collective {
+            Collective::AllGather | Collective::Gather if output > input => {
+                (own..own + input, 0..output)
+            }
+            Collective::ReduceScatter | Collective::Scatter if input > output => {
+                (0..input, own..own + output)
+            }
+            _ => (0..input, 0..output),
+        }
+    }
+
+    fn call(&mut self, placement: Placement, set: usize) -> Result<Report> {
+        let call = Call {
+            tensor: self.tensor(placement),
+            ..self.template()
+        };
+        let (input_range, output_range) = self.in_place();
+        let (input_bytes, output_bytes) = (self.input_bytes, self.output_bytes);
+        let Set { input, work } = &mut self.sets[set];
+        if self.row.collective == Collective::SendRecv {
+            let (me, n) = (self.world.rank(), self.world.nranks());
+            let send = Call {
+                root: me,
+                peer: (me + 1) % n,
+                ..call
+            };
+            let recv = Call {
+                root: (me + n - 1) % n,
+                peer: me,
+                ..call
+            };
+            return self.world.exchange(
+                (&send, input.bytes()),
+                (&recv, &mut work.bytes()[..output_bytes]),
+            );
+        }
+        let buffers = match placement {
+            Placement::OutOfPlace => UserBuffers::new(
+                &input.bytes()[..input_bytes],
+                &mut work.bytes()[..output_bytes],
+            ),
+            Placement::InPlace => {
+                UserBuffers::overlapping(work.bytes(), input_range, output_range)?
+            }
+        };
+        self.world.call(&call, buffers)
+    }
+
+    /// Names the data for codecs whose scales live from call to call: another row or placement
+    /// is another tensor.
+    fn tensor(&self, placement: Placement) -> Option<u64> {
+        keeps_scales(&self.row).then(|| {
+            let mut hasher = std::hash::DefaultHasher::new();
+            (placement == Placement::InPlace, self.row.count).hash(&mut hasher);
+            (self.row.root, self.row.dtype, self.row.op.number()).hash(&mut hasher);
+            hasher.finish()
+        })
+    }
+
+    fn compare(
+        &mut self,
+        placement: Placement,
+        report: &Report,
+        set: usize,
+        outcome: &mut Option<Outcome>,
+    ) {
+        let Some(outcome) = outcome else { return };
+        let range = match placement {
+            Placement::InPlace => self.in_place().1,
+            Placement::OutOfPlace => 0..self.output_bytes,
+        };
+        let check = Check {
+            source: self.source,
+            row: &self.row,
+            rank: self.world.rank(),
+            nranks: self.world.nranks(),
+            set,
+            codec: report.codec,
+            algorithm: report.algorithm,
+        };
+        outcome.merge(&check.run(&self.sets[set].work.bytes()[range]));
+    }
+
+    /// Iterations that the deadline leaves time for, agreed by all ranks.
+    fn affordable(&self, each: f64) -> Result<usize> {
+        let wanted = self.effort.iterations as usize;
+        let Some(deadline) = self.effort.deadline else {
+            return Ok(wanted);
+        };
+        let left = deadline.saturating_duration_since(Instant::now());
+        let words = [left.as_secs_f64().to_bits(), each.to_bits()];
+        let all = self.world.gather_words(&words)?;
+        let left = f64::from_bits(all[0]);
+        let each = all
+            .chunks(2)
+            .map(|words| f64::from_bits(words[1]))
+            .fold(1e-9, f64::max);
+        Ok(((left / 2.0 / each) as usize).clamp(1, wanted))
+    }
+
+    /// Combines what all ranks saw.
+    fn share(&self, report: Report, times: &[f64], outcome: Option<Outcome>) -> Result<Measured> {
+        let found = outcome.unwrap_or_default();
+        let transport = report.transport.map_or(0, |kind| kind as u64 + 1);
+        let mut words = vec![
+            found.wrong,
+            found.max_abs_err.to_bits(),
+            found.error_squares.to_bits(),
+            found.exact_squares.to_bits(),
+            found.hash,
+            report.wire_bytes,
+            transport,
+        ];
+        let fixed = words.len();
+        words.extend(times.iter().map(|time| time.to_bits()));
+        let all = self.world.gather_words(&words)?;
+        let ranks: Vec<&[u64]> = all.chunks(words.len()).collect();
+        let real = |word: u64| f64::from_bits(word);
+        let mut slowest: Vec<f64> = (fixed..words.len())
+            .map(|i| ranks.iter().map(|words| real(words[i])).fold(0.0, f64::max))
+            .collect();
+        slowest.sort_by(f64::total_cmp);
+        let (errors, exact): (f64, f64) = ranks.iter().fold((0.0, 0.0), |sums, words| {
+            (sums.0 + real(words[2]), sums.1 + real(words[3]))
+        });
+        let rms = match exact > 0.0 {
+            true => (errors / exact).sqrt(),
+            false => errors.sqrt(),
+        };
+        let travelled: u64 = ranks.iter().map(|words| words[5]).sum();
+        let nranks = self.world.nranks();
+        let raw = raw_traffic(
+            self.row.collective,
+            report.algorithm,
+            self.row.dtype,
+            nranks,
+            self.row.count,
+        );
+        let same = || ranks.iter().all(|words| words[4] == ranks[0][4]);
+        let transport = ranks.iter().map(|words| words[6]).max().unwrap_or(0);
+        Ok(Measured {
+            median: median(&slowest),
+            least: quantile(&slowest, 0.0),
+            p99: quantile(&slowest, 0.99),
+            iterations: slowest.len(),
+            wrong: outcome.map(|_| ranks.iter().map(|words| words[0]).sum()),
+            max_abs_err: outcome
+                .map(|_| ranks.iter().map(|words| real(words[1])).fold(0.0, f64::max)),
+            rms_rel_err: outcome.map(|_| rms),
+            identical: outcome
+                .filter(|_| same_on_all_ranks(self.row.collective))
+                .map(|_| same()),
+            codec: report.codec,
+            algorithm: report.algorithm,
+            transport: TransportKind::ALL
+                .into_iter()
+                .find(|&kind| kind as u64 + 1 == transport),
+            channels: report.channels,
+            wire_bytes: ranks.iter().map(|words| words[5]).max().unwrap_or(0),
+            ratio: (travelled > 0).then(|| raw as f64 / travelled as f64),
+        })
+    }
+}
+
+/// Zeroed bytes on a cache line of their own.
+struct Buffer {
+    words: Vec<u64>,
+    skip: usize,
+    length: usize,
+}
+
+impl Buffer {
+    fn new(length: usize) -> Buffer {
+        const LINE: usize = 64;
+        let words = vec![0u64; (length + LINE).div_ceil(8)];
+        let skip = words.as_ptr().addr().wrapping_neg() % LINE;
+        Buffer {
+            words,
+            skip,
+            length,
+        }
+    }
+
+    fn bytes(&mut self) -> &mut [u8] {
+        &mut bytes_of_mut(&mut self.words)[self.skip..][..self.length]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::data::Distribution;
+    use super::super::world::threads::{self, Flaw};
+    use super::*;
+    use cinch::DType;
+
+    fn measure(row: Row, flaw: Flaw, placement: Placement, nranks: usize) -> Vec<Measured> {
+        let source = Source::generated(11, Distribution::Gaussian, nranks);
+        let effort = Effort {
+            iterations: 3,
+            warmup: 1,
+            check: true,
+            deadline: None,
+        };
+        threads::run(nranks, flaw, |world| {
+            let mut bench = Bench::new(world, &source, row, effort).unwrap();
+            bench.run(placement).unwrap()
+        })
+    }
+
+    fn row(collective: Collective, dtype: DType, op: ReduceOp) -> Row {
+        Row {
+            collective,
+            dtype,
+            op,
+            root: 1,
+            count: 1000,
+            codec: None,
+            algorithm: None,
+        }
+    }
+
+    #[test]
+    fn right_results_of_every_kind_are_right() {
+        for collective in Collective::ALL {
+            for placement in [Placement::OutOfPlace, Placement::InPlace] {
+                if collective == Collective::SendRecv && placement == Placement::InPlace {
+                    continue;
+                }
+                for found in measure(
+                    row(collective, DType::F32, ReduceOp::Sum),
+                    Flaw::None,
+                    placement,
+                    3,
+                ) {
+                    assert_eq!(found.wrong, Some(0), "{collective} {placement:?}");
+                    assert!(found.median >= found.least && found.p99 >= found.median);
+                    assert_eq!(
+                        found.identical,
+                        same_on_all_ranks(collective).then_some(true)
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_type_and_reduction_is_judged_right() {
+        for dtype in DType::ALL {
+            for op in [
+                ReduceOp::Sum,
+                ReduceOp::Prod,
+                ReduceOp::Min,
+                ReduceOp::Max,
+                ReduceOp::Avg,
+                ReduceOp::PreMulSum(Scalar::Int(1)),
+            ] {
+                let row = row(Collective::ReduceScatter, dtype, op);
+                let found = &measure(row, Flaw::None, Placement::InPlace, 3)[0];
+                assert_eq!(found.wrong, Some(0), "{dtype} {op}");
+            }
+        }
+    }
+
+    #[test]
+    fn one_wrong_element_is_found_everywhere() {
+        for collective in Collective::ALL {
+            let mut row = row(collective, DType::F32, ReduceOp::Sum);
+            row.root = 1;
+            let found = measure(row, Flaw::WrongElement, Placement::OutOfPlace, 4);
+            // First and last iteration, one element of one rank.
+            assert!(found.iter().all(|f| f.wrong == Some(2)), "{collective}");
+            if same_on_all_ranks(collective) {
+                assert_eq!(found[0].identical, Some(false), "{collective}");
+            }
+        }
+        for dtype in [DType::I8, DType::U32, DType::I64, DType::F16, DType::F8E4M3] {
+            let row = row(Collective::AllReduce, dtype, ReduceOp::Sum);
+            let found = measure(row, Flaw::WrongElement, Placement::InPlace, 2);
+            assert_eq!(found[1].wrong, Some(2), "{dtype}");
+        }
+    }
+
+    #[test]
+    fn ranks_that_differ_within_the_bound_are_not_identical() {
+        let row = row(Collective::AllReduce, DType::F32, ReduceOp::Sum);
+        let found = measure(row, Flaw::OneUlp, Placement::OutOfPlace, 4);
+        assert_eq!((found[0].wrong, found[0].identical), (Some(0), Some(false)));
+    }
+
+    #[test]
+    fn noise_is_measured_and_judged_by_the_codec() {
+        let mut row = row(Collective::AllReduce, DType::F32, ReduceOp::Sum);
+        row.codec = Some("linear8".parse().unwrap());
+        let found = &measure(row, Flaw::Noise(0.003), Placement::OutOfPlace, 4)[0];
+        assert_eq!((found.wrong, found.identical), (Some(0), Some(true)));
+        let rms = found.rms_rel_err.unwrap();
+        assert!((rms / 0.003 - 1.0).abs() < 1e-3, "{rms}");
+        row.codec = None;
+        let found = &measure(row, Flaw::Noise(0.003), Placement::OutOfPlace, 4)[0];
+        assert!(found.wrong.unwrap() > 1000);
+    }
+
+    #[test]
+    fn errors_pass_through() {
+        let source = Source::generated(1, Distribution::Gaussian, 1);
+        let row = Row {
+            count: 5,
+            ..row(Collective::AllReduce, DType::F32, ReduceOp::Sum)
+        };
+        let effort = Effort {
+            iterations: 1,
+            warmup: 0,
+            check: true,
+            deadline: None,
+        };
+        let failed = threads::run(1, Flaw::Error, |world| {
+            Bench::new(world, &source, row, effort)
+                .unwrap()
+                .run(Placement::InPlace)
+                .is_err()
+        });
+        assert_eq!(failed, [true]);
+    }
+
+    #[test]
+    fn a_deadline_in_the_past_leaves_one_iteration() {
+        let source = Source::generated(1, Distribution::Gaussian, 2);
+        let row = row(Collective::AllReduce, DType::F32, ReduceOp::Sum);
+        let effort = Effort {
+            iterations: 50,
+            warmup: 1,
+            check: false,
+            deadline: Some(Instant::now()),
+        };
+        let found = threads::run(2, Flaw::None, |world| {
+            Bench::new(world, &source, row, effort)
+                .unwrap()
+                .run(Placement::OutOfPlace)
+                .unwrap()
+        });
+        assert_eq!(found[1].iterations, 1);
+        assert_eq!(found[1].wrong, None);
+    }
+}

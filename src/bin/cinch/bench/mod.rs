@@ -1,0 +1,303 @@
+//! `cinch bench`: measures a collective and checks its results.
+
+mod compare;
+mod data;
+mod measure;
+pub mod metrics;
+mod number;
+pub mod options;
+mod output;
+mod plan;
+mod report;
+mod row;
+mod table;
+mod verify;
+mod world;
+
+use crate::join;
+use crate::machine::{Machine, available_memory};
+use crate::run::Launch;
+use crate::{FAILURE, USAGE, WRONG};
+use cinch::config::{KNOBS, Origin};
+use cinch::{Communicator, Config};
+use measure::{Bench, Effort, Placement};
+use options::BenchOptions;
+use output::Output;
+use plan::Plan;
+use report::{Entry, Results, RunConfig};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+use world::World;
+
+/// Runs `cinch bench` and returns its exit code.
+///
+/// # Errors
+/// Exit code and sentence.
+pub fn main(options: &BenchOptions, mut config: Config) -> Result<i32, (i32, String)> {
+    let usage = |sentence| (USAGE, sentence);
+    if let Some(kind) = options.transport.0 {
+        config
+            .set("CINCH_TRANSPORT", kind.name(), Origin::Program)
+            .map_err(|error| usage(error.to_string()))?;
+    }
+    if let Some(ranks) = starts(options, join::launched_size(), join::launcher()).map_err(usage)? {
+        return start(options, ranks, &config);
+    }
+    let failure = |error: cinch::Error| (FAILURE, error.to_string());
+    let comm = join::join(config.clone()).map_err(failure)?;
+    let nranks = Communicator::nranks(&comm);
+    let rank = Communicator::rank(&comm);
+    let plan = Plan::new(options, nranks).map_err(usage)?;
+    plan.check_memory(nranks, 1, available_memory())
+        .map_err(usage)?;
+    let mut output = match rank {
+        0 => Output::new(options).map_err(usage)?,
+        _ => Output::silent(),
+    };
+    let entries = run(&comm, &plan, options, &mut output)
+        .map_err(|error| (FAILURE, format!("rank {rank}: {error}")))?;
+    comm.finalize().map_err(failure)?;
+    let failed = entries.iter().any(Entry::failed);
+    if rank == 0 {
+        let results = Results {
+            version: cinch::VERSION.into(),
+            config: run_config(options, &config, &comm),
+            results: entries,
+        };
+        output
+            .finish(&results)
+            .map_err(|sentence| (FAILURE, sentence))?;
+    }
+    Ok(if failed { WRONG } else { 0 })
+}
+
+/// How many ranks to start here; `None` = this process is a rank itself.
+fn starts(
+    options: &BenchOptions,
+    launched: Option<usize>,
+    launcher: Option<&str>,
+) -> Result<Option<usize>, String> {
+    match (
+        options.ranks.map(|ranks| ranks as usize),
+        launched,
+        launcher,
+    ) {
+        (None, ..) => Ok(None),
+        (Some(ranks), Some(size), _) if ranks == size => Ok(None),
+        (Some(ranks), Some(size), _) => Err(format!(
+            "--ranks {ranks}, but this was started as one of {size} ranks; leave out --ranks"
+        )),
+        (Some(ranks), None, Some(name)) => Err(format!(
+            "--ranks {ranks} starts ranks, but {name} says that a launcher has done so; leave out \
+             --ranks or unset {name}"
+        )),
+        (Some(ranks), None, None) => Ok(Some(ranks)),
+    }
+}
+
+/// Runs this very command as `ranks` ranks. What can be refused is refused once, here.
+fn start(options: &BenchOptions, ranks: usize, config: &Config) -> Result<i32, (i32, String)> {
+    let usage = |sentence| (USAGE, sentence);
+    let plan = Plan::new(options, ranks).map_err(usage)?;
+    plan.check_memory(ranks, ranks, available_memory())
+        .map_err(usage)?;
+    drop(plan);
+    drop(Output::new(options).map_err(usage)?);
+    let program = std::env::current_exe()
+        .map_err(|error| (FAILURE, format!("cannot find this program: {error}")))?;
+    let launch = Launch {
+        command: std::iter::once(program.into_os_string())
+            .chain(std::env::args_os().skip(1))
+            .collect(),
+        ranks,
+        variables: Vec::new(),
+        label: false,
+        grace: Duration::from_secs(3),
+    };
+    launch
+        .run_with_rendezvous(config)
+        .map_err(|sentence| (FAILURE, sentence))
+}
+
+/// Runs all rows. All ranks get the same entries.
+fn run<W: World>(
+    world: &W,
+    plan: &Plan,
+    options: &BenchOptions,
+    output: &mut Output,
+) -> cinch::Result<Vec<Entry>> {
+    let start = Instant::now();
+    let deadline = options
+        .time_limit
+        .map(|seconds| start + Duration::from_secs_f64(seconds));
+    let effort = Effort {
+        iterations: options.iters,
+        warmup: options.warmup,
+        check: options.check == 1,
+        deadline,
+    };
+    output.head(options, world.nranks(), &world.places());
+    let mut entries = Vec::new();
+    for (index, row) in plan.rows.iter().enumerate() {
+        if let Some(deadline) = deadline {
+            let late = u64::from(index > 0 && Instant::now() >= deadline);
+            if world.gather_words(&[late])?[0] == 1 {
+                output.note(&format!(
+                    "time limit: {} of {} rows were left out",
+                    plan.rows.len() - index,
+                    plan.rows.len()
+                ));
+                break;
+            }
+        }
+        output.progress(index, plan.rows.len());
+        let mut bench = Bench::new(world, &plan.source, *row, effort)?;
+        if options.explain {
+            output.note(&bench.explain()?);
+        }
+        let out_of_place = bench.run(Placement::OutOfPlace)?;
+        let in_place = match bench.has_in_place() {
+            true => Some(bench.run(Placement::InPlace)?),
+            false => None,
+        };
+        let entry = Entry::new(row, world.nranks(), &out_of_place, in_place.as_ref());
+        output.row(&entry);
+        entries.push(entry);
+    }
+    Ok(entries)
+}
+
+fn run_config(options: &BenchOptions, config: &Config, world: &impl World) -> RunConfig {
+    let hosts: BTreeSet<String> = world.places().into_iter().map(|place| place.0).collect();
+    let mut shown = BTreeMap::new();
+    let mut show = |name: &str, value: String| {
+        shown.insert(name.to_string(), value);
+    };
+    show("iters", options.iters.to_string());
+    show("warmup-iters", options.warmup.to_string());
+    show("check", options.check.to_string());
+    show("seed", options.seed.to_string());
+    show("distribution", options.distribution.name());
+    show(
+        "transport",
+        options
+            .transport
+            .0
+            .map_or("auto", |kind| kind.name())
+            .into(),
+    );
+    show(
+        "algo",
+        options.algo.0.map_or("auto", |algo| algo.name()).into(),
+    );
+    if let Some(codec) = options.codec {
+        show("codec", codec.to_string());
+    }
+    if let Some(seconds) = options.time_limit {
+        show("time-limit", seconds.to_string());
+    }
+    for (name, size) in [
+        ("minbytes", options.minbytes),
+        ("maxbytes", options.maxbytes),
+        ("stepfactor", options.stepfactor),
+    ] {
+        if let Some(size) = size {
+            show(name, size.to_string());
+        }
+    }
+    if !options.data.is_empty() {
+        let files: Vec<_> = options
+            .data
+            .iter()
+            .map(|path| path.display().to_string())
+            .collect();
+        show("data", files.join(" "));
+    }
+    RunConfig {
+        collective: options.collective.name().into(),
+        ranks: world.nranks(),
+        hosts: hosts.len().max(1),
+        options: shown,
+        settings: KNOBS
+            .iter()
+            .zip(&config.origins)
+            .filter(|(_, origin)| **origin != Origin::Default)
+            .map(|(knob, _)| (knob.name.to_string(), (knob.show)(config)))
+            .collect(),
+        machine: Machine::detect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::world::threads::{self, Flaw};
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        bench: BenchOptions,
+    }
+
+    fn options(line: &str) -> BenchOptions {
+        let words = ["bench"].into_iter().chain(line.split_whitespace());
+        Line::try_parse_from(words).unwrap().bench
+    }
+
+    fn entries(line: &str, flaw: Flaw) -> Vec<Vec<Entry>> {
+        let options = options(line);
+        let plan = Plan::new(&options, 4).unwrap();
+        threads::run(4, flaw, |world| {
+            run(world, &plan, &options, &mut Output::silent()).unwrap()
+        })
+    }
+
+    #[test]
+    fn a_sweep_gives_an_entry_a_row_on_every_rank() {
+        let all = entries("all_gather -b 64 -e 4K -f 8 -n 2 -w 1 -d all", Flaw::None);
+        for entries in all {
+            assert_eq!(entries.len(), 12 * 3);
+            assert!(entries.iter().all(|entry| !entry.failed()));
+            let sizes: Vec<_> = entries[..3].iter().map(|entry| entry.size).collect();
+            assert_eq!(sizes, [64, 512, 4096]);
+            let wire = entries[0].wire_bytes;
+            assert_eq!(wire, 16, "{:?}", entries[0]);
+        }
+    }
+
+    #[test]
+    fn real_data_runs_and_wrong_results_fail() {
+        let line = "all_reduce --data benches/data -n 1 -w 0 -b 1K -e 4K -f 4";
+        assert!(
+            entries(line, Flaw::None)[3]
+                .iter()
+                .all(|entry| !entry.failed())
+        );
+        assert!(
+            entries(line, Flaw::WrongElement)[3]
+                .iter()
+                .all(Entry::failed)
+        );
+        let unchecked = format!("{line} -c 0");
+        let entries = entries(&unchecked, Flaw::WrongElement);
+        assert!(!entries[0][0].failed());
+        assert_eq!(entries[0][0].out_of_place.nwrong, None);
+    }
+
+    #[test]
+    fn a_time_limit_leaves_rows_out() {
+        let line = "all_reduce -b 1K -e 512K -f 2 -n 1000 --time-limit 0.000001";
+        assert_eq!(entries(line, Flaw::None)[2].len(), 1);
+    }
+
+    #[test]
+    fn ranks_are_started_once() {
+        let four = options("all_reduce --ranks 4");
+        assert_eq!(starts(&four, None, None), Ok(Some(4)));
+        assert_eq!(starts(&four, Some(4), Some("CINCH_LAUNCH_SIZE")), Ok(None));
+        assert!(starts(&four, Some(2), Some("CINCH_LAUNCH_SIZE")).is_err());
+        assert!(starts(&four, None, Some("WORLD_SIZE")).is_err());
+        assert_eq!(starts(&options("all_reduce"), None, None), Ok(None));
+    }
+}

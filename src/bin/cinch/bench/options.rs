@@ -1,0 +1,453 @@
+//! Options of `cinch bench`, in the letters of nccl-tests.
+
+use super::data::Distribution;
+use cinch::types::{Scalar, TransportKind};
+use cinch::{Algorithm, CodecSpec, Collective, DType, ReduceOp};
+use clap::{ArgAction, Args, ValueEnum};
+use std::path::PathBuf;
+
+/// Sizes take binary K, M and G.
+#[derive(Args, Clone, Debug)]
+pub struct BenchOptions {
+    /// all_reduce, all_gather, reduce_scatter, broadcast, reduce, gather, scatter, all_to_all or
+    /// send_recv
+    #[arg(value_parser = parse_collective)]
+    pub collective: Collective,
+    /// Smallest size in bytes [default: 32M, or all of --data]
+    #[arg(short = 'b', long, value_name = "BYTES", value_parser = parse_size)]
+    pub minbytes: Option<usize>,
+    /// Largest size in bytes [default: 32M or -b, or all of --data]
+    #[arg(short = 'e', long, value_name = "BYTES", value_parser = parse_size)]
+    pub maxbytes: Option<usize>,
+    /// Factor from size to size
+    #[arg(short = 'f', long, value_name = "FACTOR")]
+    pub stepfactor: Option<usize>,
+    /// Bytes from size to size, without -f
+    #[arg(short = 'i', long, value_name = "BYTES", value_parser = parse_size, default_value = "1M")]
+    pub stepbytes: usize,
+    /// Timed iterations of each size and placement
+    #[arg(short = 'n', long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub iters: u32,
+    /// Iterations before the timed ones
+    #[arg(
+        short = 'w',
+        long = "warmup-iters",
+        alias = "warmup_iters",
+        default_value_t = 5
+    )]
+    pub warmup: u32,
+    /// Check the results of the first and the last iteration against fp64
+    #[arg(short = 'c', long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=1))]
+    pub check: u8,
+    /// Element type: i8 u8 i32 u32 i64 u64 f16 bf16 f32 f64 f8e4m3 f8e5m2, or all
+    /// [default: f32, or that of --data]
+    #[arg(short = 'd', long, value_parser = parse_datatypes)]
+    pub datatype: Option<Types>,
+    /// Reduction: sum prod min max avg mulsum, or all
+    #[arg(short = 'o', long, default_value = "sum", value_parser = parse_ops)]
+    pub op: Ops,
+    /// Root rank, or all
+    #[arg(short = 'r', long, default_value = "0", value_parser = parse_root)]
+    pub root: Root,
+    /// Start this many ranks here; without it, join the ranks that this was started with
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub ranks: Option<u32>,
+    /// What carries the data: auto, shm or tcp
+    #[arg(long, default_value = "auto", value_parser = parse_transport)]
+    pub transport: Named<TransportKind>,
+    /// Schedule: auto, ring, tree, oneshot or direct
+    #[arg(long, default_value = "auto", value_parser = parse_algorithm)]
+    pub algo: Named<Algorithm>,
+    /// Codec, as NAME[:block=B][:tensor=K][:offset=E]; see `cinch codecs`
+    #[arg(long, value_name = "CODEC", value_parser = parse_codec)]
+    pub codec: Option<CodecSpec>,
+    /// Write the results as one JSON object
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Write the results as CSV, one row for each size and placement
+    #[arg(long, value_name = "FILE")]
+    pub csv: Option<PathBuf>,
+    /// Draw bandwidth and error or time over size
+    #[arg(long, value_name = "FILE.svg")]
+    pub plot: Option<PathBuf>,
+    /// Show ratios of the times to those of an earlier --json file
+    #[arg(long, value_name = "OLD.json")]
+    pub compare: Option<PathBuf>,
+    /// Print candidates, predicted costs and the winner of each size
+    #[arg(long)]
+    pub explain: bool,
+    /// Input from .npy files: one for all ranks, one with {rank} in its name, a folder with one
+    /// for each rank, or the option repeated
+    #[arg(long, value_name = "FILE|DIR", action = ArgAction::Append)]
+    pub data: Vec<PathBuf>,
+    /// Seed of generated input
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// Generated input of floating types
+    #[arg(long, value_enum, default_value_t = Distribution::Gaussian)]
+    pub distribution: Distribution,
+    /// Stop after about this many seconds: fewer iterations, then fewer sizes
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
+    pub time_limit: Option<f64>,
+}
+
+/// `auto` or a name.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Named<T>(pub Option<T>);
+
+/// Element types to run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Types {
+    /// Which.
+    pub list: Vec<DType>,
+    /// Whether `all` was said: then combinations that do not exist are left out, not refused.
+    pub all: bool,
+}
+
+/// Reductions to run. The factor of `mulsum` is filled in by each rank.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Ops {
+    /// Which.
+    pub list: Vec<ReduceOp>,
+    /// As in [`Types`].
+    pub all: bool,
+}
+
+/// Roots to run.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Root {
+    /// This one.
+    One(usize),
+    /// Each in turn.
+    All,
+}
+
+impl BenchOptions {
+    /// The sizes to run, in order. `natural` is the size of the data files, if there are any.
+    pub fn sizes(&self, natural: Option<usize>) -> Result<Vec<usize>, String> {
+        let default = natural.unwrap_or(32 << 20);
+        let low = self.minbytes.unwrap_or(match self.maxbytes {
+            Some(high) => default.min(high),
+            None => default,
+        });
+        let high = self.maxbytes.unwrap_or(default.max(low));
+        if low > high {
+            return Err(format!(
+                "-b {low} is larger than -e {high}; sizes go from -b up to -e"
+            ));
+        }
+        let next = |size: usize| match self.stepfactor {
+            Some(factor) => size.checked_mul(factor),
+            None => size.checked_add(self.stepbytes),
+        };
+        match self.stepfactor {
+            Some(0 | 1) => return Err("-f takes a factor of 2 or more".into()),
+            Some(_) if low == 0 => {
+                return Err("-f multiplies, so it needs -b of 1 or more; use -i from 0".into());
+            }
+            None if self.stepbytes == 0 => return Err("-i takes 1 byte or more".into()),
+            _ => {}
+        }
+        let mut sizes = vec![low];
+        let mut size = low;
+        while let Some(larger) = next(size)
+            && larger <= high
+        {
+            sizes.push(larger);
+            size = larger;
+            if sizes.len() > 100_000 {
+                return Err(format!(
+                    "-b {low} -e {high} gives more than 100000 sizes; use -f or a larger -i"
+                ));
+            }
+        }
+        Ok(sizes)
+    }
+
+    /// What `-r` means for `nranks` ranks.
+    pub fn roots(&self, nranks: usize) -> Result<Vec<usize>, String> {
+        match self.root {
+            _ if !self.collective.has_root() => Ok(vec![0]),
+            Root::All => Ok((0..nranks).collect()),
+            Root::One(root) if root < nranks => Ok(vec![root]),
+            Root::One(root) => Err(format!(
+                "-r {root}: there are {nranks} ranks, 0 to {}",
+                nranks.saturating_sub(1)
+            )),
+        }
+    }
+
+    /// Pairs of type and reduction to run; `native` is the data files' type, if there are any.
+    pub fn kinds(&self, native: Option<DType>) -> Result<Vec<(DType, ReduceOp)>, String> {
+        let default = Types {
+            list: vec![native.unwrap_or(DType::F32)],
+            all: false,
+        };
+        let types = self.datatype.as_ref().unwrap_or(&default);
+        let ops: &[ReduceOp] = if self.collective.reduces() {
+            &self.op.list
+        } else {
+            &[ReduceOp::Sum]
+        };
+        let any = types.all || self.op.all;
+        let mut kinds = Vec::new();
+        for &dtype in &types.list {
+            for &op in ops {
+                match self.refuses(dtype, op) {
+                    None => kinds.push((dtype, op)),
+                    Some(_) if any => {}
+                    Some(why) => return Err(why),
+                }
+            }
+        }
+        Ok(kinds)
+    }
+
+    /// Why the codec that was asked for does not meet this type and reduction.
+    fn refuses(&self, dtype: DType, op: ReduceOp) -> Option<String> {
+        let codec = self.codec.filter(|codec| codec.is_lossy())?;
+        if !dtype.is_float() {
+            return Some(format!(
+                "codec {codec} is for floating types, not {dtype}; leave out --codec or use -d f32"
+            ));
+        }
+        if self.collective.reduces() && !op.is_additive() {
+            return Some(format!(
+                "codec {codec} carries sums and averages, not {op}; leave out --codec or use -o sum"
+            ));
+        }
+        None
+    }
+}
+
+/// Parses a byte count with an optional binary K, M or G.
+pub fn parse_size(text: &str) -> Result<usize, String> {
+    let text = text.trim();
+    let (digits, shift) = match text.as_bytes().last() {
+        Some(b'k' | b'K') => (&text[..text.len() - 1], 10),
+        Some(b'm' | b'M') => (&text[..text.len() - 1], 20),
+        Some(b'g' | b'G') => (&text[..text.len() - 1], 30),
+        _ => (text, 0),
+    };
+    let number: usize = digits
+        .parse()
+        .map_err(|_| "a size is a whole number of bytes, with K, M or G if you like".to_string())?;
+    number
+        .checked_mul(1 << shift)
+        .filter(|&bytes| bytes <= 1 << 46)
+        .ok_or_else(|| "more than 64T bytes".to_string())
+}
+
+fn parse_collective(text: &str) -> Result<Collective, String> {
+    let plain = text.to_ascii_lowercase().replace(['_', '-'], "");
+    Collective::ALL
+        .into_iter()
+        .find(|collective| collective.name().replace('_', "") == plain)
+        .ok_or_else(|| {
+            let names: Vec<_> = Collective::ALL.iter().map(|c| c.name()).collect();
+            format!("there are {}", names.join(", "))
+        })
+}
+
+fn parse_datatypes(text: &str) -> Result<Types, String> {
+    if text == "all" {
+        return Ok(Types {
+            list: DType::ALL.to_vec(),
+            all: true,
+        });
+    }
+    // nccl-tests' names are understood as well.
+    let name = match text {
+        "int8" => "i8",
+        "uint8" => "u8",
+        "int32" | "int" => "i32",
+        "uint32" => "u32",
+        "int64" => "i64",
+        "uint64" => "u64",
+        "half" | "float16" => "f16",
+        "float" | "float32" => "f32",
+        "double" | "float64" => "f64",
+        "bfloat16" => "bf16",
+        "fp8_e4m3" => "f8e4m3",
+        "fp8_e5m2" => "f8e5m2",
+        other => other,
+    };
+    let dtype = DType::from_name(name).ok_or_else(|| {
+        let names: Vec<_> = DType::ALL.iter().map(|dtype| dtype.name()).collect();
+        format!("there are {}, and all", names.join(", "))
+    })?;
+    Ok(Types {
+        list: vec![dtype],
+        all: false,
+    })
+}
+
+fn parse_ops(text: &str) -> Result<Ops, String> {
+    let every = [
+        ReduceOp::Sum,
+        ReduceOp::Prod,
+        ReduceOp::Min,
+        ReduceOp::Max,
+        ReduceOp::Avg,
+        ReduceOp::PreMulSum(Scalar::Float(1.0)),
+    ];
+    if text == "all" {
+        return Ok(Ops {
+            list: every.to_vec(),
+            all: true,
+        });
+    }
+    let name = if text == "mulsum" { "premulsum" } else { text };
+    match every.into_iter().find(|op| op.name() == name) {
+        Some(op) => Ok(Ops {
+            list: vec![op],
+            all: false,
+        }),
+        None => Err("there are sum, prod, min, max, avg, mulsum, and all".into()),
+    }
+}
+
+fn parse_root(text: &str) -> Result<Root, String> {
+    match text {
+        "all" | "-1" => Ok(Root::All),
+        _ => text
+            .parse()
+            .map(Root::One)
+            .map_err(|_| "a root is a rank or all".into()),
+    }
+}
+
+/// Parses `auto`, `shm` or `tcp`.
+pub fn parse_transport(text: &str) -> Result<Named<TransportKind>, String> {
+    match text {
+        "auto" => Ok(Named(None)),
+        "shm" => Ok(Named(Some(TransportKind::Shm))),
+        "tcp" => Ok(Named(Some(TransportKind::Tcp))),
+        _ => Err("there are auto, shm and tcp".into()),
+    }
+}
+
+fn parse_algorithm(text: &str) -> Result<Named<Algorithm>, String> {
+    match (text, Algorithm::from_name(text)) {
+        ("auto", _) => Ok(Named(None)),
+        (_, Some(algorithm)) => Ok(Named(Some(algorithm))),
+        _ => Err("there are auto, ring, tree, oneshot and direct".into()),
+    }
+}
+
+fn parse_codec(text: &str) -> Result<CodecSpec, String> {
+    text.parse()
+        .map_err(|error: cinch::Error| error.message().to_string())
+}
+
+fn parse_seconds(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(seconds) if seconds > 0.0 && seconds <= 1e6 => Ok(seconds),
+        _ => Err("a number of seconds, above 0 and up to 1000000".into()),
+    }
+}
+
+impl Distribution {
+    /// As `--distribution` writes it.
+    pub fn name(self) -> String {
+        self.to_possible_value()
+            .map_or(String::new(), |value| value.get_name().to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        bench: BenchOptions,
+    }
+
+    fn parse(line: &str) -> Result<BenchOptions, String> {
+        Line::try_parse_from(["bench"].into_iter().chain(line.split_whitespace()))
+            .map(|line| line.bench)
+            .map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn sizes_are_bytes_with_binary_units() {
+        assert_eq!(parse_size("12"), Ok(12));
+        assert_eq!(parse_size("8K"), Ok(8192));
+        assert_eq!(parse_size("3m"), Ok(3 << 20));
+        assert_eq!(parse_size("1G"), Ok(1 << 30));
+        for bad in ["", "K", "-1", "1.5M", "1T", "99999999999G", "1MB", "ä"] {
+            assert!(parse_size(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn sizes_go_by_factor_or_by_step() {
+        let sizes = |line: &str| parse(line).unwrap().sizes(None);
+        assert_eq!(
+            sizes("all_reduce -b 1K -e 16K -f 4").unwrap(),
+            [1024, 4096, 16384]
+        );
+        assert_eq!(sizes("all_reduce -b 0 -e 5 -i 2").unwrap(), [0, 2, 4]);
+        assert_eq!(sizes("all_reduce").unwrap(), [32 << 20]);
+        assert_eq!(sizes("all_reduce -b 64M").unwrap(), [64 << 20]);
+        assert_eq!(sizes("all_reduce -e 1M").unwrap(), [1 << 20]);
+        let natural = parse("all_reduce").unwrap().sizes(Some(1000)).unwrap();
+        assert_eq!(natural, [1000]);
+        for bad in [
+            "all_reduce -b 2 -e 1",
+            "all_reduce -b 1 -f 1",
+            "all_reduce -b 0 -e 1 -f 2",
+            "all_reduce -b 0 -e 1 -i 0",
+            "all_reduce -b 0 -e 1G -i 1",
+        ] {
+            assert!(sizes(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn names_of_nccl_tests_are_understood() {
+        let options = parse("alltoall -d float -o mulsum -r all --algo direct").unwrap();
+        assert_eq!(options.collective, Collective::AllToAll);
+        assert_eq!(options.datatype.unwrap().list, [DType::F32]);
+        assert_eq!(options.op.list[0].name(), "premulsum");
+        assert_eq!(options.algo.0, Some(Algorithm::Direct));
+    }
+
+    #[test]
+    fn what_cannot_be_is_said() {
+        for (line, word) in [
+            ("all_reduze", "all_reduce"),
+            ("all_reduce -d f31", "bf16"),
+            ("all_reduce -o xor", "premulsum".trim_start_matches("pre")),
+            ("all_reduce --codec int8", "linear8"),
+            ("all_reduce --codec linear8:block=48", "power of two"),
+            ("all_reduce --transport ib", "shm"),
+            ("all_reduce --algo magic", "oneshot"),
+            ("all_reduce -n 0", "1"),
+            ("all_reduce --time-limit -2", "unexpected"),
+        ] {
+            let error = parse(line).unwrap_err();
+            assert!(error.contains(word), "{line}: {error}");
+        }
+        let kinds = |line: &str| parse(line).unwrap().kinds(None);
+        assert!(kinds("all_reduce --codec linear8 -d i32").is_err());
+        assert!(kinds("all_reduce --codec linear8 -o max").is_err());
+        assert_eq!(
+            kinds("all_reduce --codec linear8 -d all -o all")
+                .unwrap()
+                .len(),
+            6 * 3
+        );
+        assert_eq!(kinds("all_reduce -d all -o all").unwrap().len(), 12 * 6);
+        assert_eq!(kinds("all_gather -d all -o all").unwrap().len(), 12);
+        assert!(parse("broadcast -r 4").unwrap().roots(4).is_err());
+        assert_eq!(
+            parse("broadcast -r all").unwrap().roots(3).unwrap().len(),
+            3
+        );
+        assert_eq!(parse("all_reduce -r 9").unwrap().roots(2).unwrap(), [0]);
+    }
+}

@@ -1,0 +1,127 @@
+//! From options to rows: everything that can be refused before a rank is started.
+
+use super::data::Source;
+use super::metrics::count_of;
+use super::options::BenchOptions;
+use super::row::{Row, memory};
+use cinch::Collective;
+
+/// What a bench will do.
+pub struct Plan {
+    /// Inputs.
+    pub source: Source,
+    /// Rows, in order.
+    pub rows: Vec<Row>,
+}
+
+impl Plan {
+    /// The rows of these options for `nranks` ranks.
+    ///
+    /// # Errors
+    /// A sentence about the option that cannot be.
+    pub fn new(options: &BenchOptions, nranks: usize) -> Result<Plan, String> {
+        if options.collective == Collective::SendRecv && nranks < 2 {
+            return Err("send_recv needs two ranks or more; give --ranks 2".into());
+        }
+        let source = match options.data.as_slice() {
+            [] => Source::generated(options.seed, options.distribution, nranks),
+            files => Source::from_files(files, nranks)?,
+        };
+        let native = source.native();
+        let sizes = options.sizes(native.map(|(_, bytes)| bytes))?;
+        let roots = options.roots(nranks)?;
+        let mut rows: Vec<Row> = Vec::new();
+        for (dtype, op) in options.kinds(native.map(|(dtype, _)| dtype))? {
+            source.admits(dtype)?;
+            for &root in &roots {
+                for &size in &sizes {
+                    let row = Row {
+                        collective: options.collective,
+                        dtype,
+                        op,
+                        root,
+                        count: count_of(options.collective, dtype, nranks, size),
+                        codec: options.codec,
+                        algorithm: options.algo.0,
+                    };
+                    // Sizes that round to one count are one row.
+                    if rows.last() != Some(&row) {
+                        rows.push(row);
+                    }
+                }
+            }
+        }
+        Ok(Plan { source, rows })
+    }
+
+    /// Refuses rows that would not fit the memory that is free for `local` of `nranks` ranks.
+    ///
+    /// # Errors
+    /// A sentence with the bytes needed and free.
+    pub fn check_memory(
+        &self,
+        nranks: usize,
+        local: usize,
+        available: Option<u64>,
+    ) -> Result<(), String> {
+        let needed = self.rows.iter().map(|row| memory(row, nranks)).max();
+        let needed = (needed.unwrap_or(0) / nranks).saturating_mul(local) as u64;
+        match available {
+            Some(available) if needed > available / 10 * 9 => Err(format!(
+                "the largest size needs {} MiB of buffers for {local} ranks, but {} MiB are free; \
+                 use a smaller -e or fewer ranks",
+                needed >> 20,
+                available >> 20
+            )),
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        bench: BenchOptions,
+    }
+
+    fn plan(line: &str, nranks: usize) -> Result<Plan, String> {
+        let words = ["bench"].into_iter().chain(line.split_whitespace());
+        Plan::new(&Line::try_parse_from(words).unwrap().bench, nranks)
+    }
+
+    #[test]
+    fn rows_are_types_by_roots_by_sizes() {
+        let rows = plan("broadcast -b 1K -e 4K -f 2 -d all -r all", 3)
+            .unwrap()
+            .rows;
+        assert_eq!(rows.len(), 12 * 3 * 3);
+        assert_eq!((rows[0].root, rows[0].count), (0, 1024));
+        assert_eq!((rows[3].root, rows[3].count), (1, 1024));
+        // 16 bytes a rank: 16, 32 and 48 bytes are the same nothing for 4 ranks.
+        let rows = plan("all_gather -b 16 -e 64 -i 16", 4).unwrap().rows;
+        assert_eq!(rows.iter().map(|row| row.count).collect::<Vec<_>>(), [0, 4]);
+    }
+
+    #[test]
+    fn impossible_plans_are_sentences() {
+        for (line, nranks, word) in [
+            ("sendrecv", 1, "two ranks"),
+            ("all_reduce --data /no/such.npy", 2, "/no/such.npy"),
+            ("reduce -r 2", 2, "-r 2"),
+            ("all_reduce --codec linear8 -d i32", 2, "floating"),
+        ] {
+            let error = plan(line, nranks).err().unwrap();
+            assert!(error.contains(word), "{line}: {error}");
+        }
+        let large = plan("all_reduce -b 1G", 4).unwrap();
+        assert!(large.check_memory(4, 4, Some(4 << 30)).is_err());
+        assert!(large.check_memory(4, 4, Some(64 << 30)).is_ok());
+        assert!(large.check_memory(4, 1, Some(4 << 30)).is_ok());
+        assert!(large.check_memory(4, 4, None).is_ok());
+    }
+}

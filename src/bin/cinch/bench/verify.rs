@@ -1,0 +1,535 @@
+//! Compares an output with the exact result, computed in fp64 (integers: exactly).
+
+use super::data::Source;
+use super::number::{decode, decode_integer, largest, smallest, unit_roundoff, wrap_integer};
+use super::row::{Row, factor};
+use cinch::types::{CodecKind, ScaleRule};
+use cinch::{Algorithm, CodecSpec, Collective, ReduceOp};
+use std::hash::Hasher;
+
+/// What a comparison found on one rank.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Outcome {
+    /// Elements that differ (integers, copies, max, min) or lie outside the bound of the
+    /// arithmetic and the codec.
+    pub wrong: u64,
+    /// Largest difference among finite elements.
+    pub max_abs_err: f64,
+    /// Sum of squared differences.
+    pub error_squares: f64,
+    /// Sum of squares of the exact result.
+    pub exact_squares: f64,
+    /// Hash of the output's bytes.
+    pub hash: u64,
+}
+
+/// One run of elements of the output and where they come from.
+#[derive(Debug, PartialEq)]
+struct Segment {
+    /// First element in the output.
+    at: usize,
+    /// Rank and first element in that rank's input, for each contribution.
+    sources: Vec<(usize, usize)>,
+}
+
+/// Which output to compare.
+#[derive(Clone, Copy)]
+pub struct Check<'a> {
+    /// Inputs.
+    pub source: &'a Source,
+    /// The call.
+    pub row: &'a Row,
+    /// This rank.
+    pub rank: usize,
+    /// All ranks.
+    pub nranks: usize,
+    /// Set of inputs.
+    pub set: usize,
+    /// What ran.
+    pub codec: CodecSpec,
+    /// What ran.
+    pub algorithm: Algorithm,
+}
+
+/// Elements compared at a time: a multiple of the largest block.
+const TILE: usize = 1 << 15;
+
+impl Check<'_> {
+    /// Compares this rank's output.
+    pub fn run(&self, output: &[u8]) -> Outcome {
+        let mut hasher = std::hash::DefaultHasher::new();
+        hasher.write(output);
+        let mut outcome = Outcome {
+            hash: hasher.finish(),
+            ..Outcome::default()
+        };
+        let size = self.row.dtype.size();
+        for segment in self.segments() {
+            let held = &output[segment.at * size..][..self.row.count * size];
+            if !self.codec.is_lossy()
+                && segment.sources.len() == 1
+                && !self.row.collective.reduces()
+            {
+                self.compare_copy(&segment, held, &mut outcome);
+            } else if self.row.dtype.is_float() {
+                self.compare_floats(&segment, held, &mut outcome);
+            } else {
+                self.compare_integers(&segment, held, &mut outcome);
+            }
+        }
+        outcome
+    }
+
+    fn segments(&self) -> Vec<Segment> {
+        let (me, n, count) = (self.rank, self.nranks, self.row.count);
+        let root = self.row.root;
+        let one = |sources| vec![Segment { at: 0, sources }];
+        let each = |from: &dyn Fn(usize) -> usize| {
+            (0..n)
+                .map(|r| Segment {
+                    at: r * count,
+                    sources: vec![(r, from(r))],
+                })
+                .collect()
+        };
+        match self.row.collective {
+            Collective::AllReduce => one((0..n).map(|r| (r, 0)).collect()),
+            Collective::Reduce if me == root => one((0..n).map(|r| (r, 0)).collect()),
+            Collective::ReduceScatter => one((0..n).map(|r| (r, me * count)).collect()),
+            Collective::AllGather => each(&|_| 0),
+            Collective::Gather if me == root => each(&|_| 0),
+            Collective::AllToAll => each(&|_| me * count),
+            Collective::Broadcast => one(vec![(root, 0)]),
+            Collective::Scatter => one(vec![(root, me * count)]),
+            Collective::SendRecv => one(vec![((me + n - 1) % n, 0)]),
+            Collective::Reduce | Collective::Gather => Vec::new(),
+        }
+    }
+
+    fn op(&self) -> Option<ReduceOp> {
+        Some(self.row.op).filter(|_| self.row.collective.reduces())
+    }
+
+    fn inputs(&self, rank: usize, start: usize, bytes: &mut [u8]) {
+        self.source
+            .stream(self.row.dtype, self.op(), rank, self.set)
+            .fill(start, bytes);
+    }
+
+    fn compare_copy(&self, segment: &Segment, held: &[u8], outcome: &mut Outcome) {
+        let dtype = self.row.dtype;
+        let size = dtype.size();
+        let (rank, start) = segment.sources[0];
+        let mut exact = vec![0; TILE * size];
+        for (tile, held) in held.chunks(TILE * size).enumerate() {
+            let exact = &mut exact[..held.len()];
+            self.inputs(rank, start + tile * TILE, exact);
+            if exact == held {
+                continue;
+            }
+            let pairs = exact.chunks_exact(size).zip(held.chunks_exact(size));
+            for (exact, held) in pairs.filter(|(exact, held)| exact != held) {
+                outcome.wrong += 1;
+                if dtype.is_float() {
+                    outcome.note(decode(dtype, exact), decode(dtype, held));
+                } else {
+                    let (exact, held) = (decode_integer(dtype, exact), decode_integer(dtype, held));
+                    outcome.note(exact as f64, held as f64);
+                }
+            }
+        }
+    }
+
+    fn compare_integers(&self, segment: &Segment, held: &[u8], outcome: &mut Outcome) {
+        let dtype = self.row.dtype;
+        let size = dtype.size();
+        let mut input = vec![0; TILE * size];
+        for (tile, held) in held.chunks(TILE * size).enumerate() {
+            let mut exact: Vec<i128> = Vec::new();
+            for &(rank, start) in &segment.sources {
+                let input = &mut input[..held.len()];
+                self.inputs(rank, start + tile * TILE, input);
+                let values = input.chunks_exact(size).map(|x| decode_integer(dtype, x));
+                let values = values.map(|x| match self.row.op {
+                    ReduceOp::PreMulSum(_) => x * factor(rank).1,
+                    _ => x,
+                });
+                if exact.is_empty() {
+                    exact = values.collect();
+                    continue;
+                }
+                for (sum, x) in exact.iter_mut().zip(values) {
+                    *sum = match self.row.op {
+                        ReduceOp::Prod => wrap_integer(dtype, *sum).wrapping_mul(x),
+                        ReduceOp::Max => (*sum).max(x),
+                        ReduceOp::Min => (*sum).min(x),
+                        _ => *sum + x,
+                    };
+                }
+            }
+            for (exact, held) in exact.into_iter().zip(held.chunks_exact(size)) {
+                let mut exact = wrap_integer(dtype, exact);
+                if matches!(self.row.op, ReduceOp::Avg) {
+                    exact /= self.nranks as i128;
+                }
+                let held = decode_integer(dtype, held);
+                outcome.wrong += u64::from(exact != held);
+                outcome.note(exact as f64, held as f64);
+            }
+        }
+    }
+
+    fn compare_floats(&self, segment: &Segment, held: &[u8], outcome: &mut Outcome) {
+        let (dtype, count) = (self.row.dtype, self.row.count);
+        let size = dtype.size();
+        let error = CodecError::of(self.codec);
+        let block = match self.codec.scale {
+            ScaleRule::Block(block) if self.codec.kind.has_scale() => block as usize,
+            _ => 0,
+        };
+        let whole = if self.codec.kind.has_scale() && block == 0 {
+            self.whole_scale(segment)
+        } else {
+            (0.0, false)
+        };
+        let mut scratch = vec![0; (TILE + 2 * block) * size];
+        let mut tile = Tile::default();
+        for lo in (0..count).step_by(TILE) {
+            let hi = count.min(lo + TILE);
+            let (from, to) = (lo.saturating_sub(block), count.min(hi + block));
+            tile.reset(hi - lo, block);
+            for (nth, &(rank, start)) in segment.sources.iter().enumerate() {
+                let bytes = &mut scratch[..(to - from) * size];
+                self.inputs(rank, start + from, bytes);
+                let factor = match self.op() {
+                    Some(ReduceOp::PreMulSum(_)) => factor(rank).0,
+                    _ => 1.0,
+                };
+                let values: Vec<f64> = bytes
+                    .chunks_exact(size)
+                    .map(|x| factor * decode(dtype, x))
+                    .collect();
+                tile.add(nth == 0, self.op(), &values[lo - from..hi - from]);
+                if block > 0 {
+                    tile.add_scales(&values, block, usize::from(from < lo));
+                }
+            }
+            let elements = held[lo * size..hi * size].chunks_exact(size);
+            for (i, element) in elements.enumerate() {
+                let near = i.checked_div(block);
+                let (scale, poisoned) = near.map_or(whole, |k| (tile.scales[k], tile.poisoned[k]));
+                self.judge(
+                    (tile.exact[i], tile.magnitude[i], scale, poisoned),
+                    decode(dtype, element),
+                    &error,
+                    segment.sources.len(),
+                    outcome,
+                );
+            }
+        }
+    }
+
+    fn judge(
+        &self,
+        (exact, magnitude, scale, poisoned): (f64, f64, f64, bool),
+        held: f64,
+        error: &CodecError,
+        contributions: usize,
+        outcome: &mut Outcome,
+    ) {
+        let dtype = self.row.dtype;
+        let n = contributions as f64;
+        let divisor = match self.op() {
+            Some(ReduceOp::Avg) => n,
+            _ => 1.0,
+        };
+        let exact = exact / divisor;
+        let exchange_only = matches!(self.op(), Some(ReduceOp::Max | ReduceOp::Min));
+        let (unit, tiny) = (unit_roundoff(dtype), smallest(dtype));
+        // Each addition, and each hop of an uncompressed ring, rounds once to the element type.
+        let mut bound = ((n + 2.0) * (unit * magnitude + tiny)) / divisor + unit * exact.abs();
+        if exchange_only || contributions == 1 && !self.codec.is_lossy() && self.op().is_none() {
+            bound = 0.0;
+        }
+        if self.codec.is_lossy() {
+            let steps = encodes(self.row.collective, self.algorithm, contributions);
+            let each = error.of_scale * scale + error.of_value * magnitude + error.floor;
+            let growth = 1.0 + steps * (error.of_scale + error.of_value);
+            let saturated = (magnitude - error.range).max(0.0);
+            bound += (steps * each * growth + saturated) / divisor;
+        }
+        let overflows = exact.abs() + bound > largest(dtype) * (1.0 - unit);
+        let right = if !exact.is_finite() || !held.is_finite() {
+            !held.is_finite() && (!exact.is_finite() || poisoned || overflows)
+        } else {
+            (held - exact).abs() <= bound || overflows
+        };
+        outcome.wrong += u64::from(!right);
+        outcome.note(exact, held);
+    }
+
+    /// Sum over ranks of the largest magnitude of the whole segment, and whether anything in it is
+    /// not finite.
+    fn whole_scale(&self, segment: &Segment) -> (f64, bool) {
+        let size = self.row.dtype.size();
+        let mut scratch = vec![0; TILE * size];
+        let (mut sum, mut poisoned) = (0.0, false);
+        for &(rank, start) in &segment.sources {
+            let mut top = 0f64;
+            for lo in (0..self.row.count).step_by(TILE) {
+                let bytes = &mut scratch[..TILE.min(self.row.count - lo) * size];
+                self.inputs(rank, start + lo, bytes);
+                for x in bytes.chunks_exact(size) {
+                    let magnitude = decode(self.row.dtype, x).abs();
+                    match magnitude.is_finite() {
+                        true => top = top.max(magnitude),
+                        false => poisoned = true,
+                    }
+                }
+            }
+            sum += top;
+        }
+        (sum, poisoned)
+    }
+}
+
+impl Outcome {
+    fn note(&mut self, exact: f64, held: f64) {
+        let difference = (held - exact).abs();
+        if difference.is_finite() {
+            self.max_abs_err = self.max_abs_err.max(difference);
+            self.error_squares += difference * difference;
+            self.exact_squares += exact * exact;
+        }
+    }
+
+    /// This and another comparison together.
+    pub fn merge(&mut self, other: &Outcome) {
+        self.wrong += other.wrong;
+        self.max_abs_err = self.max_abs_err.max(other.max_abs_err);
+        self.error_squares += other.error_squares;
+        self.exact_squares += other.exact_squares;
+        self.hash = self.hash.rotate_left(1) ^ other.hash;
+    }
+}
+
+/// Exact results and error scales of some elements.
+#[derive(Default)]
+struct Tile {
+    exact: Vec<f64>,
+    /// Sum of the contributions' magnitudes.
+    magnitude: Vec<f64>,
+    /// For each block, the sum over contributions of the largest magnitude in it and its
+    /// neighbours: an upper bound of the scale of every partial sum, wherever the chunks, and
+    /// with them the blocks of the wire, begin.
+    scales: Vec<f64>,
+    /// Blocks with a non-finite contribution in them or a neighbour.
+    poisoned: Vec<bool>,
+}
+
+impl Tile {
+    fn reset(&mut self, elements: usize, block: usize) {
+        self.exact.clear();
+        self.magnitude.clear();
+        self.magnitude.resize(elements, 0.0);
+        let blocks = if block > 0 {
+            elements.div_ceil(block)
+        } else {
+            0
+        };
+        self.scales.clear();
+        self.scales.resize(blocks, 0.0);
+        self.poisoned.clear();
+        self.poisoned.resize(blocks, false);
+    }
+
+    fn add(&mut self, first: bool, op: Option<ReduceOp>, values: &[f64]) {
+        if first {
+            self.exact.extend_from_slice(values);
+        } else {
+            for (sum, &x) in self.exact.iter_mut().zip(values) {
+                *sum = match op {
+                    Some(ReduceOp::Prod) => *sum * x,
+                    Some(ReduceOp::Max) if !(*sum >= x || sum.is_nan()) => x,
+                    Some(ReduceOp::Min) if !(*sum <= x || sum.is_nan()) => x,
+                    Some(ReduceOp::Max | ReduceOp::Min) => *sum,
+                    _ => *sum + x,
+                };
+            }
+        }
+        if matches!(op, Some(ReduceOp::Prod)) {
+            self.magnitude.clear();
+            self.magnitude.extend(self.exact.iter().map(|x| x.abs()));
+        } else {
+            for (sum, x) in self.magnitude.iter_mut().zip(values) {
+                *sum += x.abs();
+            }
+        }
+    }
+
+    /// `values` begins `before` blocks before the tile.
+    fn add_scales(&mut self, values: &[f64], block: usize, before: usize) {
+        let tops: Vec<(f64, bool)> = values
+            .chunks(block)
+            .map(|block| {
+                let finite = block.iter().filter(|x| x.is_finite());
+                let top = finite.fold(0f64, |top, x| top.max(x.abs()));
+                (top, block.iter().any(|x| !x.is_finite()))
+            })
+            .collect();
+        for k in 0..self.scales.len() {
+            let from = (k + before).saturating_sub(1);
+            let near = &tops[from..tops.len().min(k + before + 2)];
+            self.scales[k] += near.iter().fold(0f64, |top, x| top.max(x.0));
+            self.poisoned[k] |= near.iter().any(|x| x.1);
+        }
+    }
+}
+
+/// Bounds of one encode and decode.
+struct CodecError {
+    /// Times the absolute maximum of the block.
+    of_scale: f64,
+    /// Times the value.
+    of_value: f64,
+    /// Regardless of the value.
+    floor: f64,
+    /// Values beyond it saturate.
+    range: f64,
+}
+
+impl CodecError {
+    /// Half the widest gap between neighbours of the value set.
+    fn of(codec: CodecSpec) -> CodecError {
+        let power = 10f64.powi(i32::from(codec.offset));
+        let infinite = f64::INFINITY;
+        let (of_scale, of_value, floor, range) = match codec.kind {
+            CodecKind::Raw => (0.0, 0.0, 0.0, infinite),
+            CodecKind::Linear8 => (1.00001 / 254.0, 0.0, 0.0, infinite),
+            CodecKind::Dynamic8 => (0.0086, 0.0, 0.0, infinite),
+            CodecKind::Static8 => (0.0, 0.2188, 0.75e-6 * power, 92.25 * power),
+            CodecKind::Mantissa8 => (0.0, 0.1667, 0.51e-6 * power, 150.0 * power),
+            CodecKind::CastBf16 => (0.0, 2f64.powi(-8), 2f64.powi(-134), infinite),
+            CodecKind::Cast16 => (0.0, 2f64.powi(-11), 2f64.powi(-25), 65504.0),
+        };
+        CodecError {
+            of_scale,
+            of_value,
+            floor,
+            range,
+        }
+    }
+}
+
+/// Encodes on the longest way of a contribution into the result.
+fn encodes(collective: Collective, algorithm: Algorithm, contributions: usize) -> f64 {
+    let n = contributions as f64;
+    match (collective.reduces(), algorithm) {
+        (false, _) => 1.0,
+        (true, Algorithm::Ring) => n,
+        (true, Algorithm::Tree) => 2.0 * n.log2().ceil() + 2.0,
+        (true, Algorithm::OneShot | Algorithm::Direct) => 2.0,
+    }
+}
+
+/// Whether every rank must hold the same output.
+pub fn same_on_all_ranks(collective: Collective) -> bool {
+    matches!(
+        collective,
+        Collective::AllReduce | Collective::AllGather | Collective::Broadcast
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::data::Distribution;
+    use super::*;
+    use cinch::DType;
+
+    fn sums(source: &Source, count: usize) -> Vec<f32> {
+        let mut sums = vec![0f64; count];
+        let mut bytes = vec![0; 4 * count];
+        for rank in 0..4 {
+            source
+                .stream(DType::F32, Some(ReduceOp::Sum), rank, 0)
+                .fill(0, &mut bytes);
+            for (sum, x) in sums.iter_mut().zip(bytes.chunks(4)) {
+                *sum += decode(DType::F32, x);
+            }
+        }
+        sums.into_iter().map(|x| x as f32).collect()
+    }
+
+    fn check(codec: &str, count: usize, spoil: impl Fn(usize, f32) -> f32) -> Outcome {
+        let source = Source::generated(5, Distribution::Gaussian, 4);
+        let row = Row {
+            codec: None,
+            algorithm: None,
+            collective: Collective::AllReduce,
+            dtype: DType::F32,
+            op: ReduceOp::Sum,
+            root: 0,
+            count,
+        };
+        let output: Vec<f32> = sums(&source, count)
+            .into_iter()
+            .enumerate()
+            .map(|(i, x)| spoil(i, x))
+            .collect();
+        Check {
+            source: &source,
+            row: &row,
+            rank: 1,
+            nranks: 4,
+            set: 0,
+            codec: codec.parse().unwrap(),
+            algorithm: Algorithm::Direct,
+        }
+        .run(cinch::mem::bytes_of(&output))
+    }
+
+    #[test]
+    fn raw_sums_have_a_tight_bound() {
+        let exact = check("raw", 70_001, |_, x| x);
+        assert_eq!(exact.wrong, 0);
+        assert!(exact.max_abs_err < 1e-6);
+        assert_eq!(check("raw", 70_001, |_, x| x + 1e-5).wrong, 70_001);
+        let one = check("raw", 70_001, |i, x| if i == 69_999 { f32::NAN } else { x });
+        assert_eq!(one.wrong, 1);
+    }
+
+    #[test]
+    fn lossy_sums_have_the_codecs_bound() {
+        // Absmax of a block is about 2.8, so a two-shot sum of 4 may be off by about
+        // 2 * 4 * 3 / 254; an offset of 1 is not a rounding error.
+        for (codec, small, large) in [
+            ("linear8", 0.05, 1.0),
+            ("dynamic8:block=4096", 0.1, 2.0),
+            ("linear8:tensor=1", 0.05, 1.0),
+            ("cast16", 1e-4, 0.1),
+        ] {
+            let good = check(codec, 70_001, |i, x| {
+                x + if i % 2 == 0 { small } else { -small }
+            });
+            assert_eq!(good.wrong, 0, "{codec}");
+            assert!((good.max_abs_err / f64::from(small) - 1.0).abs() < 0.01);
+            let relative = (good.error_squares / good.exact_squares).sqrt();
+            assert!(
+                (relative / (f64::from(small) / 2.0) - 1.0).abs() < 0.05,
+                "{relative}"
+            );
+            assert_eq!(
+                check(codec, 70_001, |_, x| x + large).wrong,
+                70_001,
+                "{codec}"
+            );
+        }
+    }
+
+    #[test]
+    fn hashes_tell_outputs_apart() {
+        let hash = |spoil: fn(usize, f32) -> f32| check("raw", 1000, spoil).hash;
+        assert_eq!(hash(|_, x| x), hash(|_, x| x));
+        assert_ne!(hash(|_, x| x), hash(|i, x| if i == 999 { -x } else { x }));
+    }
+}

@@ -1,0 +1,298 @@
+//! What a bench needs of a communicator, so that the runner is tested without one.
+
+use cinch::comm::{Call, Group};
+use cinch::mem::{UserBuffers, bytes_of, bytes_of_mut};
+use cinch::{Collective, Communicator, DType, Report, Result};
+
+/// A rank among ranks.
+pub trait World {
+    /// This rank.
+    fn rank(&self) -> usize;
+    /// Number of ranks.
+    fn nranks(&self) -> usize;
+    /// Host and process of each rank.
+    fn places(&self) -> Vec<(String, u32)>;
+    /// Runs one call.
+    fn call(&self, call: &Call, buffers: UserBuffers<'_>) -> Result<Report>;
+    /// Sends and receives at once. The report is the send's.
+    fn exchange(&self, send: (&Call, &[u8]), recv: (&Call, &mut [u8])) -> Result<Report>;
+    /// Returns when every rank has called it.
+    fn barrier(&self) -> Result<()>;
+    /// Candidates for a call, and the winner.
+    fn explain(&self, call: &Call) -> Result<String>;
+
+    /// Everybody's words, in rank order; all ranks give equally many.
+    fn gather_words(&self, words: &[u64]) -> Result<Vec<u64>> {
+        let mut all = vec![0u64; words.len() * self.nranks()];
+        let call = Call::new(Collective::AllGather, DType::U64, words.len());
+        self.call(
+            &call,
+            UserBuffers::new(bytes_of(words), bytes_of_mut(&mut all)),
+        )?;
+        Ok(all)
+    }
+}
+
+impl World for Communicator {
+    fn rank(&self) -> usize {
+        Communicator::rank(self)
+    }
+
+    fn nranks(&self) -> usize {
+        Communicator::nranks(self)
+    }
+
+    fn places(&self) -> Vec<(String, u32)> {
+        self.peers()
+            .iter()
+            .map(|peer| (peer.host.clone(), peer.pid))
+            .collect()
+    }
+
+    fn call(&self, call: &Call, buffers: UserBuffers<'_>) -> Result<Report> {
+        Communicator::call(self, call, buffers)
+    }
+
+    fn exchange(&self, send: (&Call, &[u8]), recv: (&Call, &mut [u8])) -> Result<Report> {
+        let mut group = Group::new();
+        group.add(self, send.0, UserBuffers::new(send.1, &mut []))?;
+        group.add(self, recv.0, UserBuffers::new(&[], recv.1))?;
+        let reports = group.run()?;
+        reports
+            .first()
+            .copied()
+            .ok_or_else(|| cinch::Error::internal("a group of two calls gave no report"))
+    }
+
+    fn barrier(&self) -> Result<()> {
+        Communicator::barrier(self)
+    }
+
+    fn explain(&self, call: &Call) -> Result<String> {
+        Communicator::explain(self, call)
+    }
+}
+
+#[cfg(test)]
+pub mod threads {
+    //! Ranks as threads that compute collectives the plain way: the bench's own test double.
+
+    use super::*;
+    use crate::bench::number::{
+        decode, decode_integer, encode, encode_integer, unit_roundoff, wrap_integer,
+    };
+    use cinch::types::{Extent, Scalar, TransportKind};
+    use cinch::{Algorithm, CodecSpec, ReduceOp};
+    use std::sync::{Arc, Barrier, Mutex};
+
+    /// What the double does wrong, to see that the bench sees it.
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    pub enum Flaw {
+        None,
+        /// Element 3 of rank 1's output is off by one unit or 10 %.
+        WrongElement,
+        /// Element 3 of rank 1's output is off by less than the tolerance.
+        OneUlp,
+        /// Every element gets noise of this fraction of it.
+        Noise(f64),
+        /// Every call fails.
+        Error,
+    }
+
+    pub struct ThreadRank {
+        rank: usize,
+        shared: Arc<Shared>,
+    }
+
+    struct Shared {
+        flaw: Flaw,
+        inputs: Mutex<Vec<(Vec<u8>, ReduceOp)>>,
+        barrier: Barrier,
+    }
+
+    /// Runs `body` on `nranks` threads and returns what they return, in rank order.
+    pub fn run<T: Send>(
+        nranks: usize,
+        flaw: Flaw,
+        body: impl Fn(&ThreadRank) -> T + Sync,
+    ) -> Vec<T> {
+        let shared = Arc::new(Shared {
+            flaw,
+            inputs: Mutex::new(vec![(Vec::new(), ReduceOp::Sum); nranks]),
+            barrier: Barrier::new(nranks),
+        });
+        let body = &body;
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..nranks)
+                .map(|rank| {
+                    let world = ThreadRank {
+                        rank,
+                        shared: shared.clone(),
+                    };
+                    scope.spawn(move || body(&world))
+                })
+                .collect();
+            threads.into_iter().map(|t| t.join().unwrap()).collect()
+        })
+    }
+
+    impl ThreadRank {
+        /// Output of this rank from everybody's input.
+        fn output(&self, call: &Call, inputs: &[(Vec<u8>, ReduceOp)]) -> Vec<u8> {
+            let block = call.count * call.dtype.size();
+            let (root, me) = (call.root, self.rank);
+            match call.collective {
+                Collective::AllReduce => reduce(call, inputs, 0),
+                Collective::Reduce => reduce(call, inputs, 0),
+                Collective::ReduceScatter => reduce(call, inputs, me * block),
+                Collective::AllGather | Collective::Gather => {
+                    inputs.iter().flat_map(|(bytes, _)| bytes.clone()).collect()
+                }
+                Collective::Broadcast | Collective::SendRecv => inputs[root].0.clone(),
+                Collective::Scatter => inputs[root].0[me * block..(me + 1) * block].to_vec(),
+                Collective::AllToAll => inputs
+                    .iter()
+                    .flat_map(|(bytes, _)| bytes[me * block..(me + 1) * block].to_vec())
+                    .collect(),
+            }
+        }
+
+        fn spoil(&self, call: &Call, output: &mut [u8]) {
+            let dtype = call.dtype;
+            if dtype == DType::U64 {
+                return; // the bench's own exchange of results
+            }
+            for (i, element) in output.chunks_exact_mut(dtype.size()).enumerate() {
+                let here = self.rank == 1 && i == 3;
+                match self.shared.flaw {
+                    Flaw::WrongElement if here && dtype.is_float() => {
+                        encode(dtype, decode(dtype, element) * 1.1 + 0.5, element);
+                    }
+                    Flaw::WrongElement if here => element[0] ^= 1,
+                    Flaw::OneUlp if here => {
+                        let factor = 1.0 + 2.0 * unit_roundoff(dtype);
+                        encode(dtype, decode(dtype, element) * factor, element);
+                    }
+                    Flaw::Noise(size) => {
+                        let sign = if i % 2 == 0 { 1.0 } else { -1.0 };
+                        encode(dtype, decode(dtype, element) * (1.0 + sign * size), element);
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    fn reduce(call: &Call, inputs: &[(Vec<u8>, ReduceOp)], at: usize) -> Vec<u8> {
+        let (dtype, n) = (call.dtype, inputs.len());
+        let mut output = vec![0; call.count * dtype.size()];
+        for (i, element) in output.chunks_exact_mut(dtype.size()).enumerate() {
+            let at = at + i * dtype.size();
+            let part = |r: usize| &inputs[r].0[at..at + dtype.size()];
+            if dtype.is_float() {
+                let value = |r: usize| match inputs[r].1 {
+                    ReduceOp::PreMulSum(Scalar::Float(f)) => f * decode(dtype, part(r)),
+                    _ => decode(dtype, part(r)),
+                };
+                let all = (0..n).map(value);
+                let result = match call.op {
+                    ReduceOp::Prod => all.product(),
+                    ReduceOp::Max => all.fold(f64::NEG_INFINITY, f64::max),
+                    ReduceOp::Min => all.fold(f64::INFINITY, f64::min),
+                    ReduceOp::Avg => all.sum::<f64>() / n as f64,
+                    _ => all.sum(),
+                };
+                encode(dtype, result, element);
+            } else {
+                let value = |r: usize| match inputs[r].1 {
+                    ReduceOp::PreMulSum(Scalar::Int(f)) => f * decode_integer(dtype, part(r)),
+                    _ => decode_integer(dtype, part(r)),
+                };
+                let all = (0..n).map(value);
+                let result = match call.op {
+                    ReduceOp::Prod => {
+                        all.fold(1i128, |a, b| wrap_integer(dtype, a.wrapping_mul(b)))
+                    }
+                    ReduceOp::Max => all.max().unwrap(),
+                    ReduceOp::Min => all.min().unwrap(),
+                    ReduceOp::Avg => wrap_integer(dtype, all.sum()) / n as i128,
+                    _ => all.sum(),
+                };
+                encode_integer(result, element);
+            }
+        }
+        output
+    }
+
+    impl World for ThreadRank {
+        fn rank(&self) -> usize {
+            self.rank
+        }
+
+        fn nranks(&self) -> usize {
+            self.shared.inputs.lock().unwrap().len()
+        }
+
+        fn places(&self) -> Vec<(String, u32)> {
+            vec![("here".into(), 1); self.nranks()]
+        }
+
+        fn call(&self, call: &Call, mut buffers: UserBuffers<'_>) -> Result<Report> {
+            if self.shared.flaw == Flaw::Error {
+                return Err(cinch::Error::invalid_usage("flawed"));
+            }
+            let is_root = self.rank == call.root;
+            let bytes = |extent: Extent| {
+                extent.elements(call.count, self.nranks()).unwrap() * call.dtype.size()
+            };
+            let expected = bytes(call.collective.input_extent(is_root));
+            assert_eq!(buffers.input_bytes(), expected, "input of {call:?}");
+            let expected = bytes(call.collective.output_extent(is_root));
+            assert_eq!(buffers.output_bytes(), expected, "output of {call:?}");
+            let mut input = vec![0; buffers.input_bytes()];
+            buffers.read_input(0, &mut input);
+            let sent = input.len() as u64;
+            self.shared.inputs.lock().unwrap()[self.rank] = (input, call.op);
+            self.shared.barrier.wait();
+            if buffers.output_bytes() > 0 {
+                let inputs = self.shared.inputs.lock().unwrap().clone();
+                let mut output = self.output(call, &inputs);
+                self.spoil(call, &mut output);
+                buffers.write_output(0, &output);
+            }
+            self.shared.barrier.wait();
+            Ok(report(call, sent))
+        }
+
+        fn exchange(&self, send: (&Call, &[u8]), recv: (&Call, &mut [u8])) -> Result<Report> {
+            assert_eq!((send.0.root, recv.0.peer), (self.rank, self.rank));
+            self.shared.inputs.lock().unwrap()[self.rank] = (send.1.to_vec(), ReduceOp::Sum);
+            self.shared.barrier.wait();
+            let inputs = self.shared.inputs.lock().unwrap().clone();
+            recv.1.copy_from_slice(&self.output(recv.0, &inputs));
+            self.spoil(recv.0, recv.1);
+            self.shared.barrier.wait();
+            Ok(report(send.0, send.1.len() as u64))
+        }
+
+        fn barrier(&self) -> Result<()> {
+            self.shared.barrier.wait();
+            Ok(())
+        }
+
+        fn explain(&self, call: &Call) -> Result<String> {
+            Ok(format!("{} runs as threads", call.collective))
+        }
+    }
+
+    fn report(call: &Call, wire_bytes: u64) -> Report {
+        Report {
+            codec: call.codec.unwrap_or(CodecSpec::RAW),
+            algorithm: call.algorithm.unwrap_or(Algorithm::Direct),
+            transport: Some(TransportKind::Loopback),
+            channels: 1,
+            wire_bytes,
+            input: None,
+        }
+    }
+}

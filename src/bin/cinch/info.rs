@@ -1,0 +1,167 @@
+//! `cinch info`: what this build, this machine and these settings are.
+
+use crate::machine::{Machine, host_name};
+use cinch::config::{KNOBS, Origin};
+use cinch::simd::Isa;
+use cinch::types::{CodecKind, TransportKind};
+use cinch::{Algorithm, Communicator, Config};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use std::io::{self, Write};
+use std::net::{Ipv4Addr, TcpListener};
+use std::os::unix::net::UnixStream;
+
+/// Prints versions, machine, transports and settings.
+///
+/// # Errors
+/// Those of writing.
+pub fn write(config: &Config, out: &mut dyn Write) -> io::Result<()> {
+    let machine = Machine::detect();
+    let build = if cfg!(debug_assertions) {
+        "debug"
+    } else {
+        "release"
+    };
+    writeln!(out, "cinch {} ({build}, {})", cinch::VERSION, machine.arch)?;
+    writeln!(out, "wire format  {}", cinch::types::FORMAT_VERSION)?;
+    writeln!(out, "\nmachine")?;
+    writeln!(out, "  host       {}", host_name())?;
+    writeln!(out, "  kernel     {}", machine.kernel)?;
+    writeln!(out, "  cpu        {}", machine.cpu)?;
+    writeln!(out, "  cores      {}", machine.cores)?;
+    writeln!(out, "  memory     {} MiB", machine.memory_bytes >> 20)?;
+    let sets: Vec<_> = Isa::available().into_iter().map(Isa::name).collect();
+    let used = match Isa::from_setting(&config.simd) {
+        Ok(isa) => isa.name().to_string(),
+        Err(error) => error.to_string(),
+    };
+    writeln!(out, "  simd       {}; in use: {used}", sets.join(" "))?;
+    writeln!(out, "\ntransports")?;
+    for kind in TransportKind::ALL {
+        writeln!(out, "  {:<10} {}", kind.name(), probe(kind))?;
+    }
+    writeln!(out, "  {:<10} not in this build: host memory only", "cuda")?;
+    writeln!(out, "  {:<10} not in this build: host memory only", "rdma")?;
+    let algorithms: Vec<_> = Algorithm::ALL.iter().map(|a| a.name()).collect();
+    writeln!(out, "\nalgorithms   {}", algorithms.join(" "))?;
+    let codecs: Vec<_> = CodecKind::ALL.iter().map(|c| c.name()).collect();
+    writeln!(out, "codecs       {}", codecs.join(" "))?;
+    writeln!(out, "\nsettings")?;
+    for (knob, origin) in KNOBS.iter().zip(&config.origins) {
+        let value = match (knob.show)(config) {
+            empty if empty.is_empty() => "(unset)".to_string(),
+            value => value,
+        };
+        writeln!(
+            out,
+            "  {:<28} {value:<14} {}",
+            knob.name,
+            origin_name(*origin)
+        )?;
+        writeln!(out, "  {:<28}   {}; takes {}", "", knob.help, knob.range)?;
+    }
+    let unknown = Config::unknown_names();
+    if !unknown.is_empty() {
+        writeln!(
+            out,
+            "\nwarning: no setting is called {}",
+            unknown.join(", ")
+        )?;
+    }
+    Ok(())
+}
+
+/// Prints what a communicator is made of, from one rank's place.
+///
+/// # Errors
+/// Those of writing.
+pub fn write_communicator(comm: &Communicator, out: &mut dyn Write) -> io::Result<()> {
+    let info = comm.info();
+    writeln!(
+        out,
+        "\ncommunicator of {} ranks, as rank {} sees it",
+        comm.nranks(),
+        comm.rank()
+    )?;
+    writeln!(out, "  channels     {}", info.channels)?;
+    writeln!(
+        out,
+        "  slots        {} of {} bytes",
+        info.slots, info.slot_bytes
+    )?;
+    writeln!(out, "  slot memory  {} bytes", info.buffer_bytes)?;
+    for (peer, transport) in comm.peers().iter().zip(&info.transports) {
+        let transport = transport.map_or("itself", TransportKind::name);
+        writeln!(out, "  {peer}: {transport}")?;
+    }
+    Ok(())
+}
+
+/// How a setting's origin is printed.
+fn origin_name(origin: Origin) -> &'static str {
+    match origin {
+        Origin::Default => "default",
+        Origin::Environment => "environment",
+        Origin::Program => "program",
+    }
+}
+
+/// `yes`, or why a transport cannot work here: tried, not looked up.
+fn probe(kind: TransportKind) -> String {
+    let tried = match kind {
+        TransportKind::Loopback => Ok(()),
+        TransportKind::Shm => try_shared_memory(),
+        TransportKind::Tcp => TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
+            .map(drop)
+            .map_err(|error| format!("no socket listens on 127.0.0.1: {error}")),
+    };
+    match (tried, kind) {
+        (Err(why), _) => format!("no: {why}"),
+        (Ok(()), TransportKind::Loopback) => "yes: threads of one process".into(),
+        (Ok(()), TransportKind::Shm) => "yes: sealed memfd over UNIX sockets".into(),
+        (Ok(()), TransportKind::Tcp) => "yes".into(),
+    }
+}
+
+fn try_shared_memory() -> Result<(), String> {
+    use nix::fcntl::{FcntlArg, SealFlag, fcntl};
+    let failed = |what: &str, error: &dyn std::fmt::Display| format!("{what}: {error}");
+    let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
+    let file =
+        memfd_create(c"cinch-info", flags).map_err(|error| failed("memfd_create", &error))?;
+    nix::unistd::ftruncate(&file, 4096).map_err(|error| failed("ftruncate", &error))?;
+    let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW;
+    fcntl(&file, FcntlArg::F_ADD_SEALS(seals)).map_err(|error| failed("seal", &error))?;
+    UnixStream::pair()
+        .map(drop)
+        .map_err(|error| failed("UNIX sockets", &error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_setting_has_its_origin() {
+        let mut config = Config::default();
+        config.set("CINCH_SLOTS", "8", Origin::Program).unwrap();
+        let mut out = Vec::new();
+        write(&config, &mut out).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        for knob in KNOBS {
+            let line = text
+                .lines()
+                .find(|line| line.contains(&format!("{} ", knob.name)));
+            let line = line.unwrap_or_else(|| panic!("{} is missing", knob.name));
+            let expected = if knob.name == "CINCH_SLOTS" {
+                "program"
+            } else {
+                "default"
+            };
+            assert!(line.trim_end().ends_with(expected), "{line}");
+        }
+        for kind in TransportKind::ALL {
+            assert!(text.contains(&format!("\n  {}", kind.name())), "{kind}");
+        }
+        assert!(text.contains(cinch::VERSION));
+    }
+}

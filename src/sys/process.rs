@@ -1,0 +1,73 @@
+//! Child processes: they do not outlive their parent, and start with a clean signal mask.
+
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+/// Has the kernel kill the child (SIGKILL) when the thread that spawns it ends, for whatever
+/// reason; so spawn from a thread that lives as long as the child may.
+///
+/// A parent that dies between fork and the child's request is noticed too: the child then does
+/// not start. A program that runs with another user's rights escapes.
+pub fn die_with_parent(command: &mut Command) -> &mut Command {
+    let parent = std::process::id();
+    // SAFETY: between fork and exec the closure only makes system calls that are
+    // async-signal-safe, and touches no memory but its own copy of `parent`.
+    unsafe {
+        command.pre_exec(move || {
+            if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0 {
+                return Err(std::io::Error::last_os_error());
+            }
+            if libc::getppid() as u32 != parent {
+                return Err(std::io::ErrorKind::BrokenPipe.into());
+            }
+            Ok(())
+        })
+    }
+}
+
+/// Has the child start with no signal blocked, whatever this thread blocks: programs do not
+/// expect otherwise.
+pub fn unblock_signals(command: &mut Command) -> &mut Command {
+    // SAFETY: as above; the signal set is the closure's own, and initialised by `sigemptyset`.
+    unsafe {
+        command.pre_exec(|| {
+            let mut none = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
+            let failed = libc::sigemptyset(none.as_mut_ptr()) != 0
+                || libc::sigprocmask(libc::SIG_SETMASK, none.as_ptr(), std::ptr::null_mut()) != 0;
+            match failed {
+                true => Err(std::io::Error::last_os_error()),
+                false => Ok(()),
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::{Duration, Instant};
+
+    #[test]
+    fn the_child_ends_with_its_parent() {
+        // The spawning thread stands for the parent process: the kernel watches threads.
+        let mut child = std::thread::spawn(|| {
+            let mut command = Command::new("sleep");
+            die_with_parent(command.arg("600")).spawn().unwrap()
+        })
+        .join()
+        .unwrap();
+        let deadline = Instant::now() + Duration::from_secs(20);
+        let status = loop {
+            match child.try_wait().unwrap() {
+                Some(status) => break status,
+                None if Instant::now() > deadline => {
+                    child.kill().unwrap();
+                    panic!("the child outlived its parent");
+                }
+                None => std::thread::sleep(Duration::from_millis(5)),
+            }
+        };
+        use std::os::unix::process::ExitStatusExt;
+        assert_eq!(status.signal(), Some(libc::SIGKILL));
+    }
+}
