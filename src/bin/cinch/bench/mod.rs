@@ -137,6 +137,9 @@ fn run<W: World>(
         deadline,
     };
     output.head(options, world.nranks(), &world.places());
+    if let Some(note) = plan.repeats(world.nranks()) {
+        output.note(&note);
+    }
     let mut entries = Vec::new();
     for (index, row) in plan.rows.iter().enumerate() {
         if let Some(deadline) = deadline {

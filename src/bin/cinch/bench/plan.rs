@@ -1,7 +1,7 @@
 //! From options to rows: everything that can be refused before a rank is started.
 
 use super::data::Source;
-use super::metrics::count_of;
+use super::metrics::{count_of, size_of};
 use super::options::BenchOptions;
 use super::row::{Row, memory};
 use cinch::Collective;
@@ -52,6 +52,24 @@ impl Plan {
             }
         }
         Ok(Plan { source, rows })
+    }
+
+    /// What to say if rows are longer than the data files, which then begin anew.
+    pub fn repeats(&self, nranks: usize) -> Option<String> {
+        let (native, bytes) = self.source.native()?;
+        let held = bytes / native.size();
+        let longest = self.rows.iter().map(|row| {
+            let collective = row.collective;
+            let size = size_of(collective, row.dtype, nranks, row.count) / row.dtype.size();
+            match collective {
+                Collective::AllGather | Collective::Gather => row.count,
+                _ => size,
+            }
+        });
+        let longest = longest.max().filter(|&longest| longest > held)?;
+        Some(format!(
+            "inputs of up to {longest} elements repeat the data files' {held}"
+        ))
     }
 
     /// Refuses rows that would not fit the memory that is free for `local` of `nranks` ranks.
@@ -118,6 +136,10 @@ mod tests {
             let error = plan(line, nranks).err().unwrap();
             assert!(error.contains(word), "{line}: {error}");
         }
+        let data = "all_reduce --data benches/data -e";
+        assert_eq!(plan(&format!("{data} 4K"), 4).unwrap().repeats(4), None);
+        let repeats = plan(&format!("{data} 1M -b 1M"), 4).unwrap().repeats(4);
+        assert!(repeats.unwrap().contains("262144 elements"));
         let large = plan("all_reduce -b 1G", 4).unwrap();
         assert!(large.check_memory(4, 4, Some(4 << 30)).is_err());
         assert!(large.check_memory(4, 4, Some(64 << 30)).is_ok());
