@@ -2,7 +2,7 @@
 //!
 //! Each rank is a process group of its own, so that a signal reaches what the rank has started as
 //! well, and an interrupt from the terminal reaches it once, by way of the launcher. The kernel
-//! kills a rank whose launcher is gone.
+//! kills a rank whose launcher is gone (the rank itself: of its children it knows nothing).
 
 use cinch::config::Origin;
 use cinch::sys::process::{die_with_parent, unblock_signals};

@@ -1,0 +1,212 @@
+//! The command line tool as a user meets it: exit codes, sentences, and no process left behind.
+#![cfg(feature = "cli")]
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// Longest wait for something that is a matter of milliseconds.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn cinch(line: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_cinch"));
+    command.args(line).current_dir(env!("CARGO_MANIFEST_DIR"));
+    for name in ["RANK", "WORLD_SIZE", "CINCH_LAUNCH_SIZE"] {
+        command.env_remove(name);
+    }
+    command
+}
+
+fn output(line: &[&str]) -> (i32, String, String) {
+    let Output {
+        status,
+        stdout,
+        stderr,
+    } = cinch(line).output().unwrap();
+    (
+        status.code().unwrap_or(-1),
+        String::from_utf8(stdout).unwrap(),
+        String::from_utf8(stderr).unwrap(),
+    )
+}
+
+/// A rank with a child, as a script that starts a program is.
+const WITH_CHILD: &str = "echo $$; sleep 600 & wait";
+
+/// Starts ranks that print their pid and sleep; returns the launcher and the ranks' pids.
+fn sleepers(ranks: usize, script: &str) -> (Child, Vec<i32>) {
+    let count = ranks.to_string();
+    let mut launcher = cinch(&["run", "-n", &count, "--", "sh", "-c", script])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let out = BufReader::new(launcher.stdout.take().unwrap());
+    let pids = out
+        .lines()
+        .take(ranks)
+        .map(|line| line.unwrap().trim().parse().unwrap())
+        .collect();
+    (launcher, pids)
+}
+
+fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !done() {
+        assert!(Instant::now() < end, "{what} did not happen");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Whether a process is there and not a zombie.
+fn alive(pid: i32) -> bool {
+    std::fs::read_to_string(format!("/proc/{pid}/stat"))
+        .is_ok_and(|stat| !stat.rsplit(')').next().unwrap().starts_with(" Z"))
+}
+
+fn send(pid: i32, signal: &str) {
+    let status = Command::new("sh")
+        .args(["-c", &format!("kill -{signal} {pid}")])
+        .status()
+        .unwrap();
+    assert!(status.success());
+}
+
+fn end(launcher: &mut Child) -> std::process::ExitStatus {
+    let mut status = None;
+    wait_until("the launcher's end", || {
+        status = launcher.try_wait().unwrap();
+        status.is_some()
+    });
+    status.unwrap()
+}
+
+#[test]
+fn bad_options_are_a_sentence_and_exit_code_2() {
+    for (line, word) in [
+        (&["bench", "all_reduze"][..], "reduce_scatter"),
+        (&["bench", "all_reduce", "-b", "1X"], "bytes"),
+        (
+            &["bench", "all_reduce", "-d", "f31", "--ranks", "2"],
+            "bf16",
+        ),
+        (&["bench", "all_reduce", "--codec", "int8"], "linear8"),
+        (&["bench", "all_reduce", "--ranks", "0"], "1..=4096"),
+        (&["bench", "reduce", "-r", "7", "--ranks", "2"], "-r 7"),
+        (
+            &["bench", "all_reduce", "-b", "2", "-e", "1", "--ranks", "2"],
+            "-b 2",
+        ),
+        (
+            &["bench", "all_reduce", "--ranks", "2", "--data", "/no.npy"],
+            "/no.npy",
+        ),
+        (
+            &["bench", "all_reduce", "--ranks", "2", "--json", "/no/x"],
+            "/no/x",
+        ),
+        (
+            &[
+                "bench",
+                "all_reduce",
+                "--ranks",
+                "2",
+                "--compare",
+                "Cargo.toml",
+            ],
+            "--json",
+        ),
+        (
+            &["bench", "all_reduce", "--ranks", "64", "-b", "1000G"],
+            "MiB",
+        ),
+        (&["run", "-n", "2"], "PROGRAM"),
+        (&["codecs", "--table", "--samples", "3"], "1000"),
+        (&["nothing"], "subcommand"),
+    ] {
+        let (code, out, err) = output(line);
+        assert_eq!(code, 2, "{line:?}: {err}");
+        assert!(err.contains(word), "{line:?}: {err}");
+        assert!(
+            out.is_empty() && !err.contains("panicked"),
+            "{line:?}: {out}"
+        );
+    }
+}
+
+#[test]
+fn settings_out_of_range_are_named() {
+    let output = cinch(&["info"]).env("CINCH_SLOTS", "3").output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    let err = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        err.contains("CINCH_SLOTS") && err.contains("power of two"),
+        "{err}"
+    );
+}
+
+#[test]
+fn info_and_codecs_print_plain_text() {
+    let (code, out, err) = output(&["info"]);
+    assert_eq!((code, err.as_str()), (0, ""));
+    assert!(out.contains("CINCH_TIMEOUT") && out.contains("shm") && !out.contains('\x1b'));
+    let (code, out, _) = output(&["codecs"]);
+    assert_eq!(code, 0);
+    assert!(out.lines().any(|line| line.starts_with("dynamic8")));
+}
+
+#[test]
+fn a_reader_that_leaves_is_no_failure() {
+    let mut child = cinch(&["info"]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut one = [0];
+    child.stdout.take().unwrap().read_exact(&mut one).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+}
+
+#[test]
+fn ranks_get_an_id_and_their_labels() {
+    let script = "echo ${#CINCH_LAUNCH_ID} $CINCH_TRANSPORT $0 $1";
+    let mut line = vec!["run", "-n", "2", "--label", "--transport", "tcp", "--"];
+    line.extend(["sh", "-c", script, "--flag", "-n"]);
+    let (code, out, err) = output(&line);
+    assert_eq!(code, 0, "{err}");
+    let mut lines: Vec<_> = out.lines().collect();
+    lines.sort_unstable();
+    assert_eq!(lines, ["[0] 256 tcp --flag -n", "[1] 256 tcp --flag -n"]);
+}
+
+#[test]
+fn the_first_failing_code_is_the_launchers() {
+    let (code, _, err) = output(&["run", "-n", "3", "sh", "-c", "exit $((RANK * 5))"]);
+    assert!(code == 5 || code == 10, "{code}");
+    assert!(err.contains("exited with code"), "{err}");
+    let (code, _, err) = output(&["run", "-n", "1", "/no/such/program"]);
+    assert_eq!(code, 3);
+    assert!(err.contains("/no/such/program"), "{err}");
+}
+
+#[test]
+fn signals_go_to_the_ranks() {
+    for (signal, code) in [("TERM", 143), ("INT", 130)] {
+        let (mut launcher, pids) = sleepers(3, WITH_CHILD);
+        send(launcher.id() as i32, signal);
+        assert_eq!(end(&mut launcher).code(), Some(code), "{signal}");
+        assert!(!pids.iter().any(|&pid| alive(pid)), "{signal}: {pids:?}");
+    }
+}
+
+#[test]
+fn ranks_die_with_a_killed_launcher() {
+    let (mut launcher, pids) = sleepers(2, "echo $$; exec sleep 600");
+    assert!(pids.iter().all(|&pid| alive(pid)));
+    launcher.kill().unwrap();
+    end(&mut launcher);
+    wait_until("the ranks' end", || !pids.iter().any(|&pid| alive(pid)));
+}
+
+#[test]
+fn a_killed_rank_ends_the_others() {
+    let (mut launcher, pids) = sleepers(3, WITH_CHILD);
+    send(pids[1], "KILL");
+    assert_eq!(end(&mut launcher).code(), Some(128 + 9));
+    assert!(!pids.iter().any(|&pid| alive(pid)), "{pids:?}");
+}
