@@ -117,6 +117,30 @@ fn a_fake_acceptor_is_refused() {
     assert!(server.join().unwrap().unwrap().is_none());
 }
 
+/// A fake connector that knows the fingerprint, and returns the acceptor's own proof or garbage.
+#[test]
+fn a_fake_connector_is_refused() {
+    for reflect in [true, false] {
+        let (address, server) = acceptor(Terms::new(&KEY, greeting(0, 0)), 400);
+        let hello = Terms::new(&KEY, greeting(1, 0)).hello(Side::Connector);
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream
+            .set_read_timeout(Some(Duration::from_secs(2)))
+            .unwrap();
+        stream.write_all(&hello.unwrap()).unwrap();
+        let mut input = [0; HELLO_BYTES + PROOF_BYTES];
+        stream.read_exact(&mut input).unwrap();
+        let proof = if reflect {
+            &input[HELLO_BYTES..]
+        } else {
+            &[0; PROOF_BYTES]
+        };
+        stream.write_all(proof).unwrap();
+        assert_ne!(stream.read(&mut [0; 1]).unwrap_or(0), 1, "no welcome");
+        assert!(server.join().unwrap().unwrap().is_none());
+    }
+}
+
 /// One that sends the connector's own bytes back.
 #[test]
 fn an_echo_is_refused() {
