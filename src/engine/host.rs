@@ -12,7 +12,7 @@ use crate::plan::{Limits, Machine, Planner, Request};
 use crate::simd::Isa;
 use crate::sync::Fault;
 use crate::transport::Links;
-use crate::types::Collective;
+use crate::types::{CallSignature, Collective, SIGNATURE_WORDS};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -31,9 +31,15 @@ pub struct HostEngine {
     timeout: Duration,
     /// Collectives so far.
     calls: u64,
+    /// Signatures of the latest collectives, by sequence number modulo their number: to tell a
+    /// peer that lags behind what this rank ran in its place.
+    recent: [[u64; SIGNATURE_WORDS]; RECENT],
     /// Messages so far to and from each rank.
     messages: Vec<[u64; 2]>,
 }
+
+/// Collectives whose signatures are remembered.
+const RECENT: usize = 16;
 
 /// How long a broken connection waits for the control side to say what really happened: the
 /// connection of a rank that gave up may break before the news of the rank that died arrives.
@@ -79,6 +85,7 @@ impl HostEngine {
             scales: HashMap::new(),
             timeout: config.timeout,
             calls: 0,
+            recent: [[0; SIGNATURE_WORDS]; RECENT],
         })
     }
 
@@ -133,6 +140,47 @@ impl HostEngine {
         };
         *counter += 1;
         *counter - 1
+    }
+
+    /// Remembers the signature of a call that starts, and tells the control side.
+    pub(super) fn note_call(&mut self, signature: [u64; SIGNATURE_WORDS]) {
+        self.exchange.note_call(signature);
+        if signature[0] >> 8 & 0xff != Collective::SendRecv as u64 {
+            self.recent[signature[3] as usize % RECENT] = signature;
+        }
+    }
+
+    /// Why a message of `theirs` came from rank `from` where this rank runs `mine`.
+    pub(super) fn disagreement(
+        &self,
+        from: usize,
+        theirs: &[u64; SIGNATURE_WORDS],
+        mine: &[u64; SIGNATURE_WORDS],
+    ) -> Error {
+        let peers = self.exchange.peers();
+        let recent = &self.recent[theirs[3] as usize % RECENT];
+        // A peer that lags is compared with what this rank ran then. What a peer that is ahead
+        // ran at this rank's place is known to the control side, which compares all ranks.
+        let then = if theirs[3] < mine[3] && recent[3] == theirs[3] {
+            recent
+        } else {
+            mine
+        };
+        let error = Error::new(
+            ErrorKind::Mismatch,
+            format!(
+                "ranks disagree: {} runs {}, {} runs {}",
+                peers[from],
+                CallSignature::describe(theirs),
+                peers[self.links.rank],
+                CallSignature::describe(then)
+            ),
+        );
+        if theirs[3] > mine[3] {
+            self.await_cause(error)
+        } else {
+            error
+        }
     }
 
     /// One wait of a batch that found nothing to do `scans` times in a row. `waiting` tells for
@@ -197,13 +245,20 @@ impl HostEngine {
     /// A connection broke: gives the control side a moment to name the cause.
     pub(super) fn explain_break(&self, error: Error) -> Error {
         if error.kind() == ErrorKind::Remote {
-            let deadline = Instant::now() + GRACE;
-            while Instant::now() < deadline {
-                if let Err(reason) = self.fault.check() {
-                    return reason;
-                }
-                std::thread::sleep(Duration::from_millis(1));
+            self.await_cause(error)
+        } else {
+            error
+        }
+    }
+
+    /// The control side's account of what went wrong, or `error` if there is none in time.
+    fn await_cause(&self, error: Error) -> Error {
+        let deadline = Instant::now() + GRACE;
+        while Instant::now() < deadline {
+            if let Err(reason) = self.fault.check() {
+                return reason;
             }
+            std::thread::sleep(Duration::from_millis(1));
         }
         error
     }

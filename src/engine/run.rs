@@ -81,7 +81,7 @@ impl<'a> Run<'a> {
             .request
             .signature(self.plan.algorithm, sequence)
             .words();
-        engine.exchange.note_call(self.signature);
+        engine.note_call(self.signature);
         step::begin(engine, &self.request, &self.plan);
     }
 
@@ -180,23 +180,19 @@ impl<'a> Run<'a> {
             if header.signature == self.signature && header.bytes as usize == chunk.bytes {
                 continue;
             }
+            if header.signature != self.signature {
+                return Err(engine.disagreement(from as usize, &header.signature, &self.signature));
+            }
             let peers = engine.exchange.peers();
-            let (me, peer) = (&peers[links.rank], &peers[from as usize]);
-            let what = if header.signature == self.signature {
-                format!(
-                    "{peer} sent {} bytes for chunk {} of {}, and {me} expected {}",
-                    header.bytes,
-                    step.chunk,
-                    CallSignature::describe(&self.signature),
-                    chunk.bytes
-                )
-            } else {
-                format!(
-                    "ranks disagree: {peer} runs {}, {me} runs {}",
-                    CallSignature::describe(&header.signature),
-                    CallSignature::describe(&self.signature)
-                )
-            };
+            let what = format!(
+                "{} sent {} bytes for chunk {} of {}, and {} expected {}",
+                peers[from as usize],
+                header.bytes,
+                step.chunk,
+                CallSignature::describe(&self.signature),
+                peers[links.rank],
+                chunk.bytes
+            );
             return Err(Error::new(ErrorKind::Mismatch, what));
         }
         Ok(())

@@ -443,9 +443,11 @@ impl Work<'_, '_> {
             self.stats.seen = true;
             codec.encode(span, acc, scale, wire, Some(&mut self.stats.input));
         } else {
-            // Sums that saturate a kept scale count too; their magnitudes are not the input's.
+            // Sums that saturate count too; their magnitudes are not the input's. Under a scale of
+            // its own a block cannot saturate.
             let mut sums = EncodeStats::default();
-            let wanted = scale.is_some().then_some(&mut sums);
+            let can = scale.is_some() || !self.plan.spec.kind.has_scale();
+            let wanted = can.then_some(&mut sums);
             codec.encode(span, acc, scale, wire, wanted);
             self.stats.input.saturated += sums.saturated;
         }
