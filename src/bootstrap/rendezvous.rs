@@ -132,6 +132,11 @@ impl Root {
                 return;
             }
             self.turn();
+            // A guest that came between the end of this meeting and its last turn is not served:
+            // the id is used up.
+            if self.stop.load(Ordering::Relaxed) {
+                return;
+            }
             if self.verdict.is_none() && Instant::now() >= self.deadline {
                 let missing = self.missing();
                 self.fail(Error::new(ErrorKind::Timeout, missing));
