@@ -148,20 +148,20 @@ impl<'a, W: World> Bench<'a, W> {
     pub fn run(&mut self, placement: Placement) -> Result<Measured> {
         let mut outcome = self.effort.check.then(Outcome::default);
         // The first call on fresh buffers is the first that is compared.
-        self.poison(0);
+        self.poison(0..1);
         self.reset(placement, 0..1);
         let mut report = self.call(placement, 0)?;
         self.compare(placement, &report, 0, &mut outcome);
         let start = Instant::now();
         for iteration in 0..self.effort.warmup as usize {
-            let set = self.prepare(placement, iteration);
+            let set = self.prepare(placement, iteration, usize::MAX);
             report = self.call(placement, set)?;
         }
         let each = start.elapsed().as_secs_f64() / f64::from(self.effort.warmup.max(1));
         let iterations = self.affordable(each)?;
         let mut times = Vec::with_capacity(iterations);
         for iteration in 0..iterations {
-            let set = self.prepare(placement, iteration);
+            let set = self.prepare(placement, iteration, iterations);
             self.world.barrier()?;
             let start = Instant::now();
             report = self.call(placement, set)?;
@@ -199,10 +199,14 @@ impl<'a, W: World> Bench<'a, W> {
         }
     }
 
-    /// Makes the set of this iteration ready, outside the timing, and returns its number.
-    fn prepare(&mut self, placement: Placement, iteration: usize) -> usize {
+    /// Makes the set of this iteration ready, outside the timing, and returns its number. Before
+    /// the last round outputs are spoilt, or the last result could be that of an earlier call.
+    fn prepare(&mut self, placement: Placement, iteration: usize, iterations: usize) -> usize {
         let set = iteration % self.sets.len();
         if set == 0 {
+            if iterations - iteration <= self.sets.len() {
+                self.poison(0..self.sets.len());
+            }
             self.reset(placement, 0..self.sets.len());
         }
         set
@@ -220,8 +224,10 @@ impl<'a, W: World> Bench<'a, W> {
         }
     }
 
-    fn poison(&mut self, set: usize) {
-        self.sets[set].work.bytes().fill(0xa5);
+    fn poison(&mut self, sets: Range<usize>) {
+        for set in &mut self.sets[sets] {
+            set.work.bytes().fill(0xa5);
+        }
     }
 
     /// Where input and output lie in one buffer, in bytes, as NCCL has it.
@@ -508,6 +514,19 @@ mod tests {
             let row = row(Collective::AllReduce, dtype, ReduceOp::Sum);
             let found = measure(row, Flaw::WrongElement, Placement::InPlace, 2);
             assert_eq!(found[1].wrong, Some(2), "{dtype}");
+        }
+    }
+
+    #[test]
+    fn results_of_an_earlier_call_do_not_count() {
+        for collective in Collective::ALL {
+            let row = row(collective, DType::I32, ReduceOp::Sum);
+            let found = measure(row, Flaw::OnlyOnce, Placement::OutOfPlace, 2);
+            assert!(
+                found[0].wrong > Some(900),
+                "{collective}: {:?}",
+                found[0].wrong
+            );
         }
     }
 
