@@ -81,7 +81,9 @@ fn main() -> ExitCode {
         Ok(code) => ExitCode::from(code.clamp(0, 255) as u8),
         Err((code, sentence)) => {
             // Standard error may be closed, and there is nobody else to tell.
-            let _ = writeln!(io::stderr(), "cinch: {sentence}");
+            // One write, so that the sentences of several ranks do not mix.
+            let line = format!("cinch: {sentence}\n");
+            let _ = io::stderr().write_all(line.as_bytes());
             ExitCode::from(code as u8)
         }
     }

@@ -131,7 +131,7 @@ mod tests {
             ("sendrecv", 1, "two ranks"),
             ("all_reduce --data /no/such.npy", 2, "/no/such.npy"),
             ("reduce -r 2", 2, "-r 2"),
-            ("all_reduce --codec linear8 -d i32", 2, "floating"),
+            ("all_reduce --codec linear8 -d i32", 2, "not i32"),
         ] {
             let error = plan(line, nranks).err().unwrap();
             assert!(error.contains(word), "{line}: {error}");

@@ -161,7 +161,10 @@ fn time(microseconds: f64) -> String {
 }
 
 fn rate(rate: f64) -> String {
-    format!("{rate:.prec$}", prec = if rate < 0.1 { 4 } else { 2 })
+    format!(
+        "{rate:.prec$}",
+        prec = if rate > 0.0 && rate < 0.1 { 4 } else { 2 }
+    )
 }
 
 fn error(error: Option<f64>) -> String {
