@@ -10,7 +10,6 @@ use crate::simd::Isa;
 use crate::sync::Fault;
 use crate::transport::{self, ConnectContext};
 use crate::types::TransportKind;
-use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -47,8 +46,7 @@ pub(super) fn connect(
     config: Config,
 ) -> Result<Communicator> {
     let isa = Isa::from_setting(&config.simd)?;
-    let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
-    let tables = agree(&exchange, &config, cores)?;
+    agree(&exchange, &config)?;
     let links = transport::connect_all(&ConnectContext {
         exchange: &*exchange,
         config: &config,
@@ -56,7 +54,7 @@ pub(super) fn connect(
         deadline: Instant::now() + config.init_timeout,
     })
     .inspect_err(|error| exchange.announce(error))?;
-    let machine = machine(&exchange, &tables, &config);
+    let machine = machine(&exchange, &config, links.oversubscribed);
     let info = CommInfo {
         transports: links.kinds.clone(),
         channels: links.channels,
@@ -81,13 +79,8 @@ pub(super) fn connect(
     })
 }
 
-/// What each rank says of itself before connecting.
-struct Table {
-    cores: usize,
-}
-
-/// Compares the settings that decide what runs, and learns how many cores each rank may use.
-fn agree(exchange: &ExchangeRef, config: &Config, cores: usize) -> Result<Vec<Table>> {
+/// Compares the settings that decide what runs.
+fn agree(exchange: &ExchangeRef, config: &Config) -> Result<()> {
     let mine = format!(
         "CINCH_CODEC={} CINCH_CODEC_MIN_BYTES={} CINCH_ALGO={}",
         config.codec,
@@ -96,54 +89,35 @@ fn agree(exchange: &ExchangeRef, config: &Config, cores: usize) -> Result<Vec<Ta
             .algorithm
             .map_or("auto", |algorithm| algorithm.name()),
     );
-    let texts = exchange.all_gather(format!("{cores}\n{mine}").as_bytes())?;
+    let texts = exchange.all_gather(mine.as_bytes())?;
     let peers = exchange.peers();
-    let mut first = None;
-    texts
-        .iter()
-        .enumerate()
-        .map(|(rank, bytes)| {
-            let text = String::from_utf8_lossy(bytes);
-            let (cores, settings) = text.split_once('\n').unwrap_or(("", ""));
-            let settings = settings.to_string();
-            match &first {
-                None => first = Some(settings),
-                Some(expected) if *expected == settings => {}
-                Some(expected) => {
-                    return Err(Error::new(
-                        ErrorKind::Mismatch,
-                        format!(
-                            "settings that all ranks must share differ: {} has {expected}, {} has \
-                             {settings}",
-                            peers[0], peers[rank]
-                        ),
-                    ));
-                }
-            }
-            Ok(Table {
-                cores: cores.parse().unwrap_or(1),
-            })
-        })
-        .collect()
+    match texts.iter().position(|text| *text != texts[0]) {
+        None => Ok(()),
+        Some(rank) => Err(Error::new(
+            ErrorKind::Mismatch,
+            format!(
+                "settings that all ranks must share differ: {} has {}, {} has {}",
+                peers[0],
+                String::from_utf8_lossy(&texts[0]),
+                peers[rank],
+                String::from_utf8_lossy(&texts[rank])
+            ),
+        )),
+    }
 }
 
 /// The facts behind selection: the same on all ranks, from what all ranks said.
-fn machine(exchange: &ExchangeRef, tables: &[Table], config: &Config) -> Machine {
+fn machine(exchange: &ExchangeRef, config: &Config, oversubscribed: bool) -> Machine {
     let peers = exchange.peers();
-    let mut hosts: HashMap<[u8; 16], (usize, usize)> = HashMap::new();
-    for (peer, table) in peers.iter().zip(tables) {
-        let (ranks, cores) = hosts.entry(peer.host_id).or_insert((0, usize::MAX));
-        *ranks += 1;
-        *cores = table.cores.min(*cores);
-    }
-    let between = if hosts.len() > 1 {
-        TransportKind::Tcp
-    } else {
+    let one_host = peers.iter().all(|peer| peer.host_id == peers[0].host_id);
+    let between = if one_host {
         TransportKind::Shm
+    } else {
+        TransportKind::Tcp
     };
     Machine {
         transport: config.transport.unwrap_or(between),
-        oversubscribed: hosts.values().any(|&(ranks, cores)| ranks > cores),
+        oversubscribed,
     }
 }
 

@@ -75,7 +75,8 @@ impl<'a> Batch<'a> {
                 moved |= stepped;
                 if complete {
                     let run = self.active.remove(at);
-                    reports[run.index()] = Some(run.report(engine));
+                    let index = run.index();
+                    reports[index] = Some(run.report(engine));
                     finished = true;
                 } else {
                     at += 1;

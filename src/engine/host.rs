@@ -1,8 +1,8 @@
 //! The engine of one communicator, for host memory.
 
 use super::Report;
-use super::run::Run;
-use super::step::Scratch;
+use super::run::{Lane, Run};
+use super::step::{Arithmetic, Scratch};
 use crate::bootstrap::ExchangeRef;
 use crate::codec::TensorScales;
 use crate::config::Config;
@@ -12,8 +12,8 @@ use crate::plan::{Limits, Machine, Planner, Request};
 use crate::simd::Isa;
 use crate::sync::Fault;
 use crate::transport::Links;
-use crate::types::{CallSignature, Collective, SIGNATURE_WORDS};
-use std::collections::HashMap;
+use crate::types::{CallSignature, Collective, SIGNATURE_WORDS, TransportKind};
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -26,6 +26,12 @@ pub struct HostEngine {
     pub(super) planner: Planner,
     pub(super) isa: Isa,
     pub(super) scratch: Scratch,
+    /// Those of the latest calls, newest first: programs repeat types and operators.
+    arithmetics: VecDeque<Arc<Arithmetic>>,
+    /// Lanes of calls that are done, for the next one.
+    pub(super) spare_lanes: Vec<Lane>,
+    /// The transport of all peers, if they have one in common.
+    pub(super) common_transport: Option<TransportKind>,
     /// Scales of `tensor=K` codecs, by the caller's tensor id and K.
     pub(super) scales: HashMap<(u64, u32), TensorScales>,
     timeout: Duration,
@@ -37,6 +43,9 @@ pub struct HostEngine {
     /// Messages so far to and from each rank.
     messages: Vec<[u64; 2]>,
 }
+
+/// Combinations of type and operator whose functions are kept at hand.
+const REMEMBERED: usize = 4;
 
 /// Collectives whose signatures are remembered.
 const RECENT: usize = 16;
@@ -77,6 +86,9 @@ impl HostEngine {
         Ok(HostEngine {
             planner: Planner::new(limits, links.rank, isa),
             messages: vec![[0; 2]; links.nranks],
+            arithmetics: VecDeque::new(),
+            spare_lanes: Vec::new(),
+            common_transport: common(&links.kinds),
             links,
             exchange,
             fault,
@@ -96,6 +108,17 @@ impl HostEngine {
     pub fn prepare<'a>(&mut self, request: Request, buffers: UserBuffers<'a>) -> Result<Run<'a>> {
         let plan = self.planner.plan(&request)?;
         Run::new(self, 0, &request, plan, buffers)
+    }
+
+    /// The arithmetic of `request`.
+    pub(super) fn arithmetic(&mut self, request: &Request) -> Result<Arc<Arithmetic>> {
+        if let Some(known) = self.arithmetics.iter().find(|known| known.serves(request)) {
+            return Ok(known.clone());
+        }
+        let made = Arc::new(Arithmetic::new(request, self.isa)?);
+        self.arithmetics.truncate(REMEMBERED - 1);
+        self.arithmetics.push_front(made.clone());
+        Ok(made)
     }
 
     /// Runs one request to its end.
@@ -262,6 +285,13 @@ impl HostEngine {
         }
         error
     }
+}
+
+/// The transport that all peers have in common, if there is one.
+fn common(kinds: &[Option<TransportKind>]) -> Option<TransportKind> {
+    let mut peers = kinds.iter().flatten();
+    let first = *peers.next()?;
+    peers.all(|&kind| kind == first).then_some(first)
 }
 
 /// Since when a batch has waited; reset by progress.

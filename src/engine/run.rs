@@ -3,7 +3,6 @@
 use super::Report;
 use super::host::HostEngine;
 use super::step::{self, Arithmetic, Chain, Chunk, Job, Stats};
-use crate::codec::EncodeStats;
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::UserBuffers;
 use crate::plan::{Plan, Request};
@@ -19,7 +18,7 @@ pub struct Run<'a> {
     request: Request,
     plan: Arc<Plan>,
     buffers: UserBuffers<'a>,
-    arithmetic: Arithmetic,
+    arithmetic: Arc<Arithmetic>,
     signature: [u64; SIGNATURE_WORDS],
     lanes: Vec<Lane>,
     wire_bytes: u64,
@@ -28,7 +27,7 @@ pub struct Run<'a> {
 
 /// One lane: every `channels`-th pass, over its own connections.
 #[derive(Debug)]
-struct Lane {
+pub(super) struct Lane {
     channel: usize,
     cursor: Cursor,
     /// The step that waits for its peers.
@@ -39,28 +38,28 @@ struct Lane {
 
 impl<'a> Run<'a> {
     pub(super) fn new(
-        engine: &HostEngine,
+        engine: &mut HostEngine,
         index: usize,
         request: &Request,
         plan: Arc<Plan>,
         buffers: UserBuffers<'a>,
     ) -> Result<Run<'a>> {
         let passes = plan.geometry.passes();
-        let lanes = (0..plan.channels)
-            .map(|channel| {
-                let passes = (passes - channel).div_ceil(plan.channels);
-                let mut cursor = Cursor::new(&plan.schedule, passes);
-                let current = cursor.next(&plan.schedule);
-                Lane {
-                    channel,
-                    cursor,
-                    current,
-                    chain: Chain::default(),
-                }
-            })
-            .collect();
+        let mut lanes = std::mem::take(&mut engine.spare_lanes);
+        lanes.clear();
+        lanes.extend((0..plan.channels).map(|channel| {
+            let passes = (passes - channel).div_ceil(plan.channels);
+            let mut cursor = Cursor::new(&plan.schedule, passes);
+            let current = cursor.next(&plan.schedule);
+            Lane {
+                channel,
+                cursor,
+                current,
+                chain: Chain::default(),
+            }
+        }));
         let stats = Stats::new(plan.codec.is_some());
-        let arithmetic = Arithmetic::new(request, engine.isa)?;
+        let arithmetic = engine.arithmetic(request)?;
         Ok(Run {
             index,
             request: *request,
@@ -249,24 +248,37 @@ impl<'a> Run<'a> {
         found
     }
 
-    pub(super) fn report(&self, engine: &HostEngine) -> Report {
-        let used = |rank: usize| {
-            self.plan.schedule.steps.iter().any(|step| {
-                step.recv_from.contains(&(rank as u32)) || step.send_to.contains(&(rank as u32))
-            })
+    /// What the call did; it is over.
+    pub(super) fn report(self, engine: &mut HostEngine) -> Report {
+        let steps = &self.plan.schedule.steps;
+        let transport = match engine.common_transport {
+            Some(kind) => {
+                let talks = |step: &Step| !(step.recv_from.is_empty() && step.send_to.is_empty());
+                steps.iter().any(talks).then_some(kind)
+            }
+            None => {
+                let used = |rank: usize| {
+                    let rank = rank as u32;
+                    let talks = |step: &Step| {
+                        step.recv_from.contains(&rank) || step.send_to.contains(&rank)
+                    };
+                    steps.iter().any(talks)
+                };
+                let kinds = engine.links.kinds.iter().enumerate();
+                let kinds = kinds
+                    .filter(|(rank, _)| used(*rank))
+                    .filter_map(|(_, kind)| *kind);
+                kinds.max_by_key(|kind| *kind as u8)
+            }
         };
-        let kinds = engine.links.kinds.iter().enumerate();
-        let input: Option<EncodeStats> = self.stats.of_input();
+        engine.spare_lanes = self.lanes;
         Report {
             codec: self.request.codec,
             algorithm: self.plan.algorithm,
-            transport: kinds
-                .filter(|(rank, _)| used(*rank))
-                .filter_map(|(_, kind)| *kind)
-                .max_by_key(|kind| *kind as u8),
+            transport,
             channels: self.plan.channels,
             wire_bytes: self.wire_bytes,
-            input,
+            input: self.stats.of_input(),
         }
     }
 }

@@ -11,7 +11,7 @@ use crate::reduce::{self, Reducer};
 use crate::schedule::{MAX_FAN, Op, Own, Step};
 use crate::simd::{Isa, Tile};
 use crate::transport::{Header, RecvEnd, SendEnd};
-use crate::types::{ReduceOp, SIGNATURE_WORDS, ScaleRule};
+use crate::types::{DType, ReduceOp, SIGNATURE_WORDS, ScaleRule};
 
 /// Elements of a tile: a power of two that holds the largest block, small enough for the
 /// accumulators, the source and the destination to share a first-level cache.
@@ -148,6 +148,8 @@ fn kept_tensor(request: &Request, plan: &Plan) -> Option<(u64, u32)> {
 /// The element arithmetic of a call.
 #[derive(Debug)]
 pub(super) struct Arithmetic {
+    dtype: DType,
+    op: ReduceOp,
     /// For this rank's own elements: with its factor.
     own: Reducer,
     /// For elements that peers sent: their factors are in them.
@@ -157,12 +159,18 @@ pub(super) struct Arithmetic {
 }
 
 impl Arithmetic {
+    pub(super) fn serves(&self, request: &Request) -> bool {
+        self.dtype == request.dtype && self.op == request.op
+    }
+
     pub(super) fn new(request: &Request, isa: Isa) -> Result<Arithmetic> {
         let combining = match request.op {
             ReduceOp::PreMulSum(_) | ReduceOp::Avg => ReduceOp::Sum,
             other => other,
         };
         Ok(Arithmetic {
+            dtype: request.dtype,
+            op: request.op,
             own: Reducer::new(request.dtype, request.op, isa)?,
             received: Reducer::new(request.dtype, combining, isa)?,
             accumulators: Reducer::new(request.dtype.accumulator(), combining, isa)?,
@@ -535,6 +543,10 @@ impl Work<'_, '_> {
                 return;
             }
         }
+        if self.two_exact_terms(sources, divides, chain) {
+            self.pair(sources.payloads[0], target);
+            return;
+        }
         for (at, n) in self.tiles() {
             self.sum(sources, at, n, chain.started);
             if divides {
@@ -572,6 +584,41 @@ impl Work<'_, '_> {
         }
         chain.started = true;
         chain.complete |= completes;
+    }
+
+    /// Whether the sum is of one received and the own contribution, as they lie in memory.
+    fn two_exact_terms(&self, sources: &Sources<'_>, divides: bool, chain: &Chain) -> bool {
+        let alone = !self.step.more && !chain.started;
+        let own = self.step.own.after().is_some();
+        alone && own && sources.len == 1 && self.codec.is_none() && !self.premultiplied && !divides
+    }
+
+    /// The commonest sum in one pass over memory instead of three.
+    fn pair(&mut self, payload: &[u8], target: Target<'_>) {
+        let (size, bytes) = (self.size(), self.chunk.bytes);
+        let reducer = &self.arithmetic.received;
+        let from = self.chunk.input.unwrap_or(0) * size;
+        let to = self.chunk.output.unwrap_or(0) * size;
+        let payload = &payload[..bytes];
+        let Some(end) = target else {
+            self.buffers
+                .lend(from, to, bytes, |input, output| match input {
+                    Some(input) => reducer.pair(input, payload, output),
+                    None => reducer.assign(output, payload),
+                });
+            return;
+        };
+        for (at, n) in self.tiles() {
+            let raw = self.raw(at, n);
+            let wire = &mut end.slot()[raw.clone()];
+            self.buffers
+                .lend_input(from + raw.start, raw.len(), |input| {
+                    reducer.pair(input, &payload[raw.clone()], wire);
+                });
+            if self.step.writes() {
+                self.buffers.write_output(to + raw.start, wire);
+            }
+        }
     }
 
     /// Forms the sum of a tile: the terms one by one, in the schedule's order.

@@ -22,6 +22,7 @@ const RINGS: usize = 128;
 /// The end that rings: held by every peer of the sleeper.
 #[derive(Debug, Clone)]
 pub struct Ringer {
+    surely: bool,
     region: Arc<Region>,
     sleeping: *const AtomicU32,
     rings: *const AtomicU32,
@@ -32,12 +33,15 @@ pub struct Ringer {
 unsafe impl Send for Ringer {}
 
 impl Ringer {
-    /// Rings the doorbell at byte `at` of its owner's region.
+    /// Rings the doorbell at byte `at` of its owner's region. Not `surely`: without the fence,
+    /// which costs as much as the message itself. A ring can then miss an owner that announces
+    /// itself in the same moment, and its nap lasts to the end of its limit.
     ///
     /// # Panics
     /// If that is outside the region.
-    pub fn new(region: Arc<Region>, at: usize) -> Ringer {
+    pub fn new(region: Arc<Region>, at: usize, surely: bool) -> Ringer {
         Ringer {
+            surely,
             sleeping: region.word(at + SLEEPING),
             rings: region.word(at + RINGS),
             region,
@@ -51,7 +55,7 @@ impl Ringer {
         debug_assert!(self.region.bytes() >= DOORBELL_BYTES);
         // SAFETY: the words live as long as `region`.
         let (sleeping, rings) = unsafe { (&*self.sleeping, &*self.rings) };
-        if must_wake(sleeping, rings) {
+        if must_wake(sleeping, rings, self.surely) {
             // SAFETY: as above.
             unsafe { futex::wake(self.rings.cast()) };
         }
@@ -104,9 +108,12 @@ impl Sleeper {
 
 /// Whether the sleeper has announced itself. Then its word is changed, and it must be woken.
 #[inline]
-fn must_wake(sleeping: &AtomicU32, rings: &AtomicU32) -> bool {
-    // SYNC POINT doorbell: the counter was advanced before this fence; pairs with `Nap::step`.
-    fence(Ordering::SeqCst);
+fn must_wake(sleeping: &AtomicU32, rings: &AtomicU32, surely: bool) -> bool {
+    if surely {
+        // SYNC POINT doorbell: the counter was advanced before this fence; pairs with
+        // `Nap::step`.
+        fence(Ordering::SeqCst);
+    }
     // The swap makes one ringer of many do the system call.
     if sleeping.load(Ordering::Relaxed) == 0 || sleeping.swap(0, Ordering::AcqRel) == 0 {
         return false;
@@ -151,7 +158,7 @@ mod tests {
     fn a_ring_ends_a_sleep_and_comes_only_if_announced() {
         let region = Region::heap(DOORBELL_BYTES).unwrap();
         let mut sleeper = Sleeper::new(region.clone(), 0);
-        let ringer = Ringer::new(region.clone(), 0);
+        let ringer = Ringer::new(region.clone(), 0, true);
         let rings = || region.word(RINGS).load(Ordering::Relaxed);
         ringer.ring();
         assert_eq!(rings(), 0);
@@ -199,7 +206,7 @@ mod models {
 
     fn peer(shared: &Shared, index: usize) {
         shared.counters[index].store(1, Ordering::Release);
-        if must_wake(&shared.sleeping, &shared.rings) {
+        if must_wake(&shared.sleeping, &shared.rings, true) {
             let _guard = shared.kernel.lock.lock().unwrap();
             shared.kernel.wake.notify_all();
         }

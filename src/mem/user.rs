@@ -202,6 +202,57 @@ impl<'a> UserBuffers<'a> {
         }
     }
 
+    /// Lends `bytes` of input at `at` to `work`.
+    ///
+    /// # Panics
+    /// If that exceeds the input.
+    #[inline]
+    pub fn lend_input(&self, at: usize, bytes: usize, work: impl FnOnce(&[u8])) {
+        assert!(
+            at <= self.input_bytes && bytes <= self.input_bytes - at,
+            "input overrun"
+        );
+        // SAFETY: in bounds by the assertion; nothing writes the user's memory while `work` runs,
+        // since writing takes `&mut self`.
+        work(unsafe { std::slice::from_raw_parts(self.input.add(at), bytes) });
+    }
+
+    /// Lends `bytes` of input at `from` and of output at `to` to `work`. Where both are the same
+    /// memory it gets the output alone, which then holds the input.
+    ///
+    /// # Panics
+    /// If either range exceeds its buffer, or if they overlap in part: a call in place never has
+    /// that, see `comm::check`.
+    #[inline]
+    pub fn lend(
+        &mut self,
+        from: usize,
+        to: usize,
+        bytes: usize,
+        work: impl FnOnce(Option<&[u8]>, &mut [u8]),
+    ) {
+        assert!(
+            from <= self.input_bytes && bytes <= self.input_bytes - from,
+            "input overrun"
+        );
+        assert!(
+            to <= self.output_bytes && bytes <= self.output_bytes - to,
+            "output overrun"
+        );
+        let (input, output) = (self.input.wrapping_add(from), self.output.wrapping_add(to));
+        let apart = (input as usize).abs_diff(output as usize);
+        assert!(
+            apart == 0 || apart >= bytes,
+            "input and output overlap in part"
+        );
+        // SAFETY: in bounds by the assertions. The slices are disjoint, or only one is made.
+        unsafe {
+            let output = std::slice::from_raw_parts_mut(output, bytes);
+            let input = (apart != 0).then(|| std::slice::from_raw_parts(input, bytes));
+            work(input, output);
+        }
+    }
+
     /// Copies `bytes` of input at `from` to the output at `to`; nothing if they are the same.
     ///
     /// # Panics

@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::schedule::{Pattern, Place, Schedule};
 use crate::simd::Isa;
 use crate::types::{Algorithm, CallSignature, CodecSpec, Collective, DType, ReduceOp, ScaleRule};
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 /// A call with its codec decided: what a plan is made from.
@@ -132,9 +132,12 @@ pub struct Planner {
     rank: usize,
     isa: Isa,
     plans: HashMap<Key, Arc<Plan>>,
-    /// The plan of the last call: training loops repeat one shape.
-    last: Option<(Key, Arc<Plan>)>,
+    /// Plans of the latest calls, newest first: loops repeat a few shapes.
+    latest: VecDeque<(Key, Arc<Plan>)>,
 }
+
+/// Plans that are found without hashing.
+const LATEST: usize = 4;
 
 /// Plans kept at once; a program with more shapes than this pays for planning again.
 const CACHED: usize = 1024;
@@ -147,7 +150,7 @@ impl Planner {
             rank,
             isa,
             plans: HashMap::new(),
-            last: None,
+            latest: VecDeque::new(),
         }
     }
 
@@ -170,9 +173,7 @@ impl Planner {
             codec: request.codec,
             algorithm: request.algorithm,
         };
-        if let Some((last, plan)) = &self.last
-            && *last == key
-        {
+        if let Some((_, plan)) = self.latest.iter().find(|(known, _)| *known == key) {
             return Ok(plan.clone());
         }
         let plan = match self.plans.get(&key) {
@@ -186,7 +187,8 @@ impl Planner {
                 plan
             }
         };
-        self.last = Some((key, plan.clone()));
+        self.latest.truncate(LATEST - 1);
+        self.latest.push_front((key, plan.clone()));
         Ok(plan)
     }
 

@@ -48,6 +48,61 @@ pub(super) fn combine<F: Format, O: Operator>(src: &[u8], acc: &mut Tile) {
     }
 }
 
+/// dst = a op b, in one pass: what `load`, `combine` and `store` give.
+#[inline(always)]
+pub(super) fn pair<F: Format, O: Operator>(a: &[u8], b: &[u8], dst: &mut [u8]) {
+    let (a, b, dst) = (F::raw(a), F::raw(b), F::raw_mut(dst));
+    assert!(
+        a.len() == dst.len() && b.len() == dst.len(),
+        "elements in and out"
+    );
+    if !F::BLOCKED {
+        for ((dst, a), b) in dst.iter_mut().zip(a).zip(b) {
+            *dst = F::narrow(O::apply(F::widen(*a), F::widen(*b)));
+        }
+        return;
+    }
+    let zero = F::Accumulator::from_word(0);
+    let (mut sum, mut other) = ([zero; BLOCK], [zero; BLOCK]);
+    for ((dst, a), b) in dst
+        .chunks_mut(BLOCK)
+        .zip(a.chunks(BLOCK))
+        .zip(b.chunks(BLOCK))
+    {
+        let (sum, other) = (&mut sum[..dst.len()], &mut other[..dst.len()]);
+        F::widen_slice(a, sum);
+        F::widen_slice(b, other);
+        for (sum, other) in sum.iter_mut().zip(other) {
+            *sum = O::apply(*sum, *other);
+        }
+        F::narrow_slice(sum, dst);
+    }
+}
+
+/// dst = dst op b, in one pass.
+#[inline(always)]
+pub(super) fn assign<F: Format, O: Operator>(dst: &mut [u8], b: &[u8]) {
+    let (dst, b) = (F::raw_mut(dst), F::raw(b));
+    assert!(b.len() == dst.len(), "elements in and out");
+    if !F::BLOCKED {
+        for (dst, b) in dst.iter_mut().zip(b) {
+            *dst = F::narrow(O::apply(F::widen(*dst), F::widen(*b)));
+        }
+        return;
+    }
+    let zero = F::Accumulator::from_word(0);
+    let (mut sum, mut other) = ([zero; BLOCK], [zero; BLOCK]);
+    for (dst, b) in dst.chunks_mut(BLOCK).zip(b.chunks(BLOCK)) {
+        let (sum, other) = (&mut sum[..dst.len()], &mut other[..dst.len()]);
+        F::widen_slice(dst, sum);
+        F::widen_slice(b, other);
+        for (sum, other) in sum.iter_mut().zip(other) {
+            *sum = O::apply(*sum, *other);
+        }
+        F::narrow_slice(sum, dst);
+    }
+}
+
 #[inline(always)]
 pub(super) fn divide<F: Format>(acc: &mut Tile, n: usize, nranks: usize) {
     let by = F::Accumulator::divisor(nranks);

@@ -90,6 +90,19 @@ impl Reducer {
         self.kernels.combine(src, acc);
     }
 
+    /// dst\[i\] = a\[i\] op b\[i\] for two contributions that are not multiplied any more: what
+    /// `load`, `combine` and `store` give, in one pass. The order of `a` and `b` does not matter.
+    #[inline]
+    pub fn pair(&self, a: &[u8], b: &[u8], dst: &mut [u8]) {
+        self.kernels.pair(a, b, dst);
+    }
+
+    /// [`Reducer::pair`] with the first contribution in the result's place.
+    #[inline]
+    pub fn assign(&self, dst: &mut [u8], b: &[u8]) {
+        self.kernels.assign(dst, b);
+    }
+
     /// Makes `n` combined elements final: an average is divided by the number of ranks (integers
     /// truncate towards zero), any other operator is done already.
     ///

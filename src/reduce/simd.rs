@@ -12,6 +12,8 @@ use crate::types::{DType, ReduceOp};
 // Each is called only on a machine that has the instruction set it was compiled for.
 type Load = unsafe fn(&[u8], &mut Tile, u64);
 type Combine = unsafe fn(&[u8], &mut Tile);
+type Pair = unsafe fn(&[u8], &[u8], &mut [u8]);
+type Assign = unsafe fn(&mut [u8], &[u8]);
 type Divide = unsafe fn(&mut Tile, usize, usize);
 type Store = unsafe fn(&Tile, &mut [u8]);
 
@@ -20,6 +22,8 @@ type Store = unsafe fn(&Tile, &mut [u8]);
 pub(super) struct Kernels {
     load: Load,
     combine: Combine,
+    pair: Pair,
+    assign: Assign,
     divide: Divide,
     store: Store,
 }
@@ -74,6 +78,18 @@ impl Kernels {
     pub(super) fn combine(&self, src: &[u8], acc: &mut Tile) {
         // SAFETY: as for `load`.
         unsafe { (self.combine)(src, acc) }
+    }
+
+    #[inline]
+    pub(super) fn pair(&self, a: &[u8], b: &[u8], dst: &mut [u8]) {
+        // SAFETY: as for `load`.
+        unsafe { (self.pair)(a, b, dst) }
+    }
+
+    #[inline]
+    pub(super) fn assign(&self, dst: &mut [u8], b: &[u8]) {
+        // SAFETY: as for `load`.
+        unsafe { (self.assign)(dst, b) }
     }
 
     #[inline]
@@ -154,6 +170,16 @@ macro_rules! instruction_set {
             }
 
             $(#[target_feature(enable = $features)])?
+            fn pair<F: Format, O: Operator>(a: &[u8], b: &[u8], dst: &mut [u8]) {
+                kernel::pair::<F, O>(a, b, dst);
+            }
+
+            $(#[target_feature(enable = $features)])?
+            fn assign<F: Format, O: Operator>(dst: &mut [u8], b: &[u8]) {
+                kernel::assign::<F, O>(dst, b);
+            }
+
+            $(#[target_feature(enable = $features)])?
             fn divide<F: Format>(acc: &mut Tile, n: usize, nranks: usize) {
                 kernel::divide::<F>(acc, n, nranks);
             }
@@ -201,15 +227,24 @@ macro_rules! instruction_set {
             }
 
             fn of<F: Format>(op: ReduceOp) -> Kernels {
-                let scaled = matches!(op, ReduceOp::PreMulSum(_));
+                let kernels = match op {
+                    ReduceOp::Sum | ReduceOp::Avg | ReduceOp::PreMulSum(_) => with::<F, Sum>(),
+                    ReduceOp::Prod => with::<F, Prod>(),
+                    ReduceOp::Max => with::<F, Max>(),
+                    ReduceOp::Min => with::<F, Min>(),
+                };
+                match op {
+                    ReduceOp::PreMulSum(_) => Kernels { load: load_scaled::<F>, ..kernels },
+                    _ => kernels,
+                }
+            }
+
+            fn with<F: Format, O: Operator>() -> Kernels {
                 Kernels {
-                    load: if scaled { load_scaled::<F> } else { load::<F> },
-                    combine: match op {
-                        ReduceOp::Sum | ReduceOp::Avg | ReduceOp::PreMulSum(_) => combine::<F, Sum>,
-                        ReduceOp::Prod => combine::<F, Prod>,
-                        ReduceOp::Max => combine::<F, Max>,
-                        ReduceOp::Min => combine::<F, Min>,
-                    },
+                    load: load::<F>,
+                    combine: combine::<F, O>,
+                    pair: pair::<F, O>,
+                    assign: assign::<F, O>,
                     divide: divide::<F>,
                     store: store::<F>,
                 }

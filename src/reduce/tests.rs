@@ -507,3 +507,35 @@ fn fp32_sums_and_observations_agree_everywhere() {
         }
     }
 }
+
+#[test]
+fn a_pair_is_load_combine_and_store() {
+    let mut random = Random::new(77);
+    let ops = [ReduceOp::Sum, ReduceOp::Prod, ReduceOp::Max, ReduceOp::Min];
+    for dtype in DType::ALL {
+        for op in ops {
+            for isa in Isa::available() {
+                let reducer = Reducer::new(dtype, op, isa).unwrap();
+                for n in [0, 1, 7, 64, 129, 1000] {
+                    let (a, b) = (
+                        random.bytes(n * dtype.size()),
+                        random.bytes(n * dtype.size()),
+                    );
+                    let mut tile = Tile::new(n);
+                    let mut expected = vec![0; a.len()];
+                    reducer.load(&a, &mut tile);
+                    reducer.combine(&b, &mut tile);
+                    reducer.store(&tile, &mut expected);
+                    let mut pair = vec![0xaa; a.len()];
+                    reducer.pair(&a, &b, &mut pair);
+                    assert_eq!(pair, expected, "{dtype} {op} {} {n}", isa.name());
+                    reducer.pair(&b, &a, &mut pair);
+                    assert_eq!(pair, expected, "{dtype} {op} {} {n}, swapped", isa.name());
+                    pair.copy_from_slice(&a);
+                    reducer.assign(&mut pair, &b);
+                    assert_eq!(pair, expected, "{dtype} {op} {} {n}, in place", isa.name());
+                }
+            }
+        }
+    }
+}

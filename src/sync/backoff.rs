@@ -1,5 +1,7 @@
 //! How a wait goes from spinning to sleeping.
 
+use std::time::Duration;
+
 /// What to do after a scan that found nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pause {
@@ -19,26 +21,35 @@ pub enum Pause {
 pub struct Backoff {
     spins: u32,
     yields: u32,
+    longest_nap: Duration,
 }
 
 impl Backoff {
-    /// For `ranks` ranks on a host that gives this one `cpus` cores to run on.
-    pub fn new(ranks: usize, cpus: usize) -> Backoff {
-        if ranks <= cpus {
-            // About 50 us: a futex wake costs several, and a step of a large call takes longer
-            // than that only if the peer is really late.
-            Backoff {
-                spins: 2000,
-                yields: 50,
-            }
-        } else {
+    /// For a host whose ranks share cores (`crowded`) or have one each.
+    pub fn new(crowded: bool) -> Backoff {
+        if crowded {
             // Measured with 4 and 8 ranks on 2 cores: a hop takes 1.6 us with these, 2.5 us with
             // six times as many, and 11 us with 200 spins.
             Backoff {
                 spins: 4,
                 yields: 2,
+                longest_nap: Duration::MAX,
+            }
+        } else {
+            // About 20 us: a futex wake costs several. Longer would hold up a peer that another
+            // program has driven onto this core.
+            Backoff {
+                spins: 800,
+                yields: 200,
+                longest_nap: Duration::from_millis(1),
             }
         }
+    }
+
+    /// Bound of one sleep. Where ranks have cores of their own, peers ring without a fence and
+    /// may miss a rank that is just falling asleep.
+    pub fn longest_nap(&self) -> Duration {
+        self.longest_nap
     }
 
     /// The same for scans that end in a system call, each of which takes as long as a hundred
@@ -47,6 +58,7 @@ impl Backoff {
         Backoff {
             spins: self.spins / 20,
             yields: self.yields / 20,
+            ..self
         }
     }
 
@@ -69,14 +81,14 @@ mod tests {
 
     #[test]
     fn waits_get_gentler() {
-        for (ranks, cpus) in [(1, 1), (2, 2), (8, 2)] {
-            let backoff = Backoff::new(ranks, cpus);
+        for crowded in [false, true] {
+            let backoff = Backoff::new(crowded);
             let order: Vec<_> = (0..5000).map(|scans| backoff.pause(scans)).collect();
             assert_eq!(order[0], Pause::Spin);
             assert_eq!(order[4999], Pause::Sleep);
             assert!(order.is_sorted_by_key(|&pause| pause as u8));
         }
-        assert_eq!(Backoff::new(3, 2).pause(100), Pause::Sleep);
-        assert_eq!(Backoff::new(2, 2).pause(100), Pause::Spin);
+        assert_eq!(Backoff::new(true).pause(100), Pause::Sleep);
+        assert_eq!(Backoff::new(false).pause(100), Pause::Spin);
     }
 }

@@ -42,6 +42,12 @@ pub fn unblock_signals(command: &mut Command) -> &mut Command {
     }
 }
 
+/// Has the child start on one core, and stay there.
+pub fn start_on(command: &mut Command, core: usize) -> &mut Command {
+    // SAFETY: as above; binding makes one system call and uses the stack only.
+    unsafe { command.pre_exec(move || super::cpu::bind(core)) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -220,7 +220,7 @@ mod tests {
                         DType::F16 => f16::from_f64(y).to_bits(),
                         _ => bf16::from_f64(y).to_bits(),
                     };
-                    assert_eq!(code(dtype, y), expected.into(), "{dtype} {y:e}");
+                    assert_eq!(code(dtype, y), u64::from(expected), "{dtype} {y:e}");
                 }
             }
         }

@@ -5,6 +5,7 @@ use super::mesh::{Link, Mesh};
 use super::settings::{self, Card};
 use super::waiter::RankWaiter;
 use super::{ConnectContext, Links, loopback, shm, tcp};
+use crate::bootstrap::PeerInfo;
 use crate::error::{Error, Result};
 use crate::mem::{FifoShape, LINE_BYTES, Region, Sleeper};
 use crate::sync::Backoff;
@@ -35,6 +36,7 @@ pub fn connect_all(context: &ConnectContext<'_>) -> Result<Links> {
     let names = settings::shared(config);
     let mut card = Card {
         settings: names.map(|(_, value)| value),
+        cores: cpu::allowed(),
         ..Card::default()
     };
     let prepared = shape.and_then(|shape| Prepared::new(context, shape, &mut card));
@@ -120,6 +122,13 @@ impl Prepared {
         links.sends.resize_with(channels * nranks, || None);
         links.recvs.resize_with(channels * nranks, || None);
 
+        let shares_cores = |peer: &PeerInfo| {
+            let (ranks, cores) = settings::crowd(peers, cards, peer.host_id);
+            ranks > cores
+        };
+        links.oversubscribed = peers.iter().any(shares_cores);
+        let crowded = shares_cores(&peers[me]);
+
         let mut regions: Vec<(usize, Arc<Region>)> = Vec::new();
         for rank in self.served(TransportKind::Loopback) {
             let region = loopback::take(cards[rank].offer, self.layout.bytes())
@@ -148,7 +157,8 @@ impl Prepared {
                 for channel in 0..channels {
                     let (here, there) = ((me, own), (*rank, region));
                     // SAFETY: each rank and channel comes up once here, on each of two ranks.
-                    let (send, recv) = unsafe { self.layout.join(here, there, channel, &who) };
+                    let (send, recv) =
+                        unsafe { self.layout.join(here, there, channel, &who, crowded) };
                     links.sends[channel * nranks + rank] = Some(Box::new(send));
                     links.recvs[channel * nranks + rank] = Some(Box::new(recv));
                 }
@@ -190,9 +200,7 @@ impl Prepared {
             }
         }
 
-        let here = peers[me].host_id;
-        let neighbours = peers.iter().filter(|peer| peer.host_id == here).count();
-        let mut backoff = Backoff::new(neighbours, cpu::available());
+        let mut backoff = Backoff::new(crowded);
         if !pumps.is_empty() {
             backoff = backoff.with_system_calls();
         }
@@ -250,7 +258,7 @@ impl Prepared {
 
 /// The links of a rank without peers.
 fn alone(shape: FifoShape, channels: usize) -> Links {
-    let backoff = Backoff::new(1, 1);
+    let backoff = Backoff::new(false);
     Links {
         nranks: 1,
         rank: 0,
@@ -261,6 +269,7 @@ fn alone(shape: FifoShape, channels: usize) -> Links {
         recvs: (0..channels).map(|_| None).collect(),
         kinds: vec![None],
         buffer_bytes: 0,
+        oversubscribed: false,
         waiter: Box::new(RankWaiter::new(None, Vec::new(), backoff)),
     }
 }

@@ -36,7 +36,7 @@ impl InboxLayout {
     }
 
     /// Both ends' halves of the pair: what `me` sends to `peer` on `channel`, and what it
-    /// receives.
+    /// receives. `crowded`: ranks share cores, so that they sleep often.
     ///
     /// # Safety
     /// Called once for each rank, peer and channel.
@@ -46,8 +46,10 @@ impl InboxLayout {
         (peer, their): (usize, &Arc<Region>),
         channel: usize,
         who: &str,
+        crowded: bool,
     ) -> (InboxSend, InboxRecv) {
-        let ringer = Ringer::new(their.clone(), DOORBELL_AT);
+        // A rank with a core of its own seldom sleeps, and then not for long.
+        let ringer = Ringer::new(their.clone(), DOORBELL_AT, crowded);
         let outgoing = self.places((me, own), (peer, their), channel);
         let incoming = self.places((peer, their), (me, own), channel);
         // SAFETY: the caller calls once, and these places are this pair's and channel's alone.

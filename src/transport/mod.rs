@@ -95,6 +95,8 @@ pub struct Links {
     pub kinds: Vec<Option<TransportKind>>,
     /// Bytes of slot memory of this rank.
     pub buffer_bytes: usize,
+    /// Whether some host has more ranks than cores for them; the same on all ranks.
+    pub oversubscribed: bool,
     /// Waits for any of the connections.
     pub waiter: Box<dyn Waiter>,
 }

@@ -5,6 +5,7 @@ use crate::bootstrap::PeerInfo;
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::{FifoShape, LINE_BYTES};
+use crate::sys::cpu::{self, CoreSet};
 use crate::types::TransportKind;
 
 /// Slots do not shrink below this.
@@ -134,11 +135,13 @@ pub(super) struct Card {
     pub local: [u8; 16],
     /// Where it takes TCP connections.
     pub port: u16,
+    /// The cores that it may run on.
+    pub cores: CoreSet,
     /// Why it cannot take part, so that all ranks hear of it; empty if it can.
     pub trouble: String,
 }
 
-const CARD: usize = 6 * 8 + 8 + 16 + 2;
+const CARD: usize = 6 * 8 + 8 + 16 + 2 + size_of::<CoreSet>();
 
 impl Card {
     /// As it travels.
@@ -150,6 +153,7 @@ impl Card {
         bytes.extend(self.offer.to_le_bytes());
         bytes.extend(self.local);
         bytes.extend(self.port.to_le_bytes());
+        bytes.extend(self.cores.iter().flat_map(|word| word.to_le_bytes()));
         bytes.extend(self.trouble.as_bytes());
         bytes
     }
@@ -157,18 +161,38 @@ impl Card {
     /// From what travelled; None if it is no card.
     pub fn decode(bytes: &[u8]) -> Option<Card> {
         let (fixed, trouble) = bytes.split_at_checked(CARD)?;
-        let long = |index: usize| {
-            let bytes = fixed[8 * index..8 * index + 8].try_into();
+        let long_at = |at: usize| {
+            let bytes = fixed[at..at + 8].try_into();
             u64::from_le_bytes(bytes.unwrap_or_default())
         };
+        let long = |index: usize| long_at(8 * index);
         Some(Card {
             settings: std::array::from_fn(long),
             offer: long(6),
             local: fixed[56..72].try_into().ok()?,
             port: u16::from_le_bytes([fixed[72], fixed[73]]),
+            cores: std::array::from_fn(|word| long_at(74 + 8 * word)),
             trouble: std::str::from_utf8(trouble).ok()?.into(),
         })
     }
+}
+
+/// The ranks of one host and the cores that any of them may run on: launchers often give each
+/// rank one of them.
+pub(super) fn crowd(peers: &[PeerInfo], cards: &[Card], host_id: [u8; 16]) -> (usize, usize) {
+    let mut all = CoreSet::default();
+    let mut ranks = 0;
+    for (_, card) in peers
+        .iter()
+        .zip(cards)
+        .filter(|(peer, _)| peer.host_id == host_id)
+    {
+        ranks += 1;
+        for (all, word) in all.iter_mut().zip(card.cores) {
+            *all |= word;
+        }
+    }
+    (ranks, cpu::count(&all))
 }
 
 /// Reads everybody's card, and finds out whether all ranks can and want the same.

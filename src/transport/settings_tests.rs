@@ -70,6 +70,7 @@ fn cards_travel_and_disagreement_names_both() {
         offer: 7,
         local: [9; 16],
         port: 4711,
+        cores: std::array::from_fn(|word| 1 << word),
         trouble: String::new(),
     };
     let peers = [peer(0, 1, 1), peer(1, 1, 2)];
@@ -96,4 +97,19 @@ fn cards_travel_and_disagreement_names_both() {
         let short = vec![card.encode(), card.encode()[..cut].to_vec()];
         assert!(compare(&short, &peers, &names).is_err());
     }
+}
+
+#[test]
+fn cores_are_counted_once_for_all_ranks_of_a_host() {
+    let card = |cores: u64| {
+        let mut card = Card::default();
+        card.cores[1] = cores;
+        card
+    };
+    let peers = [peer(0, 1, 1), peer(1, 1, 2), peer(2, 2, 3), peer(3, 1, 4)];
+    let bound = [card(1), card(2), card(1), card(2)];
+    assert_eq!(crowd(&peers, &bound, peers[0].host_id), (3, 2));
+    assert_eq!(crowd(&peers, &bound, peers[2].host_id), (1, 1));
+    let free = [card(15), card(15), card(15), card(15)];
+    assert_eq!(crowd(&peers, &free, peers[0].host_id), (3, 4));
 }

@@ -95,7 +95,7 @@ impl Waiter for RankWaiter {
                     return self.poll(limit);
                 }
                 match &mut self.sleeper {
-                    Some(sleeper) => sleeper.sleep(limit),
+                    Some(sleeper) => sleeper.sleep(limit.min(self.backoff.longest_nap())),
                     // No peers: nothing to wait for, but a caller that does must not burn a core.
                     None => std::thread::sleep(limit.min(BOTH)),
                 }

@@ -5,7 +5,8 @@
 //! kills a rank whose launcher is gone (the rank itself: of its children it knows nothing).
 
 use cinch::config::Origin;
-use cinch::sys::process::{die_with_parent, unblock_signals};
+use cinch::sys::cpu;
+use cinch::sys::process::{die_with_parent, start_on, unblock_signals};
 use cinch::types::TransportKind;
 use cinch::{Config, UniqueId};
 use clap::Args;
@@ -35,6 +36,9 @@ pub struct RunOptions {
     /// Put the rank in front of each line of output
     #[arg(long)]
     label: bool,
+    /// Give each rank one core; an error if there are fewer cores than ranks
+    #[arg(long)]
+    bind: bool,
     /// Seconds that the other ranks have to end by themselves after one failed
     #[arg(long, default_value_t = 3.0, value_parser = parse_grace)]
     grace: f64,
@@ -59,6 +63,8 @@ pub struct Launch {
     pub variables: Vec<(String, String)>,
     /// Whether lines of output get the rank in front.
     pub label: bool,
+    /// The core of each rank; empty leaves placement to the system.
+    pub cores: Vec<usize>,
     /// From the first failure to SIGTERM for the others.
     pub grace: Duration,
 }
@@ -87,9 +93,30 @@ pub fn run(options: &RunOptions, mut config: Config) -> Result<i32, String> {
         ranks: options.ranks as usize,
         variables,
         label: options.label,
+        cores: match (options.bind, one_core_each(options.ranks as usize)) {
+            (false, _) => Vec::new(),
+            (true, Some(cores)) => cores,
+            (true, None) => {
+                return Err(format!(
+                    "--bind gives each rank a core, but {} ranks have {} cores",
+                    options.ranks,
+                    cpu::count(&cpu::allowed())
+                ));
+            }
+        },
         grace: Duration::from_secs_f64(options.grace),
     };
     launch.run_with_rendezvous(&config)
+}
+
+/// A core for each rank, if there are as many.
+pub fn one_core_each(ranks: usize) -> Option<Vec<usize>> {
+    let allowed = cpu::allowed();
+    let cores: Vec<usize> = (0..64 * allowed.len())
+        .filter(|core| allowed[core / 64] >> (core % 64) & 1 == 1)
+        .take(ranks)
+        .collect();
+    (cores.len() == ranks).then_some(cores)
 }
 
 impl Launch {
@@ -174,6 +201,9 @@ impl Launch {
             .process_group(0);
         if self.label {
             command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        }
+        if let Some(&core) = self.cores.get(rank) {
+            start_on(&mut command, core);
         }
         unblock_signals(die_with_parent(&mut command))
             .spawn()
@@ -378,6 +408,7 @@ mod tests {
             ranks,
             variables: vec![("CINCH_TEST_WORD".into(), "word".into())],
             label: false,
+            cores: Vec::new(),
             grace: Duration::from_secs_f64(grace),
         };
         std::thread::spawn(move || launch.run(&Signals::block().unwrap()).unwrap())
@@ -498,6 +529,7 @@ mod tests {
             ranks: 2,
             variables: Vec::new(),
             label: false,
+            cores: Vec::new(),
             grace: Duration::ZERO,
         };
         let error = std::thread::spawn(move || launch.run(&Signals::block().unwrap()))

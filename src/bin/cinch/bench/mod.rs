@@ -112,6 +112,8 @@ fn start(options: &BenchOptions, ranks: usize, config: &Config) -> Result<i32, (
         ranks,
         variables: Vec::new(),
         label: false,
+        // As mpirun does: where each rank can have a core, the system must not move them about.
+        cores: super::run::one_core_each(ranks).unwrap_or_default(),
         grace: Duration::from_secs(3),
     };
     launch
