@@ -1,12 +1,17 @@
 //! The FIFO of slots: one producer, one consumer, a power of two of slots.
 //!
 //! ```text
-//! memory of the receiver:  tail (128 bytes) ...  | line 64 | payload | line 64 | payload | ...
+//! memory of the receiver:  | line 64 | payload | line 64 | payload | ...
 //! memory of the sender:    head (128 bytes) ...
 //! ```
-//! Each counter lies where it is polled, alone on a pair of cache lines (the prefetcher fetches
-//! pairs). Counters are 64-bit and never reset. Each side indexes by its own counters; what the
-//! other side writes is a hint that is bounded by local geometry before it is used.
+//! The tail is spread over the slots: each slot's line carries the number of its message, so that
+//! the receiver polls the very line whose header it reads next. A tail of its own would cost
+//! another trip between the cores for every message.
+//!
+//! Each counter lies where it is polled; the head has a pair of cache lines to itself (the
+//! prefetcher fetches pairs). Counters are 64-bit and never reset. Each side indexes by its own
+//! counters; what the other side writes is a hint that is bounded by local geometry before it is
+//! used.
 
 use super::region::Region;
 use crate::error::{Error, ErrorKind, Result};
@@ -29,16 +34,19 @@ pub struct Header {
     pub signature: [u64; SIGNATURE_WORDS],
 }
 
-/// Header as it lies in a slot.
-#[repr(C, align(64))]
+/// Header as it lies in a slot, without the number that announces it.
+#[repr(C)]
 #[derive(Clone, Copy)]
 struct Line {
     signature: [u64; SIGNATURE_WORDS],
     bytes: u32,
-    rest: [u32; 5],
+    rest: u32,
 }
 
-const _: () = assert!(size_of::<Line>() == LINE_BYTES);
+/// Where in a line its message's number lies: message m of a FIFO is there when it reads m + 1.
+const NUMBER_AT: usize = size_of::<Line>();
+
+const _: () = assert!(NUMBER_AT + size_of::<u64>() <= LINE_BYTES);
 
 /// Size of a FIFO.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,8 +82,6 @@ pub struct Place {
 pub struct FifoPlaces {
     /// [`FifoShape::bytes`] bytes, in the receiver's memory.
     pub slots: Place,
-    /// [`COUNTER_BYTES`] bytes, in the receiver's memory.
-    pub tail: Place,
     /// [`COUNTER_BYTES`] bytes, in the sender's memory.
     pub head: Place,
 }
@@ -83,7 +89,7 @@ pub struct FifoPlaces {
 impl FifoPlaces {
     /// Bytes of a FIFO that lies in one piece.
     pub fn bytes(shape: &FifoShape) -> usize {
-        2 * COUNTER_BYTES + shape.bytes()
+        COUNTER_BYTES + shape.bytes()
     }
 
     /// A FIFO in one piece at byte `at`.
@@ -93,9 +99,8 @@ impl FifoPlaces {
             at: at + offset,
         };
         FifoPlaces {
-            tail: place(0),
-            head: place(COUNTER_BYTES),
-            slots: place(2 * COUNTER_BYTES),
+            head: place(0),
+            slots: place(COUNTER_BYTES),
         }
     }
 }
@@ -106,7 +111,6 @@ struct Memory {
     shape: FifoShape,
     places: FifoPlaces,
     slots: *mut u8,
-    tail: *const AtomicU64,
     head: *const AtomicU64,
 }
 
@@ -123,7 +127,6 @@ impl Memory {
         let slots = &places.slots;
         Memory {
             slots: slots.region.place(slots.at, shape.bytes(), 64),
-            tail: places.tail.region.counter(places.tail.at),
             head: places.head.region.counter(places.head.at),
             shape,
             places,
@@ -131,15 +134,9 @@ impl Memory {
     }
 
     #[inline]
-    fn tail(&self) -> &AtomicU64 {
-        debug_assert!(self.places.tail.region.bytes() > 0);
-        // SAFETY: `places` keeps the region mapped.
-        unsafe { &*self.tail }
-    }
-
-    #[inline]
     fn head(&self) -> &AtomicU64 {
-        // SAFETY: as above.
+        debug_assert!(self.places.head.region.bytes() > 0);
+        // SAFETY: `places` keeps the region mapped.
         unsafe { &*self.head }
     }
 
@@ -149,6 +146,13 @@ impl Memory {
         let index = number as usize & (self.shape.depth - 1);
         // SAFETY: below `depth` strides, which `new` found to be inside the region.
         unsafe { self.slots.add(index * self.shape.stride()) }
+    }
+
+    /// The word that announces message `number`.
+    #[inline]
+    fn number(&self, number: u64) -> &AtomicU64 {
+        // SAFETY: inside the line, at a multiple of 8; only accessed atomically.
+        unsafe { &*self.line(number).add(NUMBER_AT).cast::<AtomicU64>() }
     }
 
     #[inline]
@@ -183,11 +187,12 @@ impl SendCursor {
         Ok(())
     }
 
+    /// `number` is the word of the slot that message `sent` is in.
     #[inline]
-    fn publish(&mut self, tail: &AtomicU64) {
+    fn publish(&mut self, number: &AtomicU64) {
         self.sent += 1;
-        // SYNC POINT slot-tail: publishes line and payload to `RecvCursor::refresh`.
-        tail.store(self.sent, Ordering::Release);
+        // SYNC POINT slot-number: publishes line and payload to `RecvCursor::look`.
+        number.store(self.sent, Ordering::Release);
     }
 }
 
@@ -204,16 +209,20 @@ impl RecvCursor {
         (self.arrived - self.taken) as usize
     }
 
+    /// Whether message `arrived` has come; `number` is the word of the slot that it goes to.
     #[inline]
-    fn refresh(&mut self, tail: &AtomicU64, depth: usize) -> Result<()> {
-        // SYNC POINT slot-tail: pairs with `SendCursor::publish`; line and payload are there.
-        let seen = tail.load(Ordering::Acquire);
-        let most = self.taken + depth as u64;
-        if seen.wrapping_sub(self.arrived) > most - self.arrived {
-            return Err(impossible("sent", seen, self.arrived, most));
+    fn look(&mut self, number: &AtomicU64, depth: usize) -> Result<bool> {
+        // SYNC POINT slot-number: pairs with `SendCursor::publish`; line and payload are there.
+        let seen = number.load(Ordering::Acquire);
+        if seen == self.arrived + 1 {
+            self.arrived += 1;
+            return Ok(true);
         }
-        self.arrived = seen;
-        Ok(())
+        // Until then the word is that of the message that was in the slot before.
+        if seen != (self.arrived + 1).saturating_sub(depth as u64) {
+            return Err(impossible("sent", seen, self.arrived, self.arrived + 1));
+        }
+        Ok(false)
     }
 
     #[inline]
@@ -324,13 +333,11 @@ impl Producer {
         let line = Line {
             signature: header.signature,
             bytes: header.bytes,
-            rest: [0; 5],
+            rest: 0,
         };
         // SAFETY: the line of a slot that is ours; 64-byte aligned by `Memory::new`.
         unsafe { self.memory.line(number).cast::<Line>().write(line) };
-        let tail = self.memory.tail;
-        // SAFETY: `places` keeps the region mapped.
-        self.cursor.publish(unsafe { &*tail });
+        self.cursor.publish(self.memory.number(number));
     }
 
     /// Messages published so far.
@@ -382,13 +389,8 @@ impl Consumer {
         if self.current.is_some() {
             return Ok(true);
         }
-        if self.cursor.known() == 0 {
-            let depth = self.memory.shape.depth;
-            // SAFETY: `places` keeps the region mapped.
-            self.cursor.refresh(unsafe { &*self.memory.tail }, depth)?;
-            if self.cursor.known() == 0 {
-                return Ok(false);
-            }
+        if self.cursor.known() == 0 && !self.look()? {
+            return Ok(false);
         }
         self.current = Some(self.read_header(0)?);
         Ok(true)
@@ -400,9 +402,14 @@ impl Consumer {
     /// As for [`Consumer::ready`].
     #[inline]
     pub fn available(&mut self) -> Result<usize> {
-        let depth = self.memory.shape.depth;
-        self.cursor.refresh(self.memory.tail(), depth)?;
+        while self.cursor.known() < self.memory.shape.depth && self.look()? {}
         Ok(self.cursor.known())
+    }
+
+    #[inline]
+    fn look(&mut self) -> Result<bool> {
+        let number = self.memory.number(self.cursor.arrived);
+        self.cursor.look(number, self.memory.shape.depth)
     }
 
     /// Header of the next message, after `ready` returned true; zeros before.
@@ -491,7 +498,7 @@ mod models {
     const MESSAGES: u64 = 4;
 
     struct Shared {
-        tail: AtomicU64,
+        numbers: [AtomicU64; DEPTH],
         head: AtomicU64,
         slots: [UnsafeCell<u64>; DEPTH],
     }
@@ -501,7 +508,7 @@ mod models {
     fn loom_slots_are_handed_over_and_back() {
         loom::model(|| {
             let shared = Arc::new(Shared {
-                tail: AtomicU64::new(0),
+                numbers: std::array::from_fn(|_| AtomicU64::new(0)),
                 head: AtomicU64::new(0),
                 slots: Default::default(),
             });
@@ -513,19 +520,20 @@ mod models {
                         cursor.refresh(&there.head).unwrap();
                         loom::thread::yield_now();
                     }
-                    let slot = &there.slots[cursor.sent as usize & (DEPTH - 1)];
+                    let index = cursor.sent as usize & (DEPTH - 1);
+                    let slot = &there.slots[index];
                     // SAFETY: loom checks that nobody else is at it.
                     slot.with_mut(|slot| unsafe { *slot = value + 100 });
-                    cursor.publish(&there.tail);
+                    cursor.publish(&there.numbers[index]);
                 }
             });
             let mut cursor = RecvCursor::default();
             for value in 0..MESSAGES {
-                while cursor.known() == 0 {
-                    cursor.refresh(&shared.tail, DEPTH).unwrap();
+                let index = cursor.taken as usize & (DEPTH - 1);
+                while !cursor.look(&shared.numbers[index], DEPTH).unwrap() {
                     loom::thread::yield_now();
                 }
-                let slot = &shared.slots[cursor.taken as usize & (DEPTH - 1)];
+                let slot = &shared.slots[index];
                 // SAFETY: as above.
                 assert_eq!(slot.with(|slot| unsafe { *slot }), value + 100);
                 cursor.release(&shared.head);

@@ -79,9 +79,10 @@ fn a_window_is_written_out_of_order_and_read_in_order() {
 
 #[test]
 fn what_a_peer_writes_is_bounded() {
-    for bad in [5, 4 + (1 << 40), u64::MAX] {
+    const NUMBER: usize = COUNTER_BYTES + NUMBER_AT;
+    for bad in [2, 5, 4 + (1 << 40), u64::MAX] {
         let (_, mut consumer, region) = fifo();
-        region.counter(0).store(bad, Ordering::Release);
+        region.counter(NUMBER).store(bad, Ordering::Release);
         let error = consumer.ready().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Mismatch);
         assert!(error.message().contains(&bad.to_string()), "{error}");
@@ -91,13 +92,16 @@ fn what_a_peer_writes_is_bounded() {
         assert!(producer.ready().unwrap());
         producer.publish(header(1));
     }
-    assert!(consumer.ready().unwrap());
-    consumer.release();
+    for _ in 0..4 {
+        assert!(consumer.ready().unwrap());
+        consumer.release();
+    }
+    assert!(!consumer.ready().unwrap());
     // Backwards: messages would be read twice.
-    region.counter(0).store(0, Ordering::Release);
+    region.counter(NUMBER).store(0, Ordering::Release);
     assert!(consumer.available().is_err());
     for bad in [5, u64::MAX] {
-        region.counter(COUNTER_BYTES).store(bad, Ordering::Release);
+        region.counter(0).store(bad, Ordering::Release);
         let error = producer.free().unwrap_err();
         assert!(error.message().contains(&bad.to_string()), "{error}");
     }
@@ -106,7 +110,7 @@ fn what_a_peer_writes_is_bounded() {
 #[test]
 fn a_header_is_bounded_and_read_once() {
     let (mut producer, mut consumer, region) = fifo();
-    let bytes_of = |slot: usize| region.word(2 * COUNTER_BYTES + slot * 192 + 40);
+    let bytes_of = |slot: usize| region.word(COUNTER_BYTES + slot * 192 + 40);
     assert!(producer.ready().unwrap());
     producer.publish(header(7));
     assert_eq!(bytes_of(0).load(Ordering::Relaxed), 7);

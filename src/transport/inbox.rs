@@ -4,7 +4,6 @@
 //! ```text
 //! 0            doorbell of the rank
 //! 4096         heads of its outgoing FIFOs, by channel and receiver
-//! then         tails of its incoming FIFOs, by channel and sender
 //! next page    slots of its incoming FIFOs, by channel and sender
 //! ```
 //! Senders write into the receiver's memory: one trip over the bus. Places of ranks that are
@@ -82,7 +81,6 @@ impl InboxLayout {
         };
         FifoPlaces {
             slots: place(receiver, self.slots_at(incoming)),
-            tail: place(receiver, PAGE + (self.fifos() + incoming) * COUNTER_BYTES),
             head: place(sender, PAGE + outgoing * COUNTER_BYTES),
         }
     }
@@ -92,7 +90,7 @@ impl InboxLayout {
     }
 
     fn slots_at(&self, fifo: usize) -> usize {
-        (PAGE + 2 * self.fifos() * COUNTER_BYTES).next_multiple_of(PAGE) + fifo * self.shape.bytes()
+        (PAGE + self.fifos() * COUNTER_BYTES).next_multiple_of(PAGE) + fifo * self.shape.bytes()
     }
 }
 
@@ -192,10 +190,8 @@ mod tests {
             for channel in 0..2 {
                 let places = layout.places((from, &regions[from]), (to, &regions[to]), channel);
                 assert!(Arc::ptr_eq(&places.head.region, &regions[from]));
-                assert!(Arc::ptr_eq(&places.tail.region, &regions[to]));
                 assert!(Arc::ptr_eq(&places.slots.region, &regions[to]));
                 spans[from].push((places.head.at, COUNTER_BYTES));
-                spans[to].push((places.tail.at, COUNTER_BYTES));
                 spans[to].push((places.slots.at, layout.shape.bytes()));
             }
         }
