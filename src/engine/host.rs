@@ -79,6 +79,7 @@ impl HostEngine {
         let limits = Limits {
             nranks: links.nranks,
             slot_bytes: links.slot_bytes,
+            slots: links.slots,
             channels: links.channels,
             algorithm: config.algorithm,
             machine,

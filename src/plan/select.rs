@@ -15,6 +15,8 @@ pub struct Limits {
     pub nranks: usize,
     /// Payload bytes of a slot.
     pub slot_bytes: usize,
+    /// Slots of a connection.
+    pub slots: usize,
     /// Lanes that are connected.
     pub channels: usize,
     /// Algorithm preferred by the communicator's settings.
@@ -115,6 +117,7 @@ fn candidate(
             counts,
             hops,
             passes: geometry.passes(),
+            slots: limits.slots,
             chunk,
             element_bytes: request.dtype.size(),
             wire_bytes,

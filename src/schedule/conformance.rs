@@ -193,15 +193,24 @@ fn load_is_spread() {
         encodes: 8,
         decodes: 15,
         reduces: 7,
+        coded: 0,
+        connections: 2,
     };
     assert_eq!(counts(Algorithm::Ring, 8), ring);
-    assert_eq!(counts(Algorithm::Direct, 8), ring);
+    // The same work, over more connections.
+    let spread = CostCounts {
+        connections: 14,
+        ..ring
+    };
+    assert_eq!(counts(Algorithm::Direct, 8), spread);
     let one_shot = CostCounts {
         sends: 7,
         recvs: 7,
         encodes: 2,
         decodes: 8,
         reduces: 7,
+        coded: 1,
+        connections: 14,
     };
     assert_eq!(counts(Algorithm::OneShot, 8), one_shot);
     // Chains count their sum and its encoding once.
@@ -211,6 +220,8 @@ fn load_is_spread() {
         encodes: 31,
         decodes: 61,
         reduces: 30,
+        coded: 0,
+        connections: 60,
     };
     assert_eq!(counts(Algorithm::Direct, 31), direct);
 }

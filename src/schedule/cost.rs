@@ -3,6 +3,7 @@
 use super::ir::{Op, Own, Schedule};
 use super::tree;
 use crate::types::{Algorithm, Collective};
+use std::collections::HashSet;
 
 /// Work of one rank in one pass, in chunks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -17,15 +18,23 @@ pub struct CostCounts {
     pub decodes: usize,
     /// Chunks added to another.
     pub reduces: usize,
+    /// Of the encodes and decodes each, those by which a rank sees its own contribution as its
+    /// peers do: work only where a codec loses bits.
+    pub coded: usize,
+    /// Connections used, both directions counted.
+    pub connections: usize,
 }
 
 /// Counts the work of one rank in one pass.
 pub fn cost_counts(schedule: &Schedule) -> CostCounts {
     let mut counts = CostCounts::default();
+    let (mut to, mut from) = (HashSet::<u32>::new(), HashSet::<u32>::new());
     // Terms of the sum that is open.
     let mut terms = 0;
     for step in &schedule.steps {
         let last = usize::from(!step.more);
+        to.extend(step.send_to.iter());
+        from.extend(step.recv_from.iter());
         counts.sends += step.send_to.len();
         match step.op {
             Op::Send => counts.encodes += 1,
@@ -44,6 +53,7 @@ pub fn cost_counts(schedule: &Schedule) -> CostCounts {
                 if matches!(step.own, Own::Coded { .. }) {
                     counts.encodes += 1;
                     counts.decodes += 1;
+                    counts.coded += 1;
                 }
                 if !step.more {
                     counts.reduces += terms - terms.min(1);
@@ -55,6 +65,7 @@ pub fn cost_counts(schedule: &Schedule) -> CostCounts {
             }
         }
     }
+    counts.connections = to.len() + from.len();
     counts
 }
 
