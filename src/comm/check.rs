@@ -71,9 +71,6 @@ fn sizes(comm: &Communicator, call: &Call, buffers: &UserBuffers<'_>) -> Result<
             input = crate::types::Extent::Unused;
             output = crate::types::Extent::Count;
         }
-    } else if call.collective == Collective::Broadcast && is_root && buffers.output_bytes() == 0 {
-        // The root may keep its data where it is.
-        output = crate::types::Extent::Unused;
     }
     let size = call.dtype.size();
     for (what, extent, bytes) in [

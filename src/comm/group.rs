@@ -1,6 +1,6 @@
 //! Groups of calls.
 
-use super::{Call, Communicator, Report, check};
+use super::{Call, Communicator, PanicGuard, Report, check};
 use crate::engine::Batch;
 use crate::error::{Error, Result};
 use crate::mem::UserBuffers;
@@ -37,7 +37,7 @@ impl<'a> Group<'a> {
         call: &Call,
         buffers: UserBuffers<'a>,
     ) -> Result<()> {
-        comm.fault.check()?;
+        comm.check_fault()?;
         check::call(comm, call, &buffers)?;
         let codec = check::codec(comm, call)?;
         self.calls.push(Entry {
@@ -64,6 +64,7 @@ impl<'a> Group<'a> {
         // Two threads that group the same communicators must lock them in one order.
         comms.sort_by_key(|comm| std::ptr::from_ref(*comm) as usize);
         self.pair_own_messages()?;
+        let _guards: Vec<PanicGuard<'_>> = comms.iter().map(|comm| PanicGuard(comm)).collect();
         let mut engines = Vec::with_capacity(comms.len());
         for comm in &comms {
             engines.push(comm.engine()?);

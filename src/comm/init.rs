@@ -10,6 +10,7 @@ use crate::simd::Isa;
 use crate::sync::Fault;
 use crate::transport::{self, ConnectContext};
 use crate::types::TransportKind;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -73,6 +74,7 @@ pub(super) fn connect(
     Ok(Communicator {
         exchange,
         fault,
+        announced: AtomicBool::new(false),
         config,
         info,
         engine: Mutex::new(engine),
@@ -155,21 +157,24 @@ pub(super) fn split(
     let leads = members
         .first()
         .is_some_and(|&(_, rank)| rank == comm.rank());
-    let id = if leads {
-        Some(UniqueId::create(&comm.config)?)
-    } else {
-        None
+    let id = leads.then(|| UniqueId::create(&comm.config));
+    let said = match &id {
+        None => Vec::new(),
+        Some(Ok(id)) => id.as_bytes().to_vec(),
+        // Said instead of an id, so that nobody waits for one.
+        Some(Err(error)) => error.to_string().into_bytes(),
     };
-    let ids = comm
-        .exchange
-        .all_gather(id.as_ref().map_or(&[], |id| &id.as_bytes()[..]))?;
+    let ids = comm.exchange.all_gather(&said)?;
     let Some(&(_, leader)) = members.first() else {
         return Ok(None);
     };
-    let id: &[u8; 128] = ids[leader]
-        .as_slice()
-        .try_into()
-        .map_err(|_| Error::internal("the leader of a split sent no id"))?;
+    let id: &[u8; 128] = ids[leader].as_slice().try_into().map_err(|_| {
+        let why = String::from_utf8_lossy(&ids[leader]);
+        Error::new(
+            ErrorKind::Remote,
+            format!("{} cannot lead a split: {why}", comm.peers()[leader]),
+        )
+    })?;
     let rank = members
         .iter()
         .position(|&(_, rank)| rank == comm.rank())

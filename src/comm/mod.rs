@@ -16,6 +16,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::mem::UserBuffers;
 use crate::sync::Fault;
 use crate::types::TransportKind;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// A group of ranks that call collectives together.
@@ -29,6 +30,9 @@ use std::sync::{Arc, Mutex, MutexGuard};
 pub struct Communicator {
     exchange: ExchangeRef,
     fault: Arc<Fault>,
+    /// Whether the other ranks were told why this communicator failed. The fault may be raised by
+    /// another communicator, the one that this was split from; its ranks hear of it from us.
+    announced: AtomicBool,
     config: Config,
     info: CommInfo,
     /// Everything that a running call needs. `abort` must not take it: it frees those who wait
@@ -109,11 +113,12 @@ impl Communicator {
     /// mismatch, remote, timeout or aborted otherwise, after which the communicator is only good
     /// for [`Communicator::abort`] and drop, and the output is undefined.
     pub fn call(&self, call: &Call, buffers: UserBuffers<'_>) -> Result<Report> {
-        self.fault.check()?;
+        self.check_fault()?;
         check::call(self, call, &buffers)?;
         check::alone(self, call)?;
         let codec = check::codec(self, call)?;
         let mut engine = self.engine()?;
+        let _guard = PanicGuard(self);
         let run = engine.prepare(call.request(codec), buffers)?;
         let result = engine.run(run);
         drop(engine);
@@ -146,13 +151,14 @@ impl Communicator {
     /// # Errors
     /// As [`Communicator::init`].
     pub fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Communicator>> {
-        self.fault.check()?;
-        init::split(self, color, key)
+        self.check_fault()?;
+        // A rank that fails to split leaves the others waiting for it: all of them fail.
+        self.settle(init::split(self, color, key))
     }
 
     /// The reason why the communicator has failed, if it has.
     pub fn async_error(&self) -> Option<Error> {
-        self.fault.check().err()
+        self.check_fault().err()
     }
 
     /// Fails the communicator, on this rank at once and on the others by message. Calls that wait
@@ -170,17 +176,23 @@ impl Communicator {
     /// # Errors
     /// As [`Communicator::call`].
     pub fn finalize(&self) -> Result<()> {
-        self.fault.check()?;
+        self.check_fault()?;
         let engine = self.engine()?;
         let result = self.exchange.barrier();
         drop(engine);
-        result
+        self.settle(result)
     }
 
     fn engine(&self) -> Result<MutexGuard<'_, HostEngine>> {
         self.engine.lock().map_err(|_| {
             Error::internal("an earlier call on this communicator panicked; it cannot go on")
         })
+    }
+
+    /// The reason why the communicator has failed, if it has; tells the other ranks if they have
+    /// not heard it from this one.
+    fn check_fault(&self) -> Result<()> {
+        self.fault.check().inspect_err(|reason| self.tell(reason))
     }
 
     /// Turns a failed call into the failure of the communicator. Errors that are found before
@@ -194,8 +206,27 @@ impl Communicator {
     }
 
     fn fail(&self, reason: Error) {
-        if self.fault.raise(reason.clone()) {
-            self.exchange.announce(&reason);
+        self.fault.raise(reason.clone());
+        self.tell(self.fault.reason().unwrap_or(&reason));
+    }
+
+    fn tell(&self, reason: &Error) {
+        if !self.announced.swap(true, Ordering::Relaxed) {
+            self.exchange.announce(reason);
+        }
+    }
+}
+
+/// Fails a communicator whose call unwinds: its peers must not wait for a rank that will not come
+/// back to it.
+struct PanicGuard<'a>(&'a Communicator);
+
+impl Drop for PanicGuard<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let me = &self.0.peers()[self.0.rank()];
+            self.0
+                .fail(Error::internal(format!("a call panicked on {me}")));
         }
     }
 }

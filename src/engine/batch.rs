@@ -101,6 +101,10 @@ impl<'a> Batch<'a> {
     /// # Errors
     /// Timeout or remote, saying for whom and what this rank waits; the communicator's fault.
     pub fn idle(&mut self, engine: &mut HostEngine, scans: u32, turns: usize) -> Result<()> {
+        if self.active.is_empty() {
+            // Done, and only waiting for the other batches of its group.
+            return Ok(());
+        }
         let limit = if turns == 1 {
             SLEEP
         } else {

@@ -32,8 +32,8 @@ pub struct HostEngine {
     pub(super) spare_lanes: Vec<Lane>,
     /// The transport of all peers, if they have one in common.
     pub(super) common_transport: Option<TransportKind>,
-    /// Scales of `tensor=K` codecs, by the caller's tensor id and K.
-    pub(super) scales: HashMap<(u64, u32), TensorScales>,
+    /// Scales of `tensor=K` codecs of calls that are not running.
+    scales: HashMap<ScaleKey, TensorScales>,
     timeout: Duration,
     /// Collectives so far.
     calls: u64,
@@ -46,6 +46,21 @@ pub struct HostEngine {
 
 /// Combinations of type and operator whose functions are kept at hand.
 const REMEMBERED: usize = 4;
+
+/// Tensors whose scales are kept.
+const KEPT_TENSORS: usize = 4096;
+
+/// Whose scales they are: the caller's tensor in one kind of call. Another collective, operator
+/// or factor has sums of another size.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct ScaleKey {
+    pub tensor: u64,
+    pub refresh: u32,
+    /// The call's signature without its number.
+    pub call: [u64; SIGNATURE_WORDS],
+    /// This rank's factor of a pre-multiplied sum.
+    pub factor: i128,
+}
 
 /// Collectives whose signatures are remembered.
 const RECENT: usize = 16;
@@ -166,10 +181,26 @@ impl HostEngine {
         *counter - 1
     }
 
+    /// Takes the scales that a call keeps, if it keeps any; a new call starts without.
+    pub(super) fn take_scales(&mut self, key: &ScaleKey) -> TensorScales {
+        self.scales
+            .remove(key)
+            .unwrap_or_else(|| TensorScales::new(key.refresh))
+    }
+
+    /// Keeps the scales of a call that is over. A program that names its tensors anew each time
+    /// does not fill memory with them: beyond a bound all are forgotten.
+    pub(super) fn keep_scales(&mut self, key: ScaleKey, scales: TensorScales) {
+        if self.scales.len() >= KEPT_TENSORS {
+            self.scales.clear();
+        }
+        self.scales.insert(key, scales);
+    }
+
     /// Remembers the signature of a call that starts, and tells the control side.
     pub(super) fn note_call(&mut self, signature: [u64; SIGNATURE_WORDS]) {
         self.exchange.note_call(signature);
-        if signature[0] >> 8 & 0xff != Collective::SendRecv as u64 {
+        if is_collective(&signature) {
             self.recent[signature[3] as usize % RECENT] = signature;
         }
     }
@@ -182,14 +213,13 @@ impl HostEngine {
         mine: &[u64; SIGNATURE_WORDS],
     ) -> Error {
         let peers = self.exchange.peers();
+        // Messages between two ranks have numbers of their own.
+        let comparable = is_collective(theirs) && is_collective(mine);
         let recent = &self.recent[theirs[3] as usize % RECENT];
         // A peer that lags is compared with what this rank ran then. What a peer that is ahead
         // ran at this rank's place is known to the control side, which compares all ranks.
-        let then = if theirs[3] < mine[3] && recent[3] == theirs[3] {
-            recent
-        } else {
-            mine
-        };
+        let lags = comparable && theirs[3] < mine[3] && recent[3] == theirs[3];
+        let then = if lags { recent } else { mine };
         let error = Error::new(
             ErrorKind::Mismatch,
             format!(
@@ -200,7 +230,7 @@ impl HostEngine {
                 CallSignature::describe(then)
             ),
         );
-        if theirs[3] > mine[3] {
+        if comparable && theirs[3] > mine[3] {
             self.await_cause(error)
         } else {
             error
@@ -286,6 +316,11 @@ impl HostEngine {
         }
         error
     }
+}
+
+/// Whether a call is numbered among those of all ranks.
+fn is_collective(signature: &[u64; SIGNATURE_WORDS]) -> bool {
+    signature[0] >> 8 & 0xff != Collective::SendRecv as u64
 }
 
 /// The transport that all peers have in common, if there is one.

@@ -1,8 +1,9 @@
 //! One call on its way: its lanes, and where each of them stands.
 
 use super::Report;
-use super::host::HostEngine;
+use super::host::{HostEngine, ScaleKey};
 use super::step::{self, Arithmetic, Chain, Chunk, Job, Stats};
+use crate::codec::TensorScales;
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::UserBuffers;
 use crate::plan::{Plan, Request};
@@ -23,6 +24,8 @@ pub struct Run<'a> {
     lanes: Vec<Lane>,
     wire_bytes: u64,
     stats: Stats,
+    /// Scales that live from call to call, for the time of this one.
+    kept: Option<(ScaleKey, TensorScales)>,
 }
 
 /// One lane: every `channels`-th pass, over its own connections.
@@ -70,6 +73,7 @@ impl<'a> Run<'a> {
             lanes,
             wire_bytes: 0,
             stats,
+            kept: None,
         })
     }
 
@@ -81,7 +85,9 @@ impl<'a> Run<'a> {
             .signature(self.plan.algorithm, sequence)
             .words();
         engine.note_call(self.signature);
-        step::begin(engine, &self.request, &self.plan);
+        self.kept = step::scale_key(&self.request, &self.plan, self.signature)
+            .map(|key| (key.clone(), engine.take_scales(&key)));
+        step::begin(engine, &self.plan, self.kept.as_mut());
     }
 
     pub(super) fn index(&self) -> usize {
@@ -153,6 +159,7 @@ impl<'a> Run<'a> {
                 buffers: &mut self.buffers,
                 stats: &mut self.stats,
                 chain: &mut self.lanes[lane].chain,
+                scales: self.kept.as_mut().map(|(_, scales)| scales),
                 signature: self.signature,
                 channel,
                 step: visit.step,
@@ -245,6 +252,19 @@ impl<'a> Run<'a> {
                 }
             }
         }
+        if found.is_empty() {
+            // All steps ran; what they sent is still on its way.
+            let nranks = links.nranks;
+            for (index, end) in links.sends.iter_mut().enumerate() {
+                if end
+                    .as_mut()
+                    .is_some_and(|end| !end.flushed().unwrap_or(false))
+                {
+                    let what = CallSignature::describe(&self.signature);
+                    found.push((index % nranks, format!("to take what was sent in {what}")));
+                }
+            }
+        }
         found
     }
 
@@ -272,6 +292,9 @@ impl<'a> Run<'a> {
             }
         };
         engine.spare_lanes = self.lanes;
+        if let Some((key, scales)) = self.kept {
+            engine.keep_scales(key, scales);
+        }
         Report {
             codec: self.request.codec,
             algorithm: self.plan.algorithm,

@@ -2,7 +2,7 @@
 //! while contributions are added, encoded and stored, so that each byte of a chunk is touched
 //! once on each side, whatever the number of contributions.
 
-use super::host::HostEngine;
+use super::host::{HostEngine, ScaleKey};
 use crate::codec::{self, Codec, EncodeStats, Span, TensorScales};
 use crate::error::Result;
 use crate::mem::UserBuffers;
@@ -11,7 +11,7 @@ use crate::reduce::{self, Reducer};
 use crate::schedule::{MAX_FAN, Op, Own, Step};
 use crate::simd::{Isa, Tile};
 use crate::transport::{Header, RecvEnd, SendEnd};
-use crate::types::{DType, ReduceOp, SIGNATURE_WORDS, ScaleRule};
+use crate::types::{DType, ReduceOp, SIGNATURE_WORDS, Scalar, ScaleRule};
 
 /// Elements of a tile: a power of two that holds the largest block, small enough for the
 /// accumulators, the source and the destination to share a first-level cache.
@@ -72,6 +72,8 @@ pub(super) struct Chunk {
 #[derive(Debug, Default)]
 pub(super) struct Chain {
     acc: Option<Tile>,
+    /// The accumulators of the last chain, for the next one.
+    spare: Option<Tile>,
     started: bool,
     complete: bool,
 }
@@ -99,7 +101,11 @@ impl Stats {
 }
 
 /// Prepares an engine for a call: scales that live from call to call, room for whole chunks.
-pub(super) fn begin(engine: &mut HostEngine, request: &Request, plan: &Plan) {
+pub(super) fn begin(
+    engine: &mut HostEngine,
+    plan: &Plan,
+    kept: Option<&mut (ScaleKey, TensorScales)>,
+) {
     let chunk = plan.geometry.chunk();
     let chained = plan
         .schedule
@@ -116,33 +122,41 @@ pub(super) fn begin(engine: &mut HostEngine, request: &Request, plan: &Plan) {
     } else {
         0
     };
-    let kept = kept_tensor(request, plan);
-    engine.scratch.reserve(
-        if chained || kept.is_some() {
-            chunk.max(TILE)
-        } else {
-            TILE
-        },
-        wire,
-    );
-    if let Some((tensor, refresh)) = kept {
-        let sites = plan.geometry.passes() * plan.schedule.steps.len();
-        engine
-            .scales
-            .entry((tensor, refresh))
-            .or_insert_with(|| TensorScales::new(refresh))
-            .begin(plan.count, sites);
+    let whole = chained || kept.is_some();
+    engine
+        .scratch
+        .reserve(if whole { chunk.max(TILE) } else { TILE }, wire);
+    if let Some((_, scales)) = kept {
+        scales.begin(
+            plan.count,
+            plan.geometry.passes() * plan.schedule.steps.len(),
+        );
     }
 }
 
-/// The tensor whose scales this call keeps, and for how many calls, if it keeps any.
-fn kept_tensor(request: &Request, plan: &Plan) -> Option<(u64, u32)> {
-    match plan.spec.scale {
-        ScaleRule::Tensor { refresh } if plan.spec.kind.has_scale() => {
-            Some((request.tensor?, refresh))
-        }
-        _ => None,
-    }
+/// Whose scales a call keeps, if it keeps any.
+pub(super) fn scale_key(
+    request: &Request,
+    plan: &Plan,
+    signature: [u64; SIGNATURE_WORDS],
+) -> Option<ScaleKey> {
+    let ScaleRule::Tensor { refresh } = plan.spec.scale else {
+        return None;
+    };
+    let tensor = request.tensor.filter(|_| plan.spec.kind.has_scale())?;
+    let mut call = signature;
+    call[3] = 0;
+    let factor = match request.op {
+        ReduceOp::PreMulSum(Scalar::Float(factor)) => i128::from(factor.to_bits()),
+        ReduceOp::PreMulSum(Scalar::Int(factor)) => factor,
+        _ => 0,
+    };
+    Some(ScaleKey {
+        tensor,
+        refresh,
+        call,
+        factor,
+    })
 }
 
 /// The element arithmetic of a call.
@@ -186,6 +200,7 @@ pub(super) struct Job<'r, 'b> {
     pub buffers: &'r mut UserBuffers<'b>,
     pub stats: &'r mut Stats,
     pub chain: &'r mut Chain,
+    pub scales: Option<&'r mut TensorScales>,
     pub signature: [u64; SIGNATURE_WORDS],
     pub channel: usize,
     /// Index of the step in its schedule.
@@ -227,13 +242,11 @@ pub(super) fn execute(engine: &mut HostEngine, job: Job<'_, '_>) -> u64 {
     let chained = step.op.sums() && (step.more || chain.acc.is_some());
     if chained {
         // The open sum takes the place of the scratch accumulators for this step.
-        let tile = chain
-            .acc
-            .take()
-            .unwrap_or_else(|| Tile::new(chunk.elements));
+        let tile = chain.acc.take().or_else(|| chain.spare.take());
+        let tile = tile.unwrap_or_else(|| Tile::new(plan.geometry.chunk()));
         chain.acc = Some(std::mem::replace(&mut engine.scratch.acc, tile));
     }
-    let scales = kept_tensor(job.request, plan).and_then(|key| engine.scales.get_mut(&key));
+    let scales = job.scales;
     let whole = chained || scales.is_some();
     let mut work = Work {
         plan,
@@ -272,16 +285,19 @@ pub(super) fn execute(engine: &mut HostEngine, job: Job<'_, '_>) -> u64 {
             work.recv_reduce(&sources, target, chain);
         }
     }
-    let open = match chain.acc.take() {
-        Some(tile) => Some(std::mem::replace(&mut engine.scratch.acc, tile)),
-        None => None,
-    };
+    let open = chain
+        .acc
+        .take()
+        .map(|tile| std::mem::replace(&mut engine.scratch.acc, tile));
     *chain = match step.more {
         true => Chain {
             acc: open,
             ..std::mem::take(chain)
         },
-        false => Chain::default(),
+        false => Chain {
+            spare: open.or_else(|| chain.spare.take()),
+            ..Chain::default()
+        },
     };
     let header = Header {
         bytes: chunk.bytes as u32,
@@ -341,6 +357,17 @@ impl<'l> Sources<'l> {
     fn iter(&self) -> impl Iterator<Item = &'l [u8]> {
         self.payloads[..self.len].iter().copied()
     }
+}
+
+/// What the report learns from an encode.
+#[derive(Clone, Copy)]
+enum Note {
+    /// All about this rank's input.
+    Input,
+    /// That a sum saturated.
+    Sum,
+    /// Nothing: it is known.
+    Nothing,
 }
 
 /// Which accumulators.
@@ -442,22 +469,34 @@ impl Work<'_, '_> {
             .map(|scales| scales.scale(site, || codec::abs_max(isa, acc)))
     }
 
-    /// slot = enc(acc). `is_input`: the accumulators are this rank's input.
-    fn encode(&mut self, codec: &dyn Codec, at: usize, n: usize, wire: &mut [u8], is_input: bool) {
+    /// slot = enc(acc), with what there is to note about the accumulators.
+    fn encode(&mut self, codec: &dyn Codec, at: usize, n: usize, wire: &mut [u8], note: Note) {
         let scale = self.kept_scale(n);
         let span = self.span(at);
         let acc = self.scratch.acc.f32(n);
-        if is_input && self.notes_input {
-            self.stats.seen = true;
-            codec.encode(span, acc, scale, wire, Some(&mut self.stats.input));
+        match note {
+            Note::Input => {
+                self.stats.seen = true;
+                codec.encode(span, acc, scale, wire, Some(&mut self.stats.input));
+            }
+            Note::Sum => {
+                // Sums that saturate count too; their magnitudes are not the input's. Under a
+                // scale of its own a block cannot saturate.
+                let mut sums = EncodeStats::default();
+                let can = scale.is_some() || !self.plan.spec.kind.has_scale();
+                codec.encode(span, acc, scale, wire, can.then_some(&mut sums));
+                self.stats.input.saturated += sums.saturated;
+            }
+            Note::Nothing => codec.encode(span, acc, scale, wire, None),
+        }
+    }
+
+    /// What to note when the input is encoded: a fan of several steps encodes it several times.
+    fn note_input(&self) -> Note {
+        if self.notes_input {
+            Note::Input
         } else {
-            // Sums that saturate count too; their magnitudes are not the input's. Under a scale of
-            // its own a block cannot saturate.
-            let mut sums = EncodeStats::default();
-            let can = scale.is_some() || !self.plan.spec.kind.has_scale();
-            let wanted = can.then_some(&mut sums);
-            codec.encode(span, acc, scale, wire, wanted);
-            self.stats.input.saturated += sums.saturated;
+            Note::Nothing
         }
     }
 
@@ -477,7 +516,7 @@ impl Work<'_, '_> {
                     .arithmetic
                     .own
                     .store(&self.scratch.acc, &mut wire[self.raw(at, n)]),
-                Some(codec) => self.encode(codec, at, n, wire, true),
+                Some(codec) => self.encode(codec, at, n, wire, self.note_input()),
             }
         }
     }
@@ -573,8 +612,13 @@ impl Work<'_, '_> {
                     }
                 }
                 Some(codec) => {
-                    let is_input = sources.len == 0 && !chain.started;
-                    self.encode(codec, at, n, wire, is_input);
+                    let note = match (sources.len == 0 && !chain.started, completes) {
+                        (true, _) => self.note_input(),
+                        (false, true) => Note::Sum,
+                        // An earlier step of the chain sent, and noted, the same.
+                        (false, false) => Note::Nothing,
+                    };
+                    self.encode(codec, at, n, wire, note);
                     if step.writes() {
                         codec.decode(self.span(at), wire, self.scratch.acc.f32_mut(n));
                         self.store(at, n);

@@ -212,6 +212,10 @@ impl<'a> UserBuffers<'a> {
             at <= self.input_bytes && bytes <= self.input_bytes - at,
             "input overrun"
         );
+        if bytes == 0 {
+            // A C caller's empty buffer may be NULL, which no slice may be.
+            return;
+        }
         // SAFETY: in bounds by the assertion; nothing writes the user's memory while `work` runs,
         // since writing takes `&mut self`.
         work(unsafe { std::slice::from_raw_parts(self.input.add(at), bytes) });
@@ -239,6 +243,9 @@ impl<'a> UserBuffers<'a> {
             to <= self.output_bytes && bytes <= self.output_bytes - to,
             "output overrun"
         );
+        if bytes == 0 {
+            return;
+        }
         let (input, output) = (self.input.wrapping_add(from), self.output.wrapping_add(to));
         let apart = (input as usize).abs_diff(output as usize);
         assert!(

@@ -2,7 +2,7 @@
 
 use super::cost::{Machine, Work, seconds};
 use super::{Geometry, Request, chunk_max, granule};
-use crate::codec::Codec;
+use crate::codec::{Codec, Reencode};
 use crate::error::{Error, ErrorKind, Result};
 use crate::schedule::{self, CostCounts};
 use crate::types::{Algorithm, ScaleRule, TransportKind};
@@ -77,7 +77,18 @@ pub fn candidates(
     {
         return Ok(vec![candidate(request, limits, codec, preferred)?]);
     }
-    all.into_iter()
+    // A ring rounds a partial sum at every hop; with a codec that loses each time, the others
+    // have the same bytes and at most two roundings (a tree: one a level).
+    let loses = codec.is_some_and(|codec| codec.reencode() == Reencode::Lossy)
+        && request.collective.reduces()
+        && limits.nranks > 2;
+    let gentler: Vec<Algorithm> = all
+        .iter()
+        .copied()
+        .filter(|&algorithm| !(loses && algorithm == Algorithm::Ring))
+        .collect();
+    gentler
+        .into_iter()
         .map(|algorithm| candidate(request, limits, codec, algorithm))
         .collect()
 }
