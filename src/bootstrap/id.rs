@@ -99,7 +99,7 @@ impl UniqueId {
                     )));
                 }
                 if !local {
-                    super::notice::Notice::of(config).say(&format!(
+                    super::notice::Notice::log().say(&format!(
                         "connections for {host}:{port} are not authenticated \
                          (CINCH_ALLOW_UNAUTHENTICATED=1)"
                     ));

@@ -19,6 +19,7 @@ pub use address::{choose as choose_address, for_one_host as one_host_address};
 pub use discover::{Launch, Meeting, discover};
 pub use local::LocalExchange;
 pub use notice::Notice;
+pub use process::host_name;
 pub use star::{MAX_CONTRIBUTION, Star};
 
 use crate::error::{Error, Result};

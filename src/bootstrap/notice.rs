@@ -1,6 +1,6 @@
 //! Where the control plane reports what is no error, such as a frozen rank.
 
-use crate::config::Config;
+use crate::sys::log;
 use std::sync::Arc;
 
 /// A hook for sentences that a user should see.
@@ -13,14 +13,9 @@ impl Notice {
         Notice(Arc::new(hook))
     }
 
-    /// Writes warnings to standard error, unless `CINCH_LOG=none`.
-    pub fn of(config: &Config) -> Notice {
-        let silent = config.log_level == "none";
-        Notice::new(move |sentence| {
-            if !silent {
-                eprintln!("cinch: {sentence}");
-            }
-        })
+    /// Writes warnings to the log.
+    pub fn log() -> Notice {
+        Notice::new(|sentence| log::line(log::Level::Warn, format_args!("{sentence}")))
     }
 
     pub(super) fn say(&self, sentence: &str) {

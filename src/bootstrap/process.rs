@@ -106,7 +106,7 @@ pub(super) fn process_id() -> Result<[u8; 16]> {
 }
 
 /// This host's name, for messages.
-pub(super) fn host_name() -> String {
+pub fn host_name() -> String {
     nix::unistd::gethostname()
         .ok()
         .and_then(|name| name.into_string().ok())

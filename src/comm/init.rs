@@ -8,10 +8,11 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::plan::Machine;
 use crate::simd::Isa;
 use crate::sync::Fault;
+use crate::sys::log::{self, Level};
 use crate::transport::{self, ConnectContext};
 use crate::types::TransportKind;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Once};
 use std::time::Instant;
 
 pub(super) fn by_id(
@@ -26,8 +27,64 @@ pub(super) fn by_id(
             "rank {rank} of {nranks}: a communicator of n ranks has ranks 0 to n-1"
         )));
     }
+    start_log(&config);
     let exchange = Star::join(id, rank, nranks, &config, fault.clone())?;
     connect(exchange, fault, config)
+}
+
+/// Opens the log, and says which settings are misspelt: once a process.
+fn start_log(config: &Config) {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        log::configure(
+            &config.log_level,
+            config.log_file.as_deref(),
+            &bootstrap::host_name(),
+        );
+        for name in Config::unknown_names() {
+            log::line(
+                Level::Warn,
+                format_args!("no setting is called {name}; it has no effect"),
+            );
+        }
+    });
+}
+
+/// One line about a communicator: what carries it, and how.
+fn log_connected(comm: &Communicator) {
+    let counts = TransportKind::ALL.iter().filter_map(|&kind| {
+        let peers = comm
+            .info
+            .transports
+            .iter()
+            .filter(|other| **other == Some(kind))
+            .count();
+        (peers > 0).then(|| format!("{kind} to {peers}"))
+    });
+    let counts: Vec<String> = counts.collect();
+    log::line(
+        Level::Info,
+        format_args!(
+            "{} of {}: {}; {} slots of {} bytes on {} channels, {} bytes in all; codec {} from {} \
+             bytes; algorithm {}",
+            comm.peers()[comm.rank()],
+            comm.nranks(),
+            if counts.is_empty() {
+                "no peers".into()
+            } else {
+                counts.join(", ")
+            },
+            comm.info.slots,
+            comm.info.slot_bytes,
+            comm.info.channels,
+            comm.info.buffer_bytes,
+            comm.config.codec,
+            comm.config.codec_min_bytes,
+            comm.config
+                .algorithm
+                .map_or("by cost", |algorithm| algorithm.name()),
+        ),
+    );
 }
 
 pub(super) fn by_environment(config: Config) -> Result<Communicator> {
@@ -71,14 +128,18 @@ pub(super) fn connect(
         isa,
         machine,
     )?;
-    Ok(Communicator {
+    let comm = Communicator {
         exchange,
         fault,
         announced: AtomicBool::new(false),
         config,
         info,
         engine: Mutex::new(engine),
-    })
+    };
+    if log::enabled(Level::Info) {
+        log_connected(&comm);
+    }
+    Ok(comm)
 }
 
 /// Compares the settings that decide what runs.

@@ -82,7 +82,7 @@ impl Star {
         config: &Config,
         fault: Arc<Fault>,
     ) -> Result<Arc<Star>> {
-        Star::join_with_notice(id, rank, nranks, config, fault, Notice::of(config))
+        Star::join_with_notice(id, rank, nranks, config, fault, Notice::log())
     }
 
     /// As [`Star::join`], with a hook for what is no error.
