@@ -27,8 +27,8 @@
 //! | algorithm | encodes of a partial sum | relative RMS error |
 //! | --- | --- | --- |
 //! | `ring` | one a hop | e sqrt((N+1)/2) |
-//! | `tree` | one a level | e sqrt(1 + log2(N)/2) |
-//! | `direct` | contributions, and the sum once | e sqrt(2) |
+//! | `tree` | one a level | e sqrt(log2(N) + 1/N), N a power of two |
+//! | `direct` | contributions but the owner's, and the sum once | e sqrt(2 - 1/N) |
 //! | `oneshot` | contributions only | e |
 //!
 //! So codec and algorithm are independent in code and not in quality: a lossy codec on a ring of
