@@ -1,7 +1,8 @@
 /* Times MPI_Allreduce of fp32 sums with the program shape of `cinch bench all_reduce`, so that the
  * two may be compared: a barrier before each iteration outside the timing, out of place, the
- * largest time over ranks, the median over iterations, and above 1 MiB a rotation over four pairs
- * of buffers, so that neither library finds its data in the cache.
+ * largest time over ranks, the median over iterations, and from 1 MiB on a rotation over as many
+ * pairs of buffers as there (`set_count` in row.rs), so that neither library finds its data in the
+ * cache.
  *
  * allreduce_mpi [-b BYTES] [-e BYTES] [-f FACTOR] [-n ITERATIONS] [-w WARM_UPS]
  * Rank 0 prints a JSON line a size: {"size": bytes, "time_us": median, "min_us": least}.
@@ -12,8 +13,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define ROTATION 4
-#define COLD_ABOVE ((size_t)1 << 20)
+#define MOST_PAIRS 64
+#define COLD_FROM ((size_t)1 << 20)
+#define COLD_BYTES ((size_t)128 << 20)
+
+/* Pairs of buffers in rotation. */
+static int pairs_of(size_t size, int ranks)
+{
+    size_t each = 2 * (size_t)ranks * size, pairs = (COLD_BYTES + each - 1) / each;
+    if (size < COLD_FROM) return 1;
+    return pairs < MOST_PAIRS ? (int)pairs : MOST_PAIRS;
+}
 
 /* Gaussian-like: the sum of four uniform values has kurtosis 2.7 and costs one generator call. */
 static void fill(float *data, size_t count, uint64_t seed)
@@ -66,23 +76,23 @@ int main(int argc, char **argv)
     if (first < sizeof(float) || last < first || factor < 2 || iterations < 1 || warm_ups < 0)
         MPI_Abort(MPI_COMM_WORLD, 2);
 
-    float *input[ROTATION], *output[ROTATION];
-    for (int i = 0; i < ROTATION; i++) {
-        input[i] = malloc(last);
-        output[i] = malloc(last);
-        if (!input[i] || !output[i])
-            MPI_Abort(MPI_COMM_WORLD, 3);
-        fill(input[i], last / sizeof(float), (uint64_t)(rank * ROTATION + i + 1));
-        memset(output[i], 1, last);
-    }
+    float *input[MOST_PAIRS], *output[MOST_PAIRS];
     double *times = malloc((size_t)iterations * sizeof *times);
     if (!times)
         MPI_Abort(MPI_COMM_WORLD, 3);
 
     for (size_t size = first; size <= last; size *= factor) {
-        int count = (int)(size / sizeof(float));
+        int count = (int)(size / sizeof(float)), pairs = pairs_of(size, ranks);
+        for (int i = 0; i < pairs; i++) {
+            input[i] = malloc(size);
+            output[i] = malloc(size);
+            if (!input[i] || !output[i])
+                MPI_Abort(MPI_COMM_WORLD, 3);
+            fill(input[i], size / sizeof(float), (uint64_t)(rank * MOST_PAIRS + i + 1));
+            memset(output[i], 1, size);
+        }
         for (int i = -warm_ups; i < iterations; i++) {
-            int at = size > COLD_ABOVE ? (i + warm_ups) % ROTATION : 0;
+            int at = (i + warm_ups) % pairs;
             MPI_Barrier(MPI_COMM_WORLD);
             double start = MPI_Wtime();
             MPI_Allreduce(input[at], output[at], count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
@@ -97,7 +107,12 @@ int main(int argc, char **argv)
                    times[iterations / 2], times[0]);
             fflush(stdout);
         }
+        for (int i = 0; i < pairs; i++) {
+            free(input[i]);
+            free(output[i]);
+        }
     }
+    free(times);
     MPI_Finalize();
     return 0;
 }
