@@ -28,11 +28,12 @@ impl Backoff {
     /// For a host whose ranks share cores (`crowded`) or have one each.
     pub fn new(crowded: bool) -> Backoff {
         if crowded {
-            // Measured with 4 and 8 ranks on 2 cores: a hop takes 1.6 us with these, 2.5 us with
-            // six times as many, and 11 us with 200 spins.
+            // Measured with 4 ranks on 2 cores, all_reduce of 1 KiB: 5 to 9 us with these. With 4
+            // spins and 2 yields 5 or 16 to 23 us, from run to run: a core whose ranks all sleep
+            // halts, and takes longer to come back than the message. 200 spins: 11 us a hop.
             Backoff {
-                spins: 4,
-                yields: 2,
+                spins: 1,
+                yields: 60,
                 longest_nap: Duration::MAX,
             }
         } else {
