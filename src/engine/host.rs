@@ -2,7 +2,7 @@
 
 use super::Report;
 use super::run::{Lane, Run};
-use super::step::{Arithmetic, Scratch};
+use super::state::{Arithmetic, Scratch};
 use crate::bootstrap::ExchangeRef;
 use crate::codec::TensorScales;
 use crate::config::Config;

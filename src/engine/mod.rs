@@ -3,6 +3,7 @@
 mod batch;
 mod host;
 mod run;
+mod state;
 mod step;
 
 pub use batch::{Batch, Progress};

@@ -2,7 +2,8 @@
 
 use super::Report;
 use super::host::{HostEngine, ScaleKey};
-use super::step::{self, Arithmetic, Chain, Chunk, Job, Stats};
+use super::state::{self, Arithmetic, Chain, Chunk, Stats};
+use super::step::{self, Job};
 use crate::codec::TensorScales;
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::UserBuffers;
@@ -85,9 +86,9 @@ impl<'a> Run<'a> {
             .signature(self.plan.algorithm, sequence)
             .words();
         engine.note_call(self.signature);
-        self.kept = step::scale_key(&self.request, &self.plan, self.signature)
+        self.kept = state::scale_key(&self.request, &self.plan, self.signature)
             .map(|key| (key.clone(), engine.take_scales(&key)));
-        step::begin(engine, &self.plan, self.kept.as_mut());
+        state::begin(engine, &self.plan, self.kept.as_mut());
     }
 
     pub(super) fn index(&self) -> usize {
