@@ -15,7 +15,6 @@ mod rendezvous;
 mod star;
 mod wire;
 
-pub use address::{choose as choose_address, for_one_host as one_host_address};
 pub use discover::{Launch, Meeting, discover};
 pub use local::LocalExchange;
 pub use notice::Notice;

@@ -1,8 +1,6 @@
 //! Scales that outlive a call.
 
-use crate::types::ScaleRule;
-
-/// The scales of one tensor under [`ScaleRule::Tensor`], kept between the calls that look at the
+/// The scales of one tensor under [`crate::types::ScaleRule::Tensor`], kept between the calls that look at the
 /// data. The caller owns one for each tensor that it compresses so and passes it to every call.
 ///
 /// A call encodes at a number of sites (its chunks and partial sums), always in the same order;
@@ -27,14 +25,6 @@ impl TensorScales {
             count: 0,
             age: 0,
             scales: Vec::new(),
-        }
-    }
-
-    /// Scales for a codec's rule, if it is [`ScaleRule::Tensor`].
-    pub fn for_rule(rule: ScaleRule) -> Option<TensorScales> {
-        match rule {
-            ScaleRule::Tensor { refresh } => Some(TensorScales::new(refresh)),
-            ScaleRule::Block(_) => None,
         }
     }
 
@@ -65,11 +55,6 @@ impl TensorScales {
             *kept = scale;
         }
         *kept
-    }
-
-    /// Forgets all scales, as a change of membership requires.
-    pub fn reset(&mut self) {
-        self.scales.clear();
     }
 }
 
@@ -118,8 +103,6 @@ mod tests {
         assert_eq!(call(&mut scales, 9, &[(2.0, 0); 2]).1, 2);
         assert_eq!(call(&mut scales, 9, &[(3.0, 0); 3]).1, 3);
         assert_eq!(call(&mut scales, 9, &[(4.0, 0); 3]), (vec![3.0; 3], 0));
-        scales.reset();
-        assert_eq!(call(&mut scales, 9, &[(5.0, 0); 3]).1, 3);
     }
 
     #[test]

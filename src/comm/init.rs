@@ -127,7 +127,7 @@ pub(super) fn connect(
         &config,
         isa,
         machine,
-    )?;
+    );
     let comm = Communicator {
         exchange,
         fault,

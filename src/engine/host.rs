@@ -80,9 +80,6 @@ const SPINS: u32 = 2048;
 
 impl HostEngine {
     /// The engine over `links`.
-    ///
-    /// # Errors
-    /// None at present; reserved for limits that a machine cannot meet.
     pub fn new(
         links: Links,
         exchange: ExchangeRef,
@@ -90,7 +87,7 @@ impl HostEngine {
         config: &Config,
         isa: Isa,
         machine: Machine,
-    ) -> Result<HostEngine> {
+    ) -> HostEngine {
         let limits = Limits {
             nranks: links.nranks,
             slot_bytes: links.slot_bytes,
@@ -99,7 +96,7 @@ impl HostEngine {
             algorithm: config.algorithm,
             machine,
         };
-        Ok(HostEngine {
+        HostEngine {
             planner: Planner::new(limits, links.rank, isa),
             messages: vec![[0; 2]; links.nranks],
             arithmetics: VecDeque::new(),
@@ -114,7 +111,7 @@ impl HostEngine {
             timeout: config.timeout,
             calls: 0,
             recent: [[0; SIGNATURE_WORDS]; RECENT],
-        })
+        }
     }
 
     /// Binds one request to a plan. Nothing moves yet.

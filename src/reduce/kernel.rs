@@ -4,7 +4,7 @@
 
 use super::Observation;
 use super::format::Format;
-use super::number::{Number, Operator, Sum};
+use super::number::{Number, Operator};
 use crate::simd::Tile;
 
 /// Elements of a scratch block: 1 KiB, next to the tile in the first-level cache.
@@ -129,14 +129,6 @@ pub(super) fn narrow<F: Format<Accumulator = f32>>(src: &[f32], dst: &mut [u8]) 
     let raw = F::raw_mut(dst);
     assert_eq!(src.len(), raw.len(), "elements in and out");
     F::narrow_slice(src, raw);
-}
-
-#[inline(always)]
-pub(super) fn add(acc: &mut [f32], src: &[f32]) {
-    assert_eq!(acc.len(), src.len(), "elements in and out");
-    for (number, other) in acc.iter_mut().zip(src) {
-        *number = Sum::apply(*number, *other);
-    }
 }
 
 #[inline(always)]

@@ -171,14 +171,6 @@ fn conversion(dtype: DType, isa: Isa) -> Conversion {
     Conversion::new(dtype, isa).unwrap_or_else(|| panic!("{dtype} does not fit fp32"))
 }
 
-/// acc\[i\] += src\[i\].
-///
-/// # Panics
-/// If the machine lacks `isa` or the slices differ in length.
-pub fn combine_f32(isa: Isa, acc: &mut [f32], src: &[f32]) {
-    Fp32::new(isa).add(acc, src);
-}
-
 /// What a look at input that is not encoded finds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Observation {

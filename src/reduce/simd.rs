@@ -31,7 +31,6 @@ pub(super) struct Kernels {
 /// The functions of fp32 alone.
 #[derive(Clone, Copy)]
 pub(super) struct Fp32 {
-    add: unsafe fn(&mut [f32], &[f32]),
     observe: unsafe fn(&[f32]) -> Observation,
 }
 
@@ -135,14 +134,8 @@ impl Fp32 {
     }
 
     #[inline]
-    pub(super) fn add(&self, acc: &mut [f32], src: &[f32]) {
-        // SAFETY: `Fp32::new` checked that the machine has what the function needs.
-        unsafe { (self.add)(acc, src) }
-    }
-
-    #[inline]
     pub(super) fn observe(&self, src: &[f32]) -> Observation {
-        // SAFETY: as for `add`.
+        // SAFETY: `Fp32::new` checked that the machine has what the function needs.
         unsafe { (self.observe)(src) }
     }
 }
@@ -197,11 +190,6 @@ macro_rules! instruction_set {
             $(#[target_feature(enable = $features)])?
             fn narrow<F: Format<Accumulator = f32>>(src: &[f32], dst: &mut [u8]) {
                 kernel::narrow::<F>(src, dst);
-            }
-
-            $(#[target_feature(enable = $features)])?
-            fn add(acc: &mut [f32], src: &[f32]) {
-                kernel::add(acc, src);
             }
 
             $(#[target_feature(enable = $features)])?
@@ -269,7 +257,7 @@ macro_rules! instruction_set {
             }
 
             pub(super) fn fp32() -> Fp32 {
-                Fp32 { add, observe }
+                Fp32 { observe }
             }
         }
     };
