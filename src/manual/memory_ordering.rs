@@ -4,12 +4,13 @@
 //! publishes. `grep -rn "SYNC POINT"` lists them all; a name that appears once is a defect.
 //!
 //! **Slots.** A connection has one producer and one consumer, each a type that cannot be cloned.
-//! The producer writes header and payload with plain stores, then stores the slot counter `tail`
-//! with release. The consumer loads `tail` with acquire, and then reads. The way back is the same
-//! with `head`: the consumer's release says that it has finished reading, and the producer's
-//! acquire makes sure that no write overtakes that. Counters are 64-bit and never wrap, so there
-//! is no ABA problem and no reset to order. Each counter lies in the memory of the side that polls
-//! it, alone on its cache lines: a poll stays in the poller's cache until the other side writes.
+//! The producer writes header and payload with plain stores, then stores the message's number into
+//! the slot's own line with release. The consumer loads that number with acquire, and then reads
+//! the header beside it and the payload: one line crosses between the cores where a counter of its
+//! own would need two. The way back is `head`: the consumer's release says that it has finished
+//! reading, and the producer's acquire makes sure that no write overtakes that. Numbers are 64-bit
+//! and never wrap, so there is no ABA problem and no reset to order. Each lies in the memory of
+//! the side that polls it: a poll stays in the poller's cache until the other side writes.
 //!
 //! **What a peer writes is a hint.** Another process may write anything at any time. A counter is
 //! bounded by local geometry before it is used, a header is copied out before it is checked, and
@@ -20,6 +21,11 @@
 //! "sleeping", fences, and reads the counters once more; a peer writes its counter, fences, and
 //! reads "sleeping". The fences are sequentially consistent on both sides, because store then load
 //! is the one order that acquire and release do not keep: at least one of the two sees the other.
+//! Where each rank has a core of its own, peers leave their fence out: it waits for the message's
+//! stores to cross between the cores, which costs as much as the message. A ring may then miss a
+//! rank that announces itself in the same moment, so naps last at most a millisecond there; no
+//! wait depends on a ring alone.
+//!
 //! The sleep itself is a futex on a word that every ring changes, so a ring between the last look
 //! and the sleep makes the kernel refuse to sleep.
 //!
