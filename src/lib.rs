@@ -18,6 +18,8 @@ pub mod sys;
 // Layer 2
 pub mod bootstrap;
 pub mod codec;
+#[allow(unsafe_code)]
+pub mod gpu;
 pub mod reduce;
 // Layer 3
 #[allow(unsafe_code)]

@@ -11,7 +11,7 @@
 //! | 5 | plan |
 //! | 4 | transport |
 //! | 3 | mem |
-//! | 2 | bootstrap codec reduce |
+//! | 2 | bootstrap codec gpu reduce |
 //! | 1 | config schedule simd sync sys |
 //! | 0 | error types |
 //!

@@ -1,6 +1,7 @@
 //! The operating system, wrapped: each call returns a `Result` with a sentence.
 
 pub mod cpu;
+pub mod cuda;
 pub mod futex;
 pub mod log;
 pub mod memory;

@@ -1,0 +1,160 @@
+//! A GPU's primary context, which frameworks in the same process use too.
+
+use super::{Device, Driver};
+use crate::error::Result;
+use crate::sys::cuda::{CuContext, CuResult, capture_mode, limit};
+use std::ffi::c_uint;
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+/// The primary context of a GPU, kept alive.
+pub struct Context {
+    device: Device,
+    handle: CuContext,
+}
+
+impl Context {
+    /// The primary context of `device`; created where nobody in the process has it yet, which
+    /// takes some tenths of a second.
+    ///
+    /// # Errors
+    /// Those of the driver.
+    pub fn primary(device: &Device) -> Result<Arc<Context>> {
+        let driver = device.driver();
+        let mut handle = CuContext::default();
+        // SAFETY: writes one handle.
+        let result = unsafe {
+            driver
+                .api()
+                .cuDevicePrimaryCtxRetain(&mut handle, device.handle())
+        };
+        driver
+            .check("cuDevicePrimaryCtxRetain", result)
+            .map_err(|error| error.context(format!("opening {device}")))?;
+        Ok(Arc::new(Context {
+            device: device.clone(),
+            handle,
+        }))
+    }
+
+    /// Its GPU.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Its driver.
+    pub fn driver(&self) -> &Arc<Driver> {
+        self.device.driver()
+    }
+
+    /// The driver's handle of it.
+    pub fn handle(&self) -> CuContext {
+        self.handle
+    }
+
+    /// Makes it the calling thread's current context until the returned value is dropped, which
+    /// puts back what was current before.
+    ///
+    /// While it is bound, a stream capture of the caller forbids this thread nothing: what the
+    /// library does beside a capture (allocating, asking events) is not part of it.
+    ///
+    /// # Errors
+    /// Those of the driver.
+    pub fn bind(&self) -> Result<Bound<'_>> {
+        let driver = self.driver();
+        let mut mode: c_uint = capture_mode::RELAXED;
+        // SAFETY: the handle is of a context that `self` keeps.
+        driver.check("cuCtxPushCurrent", unsafe {
+            driver.api().cuCtxPushCurrent(self.handle)
+        })?;
+        // SAFETY: reads and writes one integer; the mode is the thread's own.
+        let exchanged = unsafe { driver.api().cuThreadExchangeStreamCaptureMode(&mut mode) };
+        let bound = Bound {
+            context: self,
+            mode: (exchanged == CuResult::SUCCESS).then_some(mode),
+            thread: PhantomData,
+        };
+        driver.check("cuThreadExchangeStreamCaptureMode", exchanged)?;
+        Ok(bound)
+    }
+
+    /// Lets kernels of the context use `bytes` of stack a thread, if they may use less now. The
+    /// driver would otherwise grow it at the first launch that needs more, and wait for all other
+    /// kernels to end before it does: for ever, if one of them waits for that launch.
+    ///
+    /// # Errors
+    /// Those of the driver.
+    pub fn raise_stack(&self, bytes: usize) -> Result<()> {
+        let _bound = self.bind()?;
+        let driver = self.driver();
+        let mut now: usize = 0;
+        // SAFETY: writes one integer.
+        driver.check("cuCtxGetLimit", unsafe {
+            driver.api().cuCtxGetLimit(&mut now, limit::STACK_SIZE)
+        })?;
+        if now >= bytes {
+            return Ok(());
+        }
+        // SAFETY: plain numbers.
+        driver.check("cuCtxSetLimit", unsafe {
+            driver.api().cuCtxSetLimit(limit::STACK_SIZE, bytes)
+        })
+    }
+
+    /// Bytes of device memory that are free, and that there are.
+    ///
+    /// # Errors
+    /// Those of the driver.
+    pub fn memory(&self) -> Result<(usize, usize)> {
+        let _bound = self.bind()?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: writes two integers.
+        self.driver().check("cuMemGetInfo", unsafe {
+            self.driver().api().cuMemGetInfo(&mut free, &mut total)
+        })?;
+        Ok((free, total))
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        let driver = self.driver();
+        // SAFETY: retained once by `primary`, released once here.
+        driver.log("cuDevicePrimaryCtxRelease", unsafe {
+            driver.api().cuDevicePrimaryCtxRelease(self.device.handle())
+        });
+    }
+}
+
+impl fmt::Debug for Context {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "context of {}", self.device)
+    }
+}
+
+/// A context that is current on this thread for as long as this lives.
+pub struct Bound<'a> {
+    context: &'a Context,
+    /// The capture mode to put back.
+    mode: Option<c_uint>,
+    /// What is current is the thread's.
+    thread: PhantomData<*const ()>,
+}
+
+impl Drop for Bound<'_> {
+    fn drop(&mut self) {
+        let driver = self.context.driver();
+        if let Some(mut mode) = self.mode {
+            // SAFETY: reads and writes one integer.
+            driver.log("cuThreadExchangeStreamCaptureMode", unsafe {
+                driver.api().cuThreadExchangeStreamCaptureMode(&mut mode)
+            });
+        }
+        let mut popped = CuContext::default();
+        // SAFETY: pushed by `bind` on this thread; guards are dropped in reverse order.
+        driver.log("cuCtxPopCurrent", unsafe {
+            driver.api().cuCtxPopCurrent(&mut popped)
+        });
+    }
+}

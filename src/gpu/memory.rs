@@ -1,0 +1,188 @@
+//! Device memory.
+
+use super::{Context, Stream};
+use crate::error::{Error, Result};
+use crate::sys::cuda::{CuDevicePtr, CuResult};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Memory of one GPU; its contents are undefined until written.
+///
+/// Dropping it makes the driver wait for work that is queued on the GPU: drop it when the kernels
+/// that use it have ended, or after they were told to abort.
+#[derive(Debug)]
+pub struct DeviceMemory {
+    context: Arc<Context>,
+    address: CuDevicePtr,
+    bytes: usize,
+}
+
+impl DeviceMemory {
+    /// `bytes` bytes, aligned to 256 or more.
+    ///
+    /// # Errors
+    /// Invalid argument for 0 bytes; system, with the size and what is free, if there is not that
+    /// much.
+    pub fn new(context: &Arc<Context>, bytes: usize) -> Result<DeviceMemory> {
+        if bytes == 0 {
+            return Err(Error::invalid_argument(
+                "0 bytes of device memory were asked for",
+            ));
+        }
+        let driver = context.driver();
+        let mut address: CuDevicePtr = 0;
+        let result = {
+            let _bound = context.bind()?;
+            // SAFETY: writes one address.
+            unsafe { driver.api().cuMemAlloc(&mut address, bytes) }
+        };
+        driver.check("cuMemAlloc", result).map_err(|error| {
+            let free = match context.memory() {
+                Ok((free, total)) => format!(", which has {free} of {total} bytes free"),
+                Err(_) => String::new(),
+            };
+            error.context(format!(
+                "allocating {bytes} bytes on {}{free}",
+                context.device()
+            ))
+        })?;
+        Ok(DeviceMemory {
+            context: context.clone(),
+            address,
+            bytes,
+        })
+    }
+
+    /// The same, zero. Waits until it is, at most `deadline`.
+    ///
+    /// # Errors
+    /// As [`DeviceMemory::new`]; timeout.
+    pub fn zeroed(
+        context: &Arc<Context>,
+        bytes: usize,
+        deadline: Duration,
+    ) -> Result<DeviceMemory> {
+        let memory = DeviceMemory::new(context, bytes)?;
+        let stream = Stream::new(context)?;
+        memory.fill(0, &stream)?;
+        stream.wait(deadline)?;
+        Ok(memory)
+    }
+
+    /// Its context.
+    pub fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
+    /// Its first byte, as kernels of its GPU see it.
+    pub fn address(&self) -> CuDevicePtr {
+        self.address
+    }
+
+    /// Its size.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Queues the setting of every byte to `value`.
+    ///
+    /// # Errors
+    /// Those of the driver.
+    pub fn fill(&self, value: u8, stream: &Stream) -> Result<()> {
+        let _bound = self.context.bind()?;
+        let driver = self.context.driver();
+        // SAFETY: within this allocation, which the driver does not free before queued work ends.
+        driver.check("cuMemsetD8Async", unsafe {
+            driver
+                .api()
+                .cuMemsetD8Async(self.address, value, self.bytes, stream.handle())
+        })
+    }
+
+    /// Copies `source` to byte `at`, behind the work of `stream`, and returns when it is done.
+    ///
+    /// # Errors
+    /// Invalid argument if it reaches past the end; timeout if the work takes longer than
+    /// `deadline`; those of the driver.
+    pub fn write(
+        &self,
+        at: usize,
+        source: &[u8],
+        stream: &Stream,
+        deadline: Duration,
+    ) -> Result<()> {
+        let place = self.place(at, source.len())?;
+        self.copy(
+            place,
+            source.as_ptr() as u64,
+            source.len(),
+            stream,
+            deadline,
+        )
+    }
+
+    /// Copies from byte `at` to `target`; otherwise as [`DeviceMemory::write`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn read(
+        &self,
+        at: usize,
+        target: &mut [u8],
+        stream: &Stream,
+        deadline: Duration,
+    ) -> Result<()> {
+        let place = self.place(at, target.len())?;
+        let bytes = target.len();
+        self.copy(target.as_mut_ptr() as u64, place, bytes, stream, deadline)
+    }
+
+    /// The address of `bytes` bytes at `at`.
+    ///
+    /// # Errors
+    /// Invalid argument if they reach past the end.
+    pub fn place(&self, at: usize, bytes: usize) -> Result<CuDevicePtr> {
+        if at > self.bytes || bytes > self.bytes - at {
+            return Err(Error::invalid_argument(format!(
+                "{bytes} bytes at {at} reach past {} bytes of device memory",
+                self.bytes
+            )));
+        }
+        Ok(self.address + at as u64)
+    }
+
+    fn copy(
+        &self,
+        target: u64,
+        source: u64,
+        bytes: usize,
+        stream: &Stream,
+        deadline: Duration,
+    ) -> Result<()> {
+        // The driver's copy from or to pageable memory waits by itself, without a deadline: let
+        // there be nothing to wait for but the copy.
+        stream.wait(deadline)?;
+        let _bound = self.context.bind()?;
+        let driver = self.context.driver();
+        // SAFETY: both ends are `bytes` long by `place` and by the slices, which live through
+        // this call; the copy has ended when it returns.
+        let (queued, ended) = unsafe {
+            let api = driver.api();
+            let queued = api.cuMemcpyAsync(target, source, bytes, stream.handle());
+            (queued, api.cuStreamSynchronize(stream.handle()))
+        };
+        driver.check("cuMemcpyAsync", queued)?;
+        driver.check("cuStreamSynchronize", ended)
+    }
+}
+
+impl Drop for DeviceMemory {
+    fn drop(&mut self) {
+        let driver = self.context.driver();
+        match self.context.bind() {
+            // SAFETY: allocated by `new`, freed once.
+            Ok(_bound) => driver.log("cuMemFree", unsafe { driver.api().cuMemFree(self.address) }),
+            Err(_) => driver.log("cuMemFree", CuResult::CONTEXT_IS_DESTROYED),
+        }
+    }
+}

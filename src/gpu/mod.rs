@@ -1,0 +1,23 @@
+//! GPUs: contexts, streams, events, modules, memory, as values that clean up after themselves.
+//!
+//! Everything stands on [`crate::sys::cuda`], whose functions come from the driver at run time or,
+//! in tests, from a simulation. A child holds an `Arc` of its parent, so whatever order values are
+//! dropped in is right. Every method makes the context current that it needs and puts the caller's
+//! back; none waits without a deadline.
+
+mod context;
+mod device;
+mod driver;
+mod event;
+pub mod kernels;
+mod memory;
+mod module;
+mod stream;
+
+pub use context::{Bound, Context};
+pub use device::Device;
+pub use driver::Driver;
+pub use event::Event;
+pub use memory::DeviceMemory;
+pub use module::{Dim3, Function, MAX_ARGUMENT_BYTES, Module};
+pub use stream::Stream;
