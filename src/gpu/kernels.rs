@@ -40,10 +40,6 @@ pub struct Fatbin {
     pub bytes: &'static [u8],
 }
 
-/// The driver reads 64-bit fields of what is embedded.
-#[repr(C, align(64))]
-struct Aligned<const N: usize>([u8; N]);
-
 include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
 
 /// All of them, in order of their names; none if [`STATE`] is [`State::Missing`].

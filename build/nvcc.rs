@@ -1,0 +1,205 @@
+//! Finding a compiler, and what to have it compile for.
+
+use super::{manifest, variable};
+use std::env;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The oldest compiler that is tried: C++17 and sm_90.
+const OLDEST_NVCC: (u32, u32) = (12, 0);
+/// Below it there is no bf16 arithmetic and no asynchronous copy.
+const LOWEST_ARCH: u32 = 80;
+
+/// One `-gencode`: machine code of an architecture, its PTX, or both.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Target {
+    arch: String,
+    code: bool,
+    ptx: bool,
+}
+
+impl Target {
+    pub fn flag(&self) -> String {
+        let arch = &self.arch;
+        let kinds = match (self.code, self.ptx) {
+            (true, true) => format!("[sm_{arch},compute_{arch}]"),
+            (true, false) => format!("sm_{arch}"),
+            (false, _) => format!("compute_{arch}"),
+        };
+        format!("-gencode=arch=compute_{arch},code={kinds}")
+    }
+
+    pub fn names(&self) -> String {
+        let arch = &self.arch;
+        match (self.code, self.ptx) {
+            (true, true) => format!("sm_{arch} compute_{arch}"),
+            (true, false) => format!("sm_{arch}"),
+            (false, _) => format!("compute_{arch}"),
+        }
+    }
+}
+
+/// What is built where nothing is asked for: all supported chips in a release, one in between to
+/// keep builds short; PTX for chips that are newer than this file.
+pub fn default_targets() -> Vec<Target> {
+    let release = env::var("PROFILE").is_ok_and(|profile| profile == "release");
+    let target = |arch: &str, code, ptx| Target {
+        arch: arch.into(),
+        code,
+        ptx,
+    };
+    if release {
+        vec![
+            target("80", true, true),
+            target("90", true, false),
+            target("100", true, false),
+        ]
+    } else {
+        vec![target("90", true, false), target("80", false, true)]
+    }
+}
+
+/// Parses a `CINCH_CUDA_ARCHS` value such as `80+ptx,90`.
+pub fn parse_archs(text: &str) -> Result<Vec<Target>, String> {
+    let wrong = |why: &str| {
+        format!(
+            "CINCH_CUDA_ARCHS={text:?}: {why}; it takes numbers from {LOWEST_ARCH}, with commas \
+             between, each with +ptx behind it to keep its PTX too: 90, or 80+ptx,90"
+        )
+    };
+    let mut targets: Vec<Target> = Vec::new();
+    for part in text.split(',') {
+        let part = part.trim();
+        let (arch, ptx) = match part.strip_suffix("+ptx") {
+            Some(arch) => (arch, true),
+            None => (part, false),
+        };
+        let digits = arch.strip_suffix(['a', 'f']).unwrap_or(arch);
+        match digits.parse::<u32>() {
+            Ok(number) if number >= LOWEST_ARCH && digits == number.to_string() => {}
+            Ok(_) => return Err(wrong(&format!("{part:?} is too old or oddly written"))),
+            Err(_) => return Err(wrong(&format!("{part:?} is no architecture"))),
+        }
+        if targets.iter().any(|target| target.arch == arch) {
+            return Err(wrong(&format!("{arch} is there twice")));
+        }
+        targets.push(Target {
+            arch: arch.into(),
+            code: true,
+            ptx,
+        });
+    }
+    Ok(targets)
+}
+
+/// A compiler that can be used.
+pub struct Nvcc {
+    pub path: PathBuf,
+    pub version: String,
+    pub number: (u32, u32),
+    archs: Vec<String>,
+}
+
+impl Nvcc {
+    /// In `NVCC`, `CUDA_HOME`, `PATH` and where `scripts/setup` puts it, in this order; a place
+    /// that was named and has none is an error rather than a reason to look on.
+    pub fn find() -> Result<Nvcc, String> {
+        if let Some(path) = variable("NVCC")? {
+            return Nvcc::at(Path::new(&path)).map_err(|why| format!("NVCC={path}: {why}"));
+        }
+        if let Some(home) = variable("CUDA_HOME")? {
+            let path = Path::new(&home).join("bin/nvcc");
+            return Nvcc::at(&path).map_err(|why| format!("CUDA_HOME={home}: {why}"));
+        }
+        let paths = env::var_os("PATH").unwrap_or_default();
+        let mut places: Vec<_> = env::split_paths(&paths).map(|at| at.join("nvcc")).collect();
+        places.push(manifest().join("target/cuda/nvidia/cu13/bin/nvcc"));
+        match places.iter().find(|path| path.is_file()) {
+            Some(path) => Nvcc::at(path),
+            None => {
+                // Only here: elsewhere every shell with another PATH would rebuild the library.
+                println!("cargo:rerun-if-env-changed=PATH");
+                Err("there is no nvcc in NVCC, CUDA_HOME, PATH or target/cuda".into())
+            }
+        }
+    }
+
+    fn at(path: &Path) -> Result<Nvcc, String> {
+        let text = output(Command::new(path).arg("--version"))?;
+        // "Cuda compilation tools, release 13.0, V13.0.88"
+        let version = text
+            .split_once(", V")
+            .and_then(|(_, rest)| rest.split_whitespace().next())
+            .ok_or_else(|| format!("{} says no version: {text}", path.display()))?;
+        let mut numbers = version.split('.').map(|part| part.parse().unwrap_or(0));
+        let number = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+        if number < OLDEST_NVCC {
+            return Err(format!(
+                "nvcc {version} at {} is older than {}.{}",
+                path.display(),
+                OLDEST_NVCC.0,
+                OLDEST_NVCC.1
+            ));
+        }
+        let listed = output(Command::new(path).arg("--list-gpu-arch"))?;
+        let archs = listed
+            .split_whitespace()
+            .filter_map(|name| name.strip_prefix("compute_").map(str::to_string))
+            .collect();
+        Ok(Nvcc {
+            path: path.to_path_buf(),
+            version: version.to_string(),
+            number,
+            archs,
+        })
+    }
+
+    fn knows(&self, target: &Target) -> bool {
+        // The list leaves out the variants of an architecture, such as 90a.
+        let arch = target.arch.trim_end_matches(['a', 'f']);
+        self.archs.iter().any(|known| known == arch)
+    }
+
+    /// `targets`, or which of them this compiler lacks.
+    pub fn check(&self, targets: Vec<Target>) -> Result<Vec<Target>, String> {
+        match targets.iter().find(|target| !self.knows(target)) {
+            None => Ok(targets),
+            Some(target) => Err(format!(
+                "CINCH_CUDA_ARCHS: nvcc {} does not know {}; it knows {}",
+                self.version,
+                target.arch,
+                self.archs.join(", ")
+            )),
+        }
+    }
+
+    /// Those of `targets` that this compiler has; warns of the others.
+    pub fn known(&self, targets: Vec<Target>) -> Vec<Target> {
+        let (known, unknown): (Vec<_>, Vec<_>) =
+            targets.into_iter().partition(|target| self.knows(target));
+        for target in unknown {
+            println!(
+                "cargo:warning=nvcc {} does not know sm_{}: GPUs of that kind will compile the \
+                 embedded PTX at their first use",
+                self.version, target.arch
+            );
+        }
+        known
+    }
+}
+
+/// What a command prints, if it succeeds.
+fn output(command: &mut Command) -> Result<String, String> {
+    let shown = command.get_program().to_string_lossy().into_owned();
+    let run = command
+        .output()
+        .map_err(|error| format!("{shown} cannot be run: {error}"))?;
+    if run.status.success() {
+        Ok(String::from_utf8_lossy(&run.stdout).into_owned())
+    } else {
+        Err(format!(
+            "{shown} failed: {}",
+            String::from_utf8_lossy(&run.stderr).trim()
+        ))
+    }
+}
