@@ -102,6 +102,34 @@ impl Context {
         })
     }
 
+    /// Lets kernels of this context read and write all memory of `peer`, now and later, if the
+    /// machine can; returns whether it can. Doing it again changes nothing, and it is never
+    /// undone: others in the process may rely on it.
+    ///
+    /// That the machine says yes does not prove that data arrives: `probe::check_peer` does.
+    ///
+    /// # Errors
+    /// Those of the driver.
+    pub fn enable_peer(&self, peer: &Context) -> Result<bool> {
+        if self.handle == peer.handle {
+            return Ok(true);
+        }
+        if !self.device.can_access(&peer.device)? {
+            return Ok(false);
+        }
+        let _bound = self.bind()?;
+        let driver = self.driver();
+        // SAFETY: a live context.
+        match unsafe { driver.api().cuCtxEnablePeerAccess(peer.handle, 0) } {
+            CuResult::SUCCESS | CuResult::PEER_ACCESS_ALREADY_ENABLED => Ok(true),
+            CuResult::PEER_ACCESS_UNSUPPORTED => Ok(false),
+            result => driver
+                .check("cuCtxEnablePeerAccess", result)
+                .map(|()| true)
+                .map_err(|error| error.context(format!("from {} to {}", self.device, peer.device))),
+        }
+    }
+
     /// Bytes of device memory that are free, and that there are.
     ///
     /// # Errors

@@ -1,17 +1,20 @@
 //! The driver: loaded once for the process, or a simulation of it.
 
-use super::Device;
+use super::{Device, ipc};
 use crate::error::{Error, ErrorKind, Result};
 use crate::sys::cuda::{Api, CuResult, Loaded, available_since};
 use crate::sys::log::{Level, line};
 use std::ffi::{CStr, c_char, c_int};
 use std::fmt;
+use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, OnceLock};
 
 /// The CUDA driver, initialised.
 pub struct Driver {
     api: Box<dyn Api>,
     version: u32,
+    identity: u64,
+    pub(super) ipc: ipc::Registry,
 }
 
 impl Driver {
@@ -33,7 +36,13 @@ impl Driver {
     /// # Errors
     /// Those of its initialisation.
     pub fn with(api: Box<dyn Api>) -> Result<Arc<Driver>> {
-        let mut driver = Driver { api, version: 0 };
+        let mut driver = Driver {
+            api,
+            version: 0,
+            // Seeded by the system for each process.
+            identity: RandomState::new().hash_one("cinch driver"),
+            ipc: ipc::Registry::default(),
+        };
         // SAFETY: no arguments but flags, which must be 0.
         driver.check("cuInit", unsafe { driver.api.cuInit(0) })?;
         let mut version: c_int = 0;
@@ -53,6 +62,12 @@ impl Driver {
     /// The newest CUDA version that the driver supports, as 1000 * major + 10 * minor.
     pub fn version(&self) -> u32 {
         self.version
+    }
+
+    /// A number that no other process's driver has: a process number would come again, and is
+    /// another one in each container.
+    pub(super) fn identity(&self) -> u64 {
+        self.identity
     }
 
     /// The GPUs that this process may use, in the driver's order.
