@@ -1,5 +1,6 @@
 //! Memory: the user's buffers, shared and private regions, and the slot layout in them.
 
+pub mod abi;
 mod doorbell;
 mod region;
 mod slots;
