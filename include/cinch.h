@@ -343,6 +343,10 @@ enum cinch_transport_t
      * TCP sockets.
      */
     CINCH_TRANSPORT_TCP = 4,
+    /**
+     * Memory of GPUs of one host.
+     */
+    CINCH_TRANSPORT_CUDA = 5,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L

@@ -143,12 +143,33 @@ pub const KNOBS: &[Knob] = &[
     },
     Knob {
         name: "CINCH_TRANSPORT",
-        range: "auto, loopback, shm or tcp",
+        range: "auto, loopback, shm, tcp or cuda",
         help: "transport to use between all ranks",
         apply: |config, text| {
             one_of(text, TransportKind::from_name).map(|value| config.transport = value)
         },
         show: |config| config.transport.map_or("auto", TransportKind::name).into(),
+    },
+    Knob {
+        name: "CINCH_DEVICE",
+        range: "host, cuda or cuda:N",
+        help: "memory that calls work on; cuda is the GPU of the thread's current context, else 0",
+        apply: |config, text| text.parse().map(|value| config.device = value),
+        show: |config| config.device.to_string(),
+    },
+    Knob {
+        name: "CINCH_P2P_DISABLE",
+        range: "0 or 1",
+        help: "keeps GPUs from writing each other's memory: slots lie in pinned host memory",
+        apply: |config, text| count(text, 0, 1).map(|value| config.p2p_disable = value == 1),
+        show: |config| u8::from(config.p2p_disable).to_string(),
+    },
+    Knob {
+        name: "CINCH_GPU_CHANNELS",
+        range: "1 to 64",
+        help: "upper bound of the parallel lanes between two GPUs",
+        apply: |config, text| count(text, 1, 64).map(|value| config.gpu_channels = value),
+        show: |config| config.gpu_channels.to_string(),
     },
     Knob {
         name: "CINCH_ALGO",

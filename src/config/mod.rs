@@ -9,7 +9,7 @@ pub use knobs::{KNOBS, Knob};
 pub use launch::{LAUNCHER_VARIABLES, launcher_environment};
 
 use crate::error::{Error, Result};
-use crate::types::{Algorithm, CodecSpec, TransportKind};
+use crate::types::{Algorithm, CodecSpec, DeviceChoice, TransportKind};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -26,6 +26,12 @@ pub struct Config {
     pub buffer_bytes: usize,
     /// Transport to use, `None` = the best that connects each pair.
     pub transport: Option<TransportKind>,
+    /// The memory that calls work on.
+    pub device: DeviceChoice,
+    /// Keeps GPUs from writing each other's memory: their slots lie in pinned host memory.
+    pub p2p_disable: bool,
+    /// Upper bound of the parallel lanes between two GPUs.
+    pub gpu_channels: usize,
     /// Algorithm to use, `None` = the cheapest by the cost model.
     pub algorithm: Option<Algorithm>,
     /// Codec of calls that name none and admit it.
@@ -79,6 +85,9 @@ impl Default for Config {
             channels: 2,
             buffer_bytes: 64 << 20,
             transport: None,
+            device: DeviceChoice::Host,
+            p2p_disable: false,
+            gpu_channels: 64,
             algorithm: None,
             codec: CodecSpec::RAW,
             codec_min_bytes: 0,
@@ -185,6 +194,9 @@ mod tests {
             ("CINCH_TIMEOUT", "-3"),
             ("CINCH_CODEC", "int8"),
             ("CINCH_TRANSPORT", "ib"),
+            ("CINCH_DEVICE", "gpu"),
+            ("CINCH_P2P_DISABLE", "yes"),
+            ("CINCH_GPU_CHANNELS", "65"),
             ("CINCH_ALGO", "magic"),
             ("CINCH_SIMD", "avx1024"),
         ] {

@@ -121,6 +121,8 @@ pub enum cinch_transport_t {
     CINCH_TRANSPORT_SHM = 3,
     /// TCP sockets.
     CINCH_TRANSPORT_TCP = 4,
+    /// Memory of GPUs of one host.
+    CINCH_TRANSPORT_CUDA = 5,
 }
 
 pub(super) type dtype_number = u32;
@@ -277,6 +279,7 @@ mod tests {
             (CINCH_TRANSPORT_LOOPBACK, "loopback"),
             (CINCH_TRANSPORT_SHM, "shm"),
             (CINCH_TRANSPORT_TCP, "tcp"),
+            (CINCH_TRANSPORT_CUDA, "cuda"),
         ] {
             let Choice::One(found) = transport(number as u32).unwrap() else {
                 panic!("{name} is not a choice");
@@ -297,6 +300,6 @@ mod tests {
             transport(CINCH_TRANSPORT_AUTO as u32).unwrap(),
             Choice::Auto
         );
-        assert!(algorithm(6).is_err() && transport(5).is_err());
+        assert!(algorithm(6).is_err() && transport(6).is_err());
     }
 }

@@ -36,7 +36,8 @@ impl Constants {
                 wire_byte: 0.02e-9,
                 element_byte: 0.01e-9,
             },
-            TransportKind::Tcp => Constants {
+            // GPUs have a model of their own; between host buffers this kind carries nothing.
+            TransportKind::Cuda | TransportKind::Tcp => Constants {
                 hop: 12e-6,
                 message: 4e-6,
                 wire_byte: 0.4e-9,

@@ -108,7 +108,7 @@ fn candidate(
     // One thread drives all lanes, so lanes only pay where the wire works while the core does
     // something else; in shared memory they would only spread the slots over more cache.
     let channels = match limits.machine.transport {
-        TransportKind::Loopback | TransportKind::Shm => 1,
+        TransportKind::Loopback | TransportKind::Shm | TransportKind::Cuda => 1,
         TransportKind::Tcp => limits.channels.min(geometry.passes()),
     };
     let chunk = geometry.chunk();

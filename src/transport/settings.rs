@@ -100,10 +100,11 @@ pub(super) fn kinds(
             TransportKind::Shm if own.host_id != peer.host_id => {
                 Some("they do not share a host and its network namespace")
             }
+            TransportKind::Cuda => Some("it carries memory of GPUs, and theirs is on the host"),
             _ => None,
         };
         match forced {
-            None => Ok(TransportKind::ALL
+            None => Ok(TransportKind::HOST
                 .into_iter()
                 .find(|&kind| obstacle(kind).is_none())),
             Some(kind) => match obstacle(kind) {

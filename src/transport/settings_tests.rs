@@ -34,6 +34,8 @@ fn each_pair_gets_the_best_transport_and_both_sides_agree() {
         assert!(error.message().contains(part), "{error}");
     }
     assert!(kinds(&peers, 1, Some(Loopback)).is_err());
+    let error = kinds(&peers, 1, Some(TransportKind::Cuda)).unwrap_err();
+    assert!(error.message().contains("memory of GPUs"), "{error}");
 }
 
 #[test]

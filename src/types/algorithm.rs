@@ -59,11 +59,21 @@ pub enum TransportKind {
     Shm = 1,
     /// TCP sockets.
     Tcp = 2,
+    /// Memory of GPUs of one host, written by peers; pinned host memory where they cannot.
+    Cuda = 3,
 }
 
 impl TransportKind {
-    /// Every kind, in order of preference.
-    pub const ALL: [TransportKind; 3] = [
+    /// Every kind, in numeric order.
+    pub const ALL: [TransportKind; 4] = [
+        TransportKind::Loopback,
+        TransportKind::Shm,
+        TransportKind::Tcp,
+        TransportKind::Cuda,
+    ];
+
+    /// The kinds that carry host memory, in order of preference.
+    pub const HOST: [TransportKind; 3] = [
         TransportKind::Loopback,
         TransportKind::Shm,
         TransportKind::Tcp,
@@ -75,6 +85,7 @@ impl TransportKind {
             TransportKind::Loopback => "loopback",
             TransportKind::Shm => "shm",
             TransportKind::Tcp => "tcp",
+            TransportKind::Cuda => "cuda",
         }
     }
 

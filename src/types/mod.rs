@@ -5,6 +5,7 @@
 mod algorithm;
 mod codec_spec;
 mod collective;
+mod device;
 mod dtype;
 mod reduce_op;
 mod signature;
@@ -12,6 +13,7 @@ mod signature;
 pub use algorithm::{Algorithm, TransportKind};
 pub use codec_spec::{CodecKind, CodecSpec, DEFAULT_BLOCK, ScaleRule};
 pub use collective::{Collective, Extent};
+pub use device::DeviceChoice;
 pub use dtype::{DType, Element};
 pub use reduce_op::{ReduceOp, Scalar};
 pub use signature::{CallSignature, FORMAT_VERSION, SIGNATURE_WORDS};

@@ -272,7 +272,7 @@ fn holdings() -> (usize, usize, usize, usize) {
 
 #[test]
 fn nothing_is_left_after_drop() {
-    for kind in TransportKind::ALL {
+    for kind in TransportKind::HOST {
         ended_well(child(None, move || {
             // SAFETY: no other thread allocates yet. One arena: others reserve address space at
             // will, which would hide what is looked for.
