@@ -1,11 +1,13 @@
 //! Memory: the user's buffers, shared and private regions, and the slot layout in them.
 
 pub mod abi;
+mod boxes;
 mod doorbell;
 mod region;
 mod slots;
 mod user;
 
+pub use boxes::{BoxShape, PRIVATE_BYTES};
 pub use doorbell::{DOORBELL_BYTES, Ringer, Sleeper};
 pub use region::Region;
 pub use slots::{

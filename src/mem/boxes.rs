@@ -1,0 +1,361 @@
+//! How the memory between two GPU ranks is laid out.
+//!
+//! A box belongs to one ordered pair (from -> to): `from` alone writes it, `to` alone polls it.
+//!
+//! ```text
+//! counters of simple | counters of ll | counters of ll128     one line a lane
+//! one-shot area: two halves, used in turn
+//! slots of ll | slots of ll128
+//! slots of simple: header line, payload, header line, payload, ...
+//! ```
+//! The layout follows from the number of ranks and from settings that all ranks compare, so that
+//! nobody has to be told where anything is.
+
+use super::abi::{
+    CURSORS_BYTES, Fifo, LINE_BYTES, MAX_LANES, MAX_RANKS, PROTOCOLS, Protocol, SIGNATURE_WORDS,
+};
+use crate::error::{Error, ErrorKind, Result};
+
+/// Device memory of a rank besides its boxes: its cursors, and the words of the fused one-shot.
+pub const PRIVATE_BYTES: usize = CURSORS_BYTES + LINE_BYTES;
+
+/// Payload below which simple slots do not shrink: lanes go first.
+const SMALLEST_SLOT: usize = 16 << 10;
+
+/// Slots of a lane: one is filled while the other is read.
+const DEPTH: usize = 2;
+
+/// The layout of one box, the same for all pairs of a communicator. Offsets are multiples of 128.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BoxShape {
+    nranks: usize,
+    sizes: Sizes,
+    fifos: [Fifo; PROTOCOLS],
+    area: usize,
+    bytes: usize,
+}
+
+/// What is chosen; the rest follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Sizes {
+    /// Payload bytes of a one-shot message, at most.
+    oneshot: usize,
+    /// Payload bytes of a simple slot, and lanes.
+    simple: (usize, usize),
+    /// Memory of a slot, flags included, and lanes.
+    ll: (usize, usize),
+    /// Likewise.
+    ll128: (usize, usize),
+}
+
+impl BoxShape {
+    /// The largest boxes with which a rank stays within `budget_bytes` of device memory, and with
+    /// no more than `max_lanes` lanes.
+    ///
+    /// # Errors
+    /// Unsupported for more than [`MAX_RANKS`] ranks; invalid argument if `max_lanes` is not 1 to
+    /// [`MAX_LANES`], or, with the number that is needed, if the smallest boxes exceed the budget.
+    pub fn new(nranks: usize, budget_bytes: usize, max_lanes: usize) -> Result<BoxShape> {
+        if nranks == 0 || nranks > MAX_RANKS {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                format!("{nranks} ranks: a communicator on GPUs has 1 to {MAX_RANKS}"),
+            ));
+        }
+        if max_lanes == 0 || max_lanes > MAX_LANES {
+            return Err(Error::invalid_argument(format!(
+                "{max_lanes} lanes between two GPUs: there are 1 to {MAX_LANES} \
+                 (CINCH_GPU_CHANNELS)"
+            )));
+        }
+        let mut smallest = 0;
+        for sizes in ladder(max_lanes) {
+            let shape = BoxShape::of(nranks, sizes);
+            smallest = shape.device_bytes();
+            if smallest <= budget_bytes {
+                return Ok(shape);
+            }
+        }
+        Err(Error::invalid_argument(format!(
+            "CINCH_BUFFER_BYTES={budget_bytes} is too small: {nranks} ranks on GPUs need {smallest} \
+             bytes each for the smallest slots (raise it)"
+        )))
+    }
+
+    fn of(nranks: usize, sizes: Sizes) -> BoxShape {
+        let mut end = 0;
+        let mut take = |bytes: usize| {
+            let at = end;
+            end += bytes.next_multiple_of(LINE_BYTES);
+            at
+        };
+        let lanes = [sizes.simple.1, sizes.ll.1, sizes.ll128.1];
+        let counters = lanes.map(|lanes| take(lanes * LINE_BYTES));
+        let area = take(4 * sizes.oneshot);
+        let ll = take(lanes[1] * DEPTH * sizes.ll.0);
+        let ll128 = take(lanes[2] * DEPTH * sizes.ll128.0);
+        let simple_stride = LINE_BYTES + sizes.simple.0;
+        let simple = take(lanes[0] * DEPTH * simple_stride) + LINE_BYTES;
+        let fifo = |protocol: Protocol, slots: usize, stride: usize, payload: usize| Fifo {
+            counters: counters[protocol as usize] as u64,
+            slots: slots as u64,
+            stride: stride as u32,
+            slot_bytes: payload as u32,
+            depth: DEPTH as u32,
+            lanes: lanes[protocol as usize] as u32,
+        };
+        BoxShape {
+            nranks,
+            sizes,
+            fifos: [
+                fifo(Protocol::Simple, simple, simple_stride, sizes.simple.0),
+                // Half of each packet is flag; 8 of the 128 bytes of each line.
+                fifo(Protocol::Ll, ll, sizes.ll.0, sizes.ll.0 / 2),
+                fifo(
+                    Protocol::Ll128,
+                    ll128,
+                    sizes.ll128.0,
+                    sizes.ll128.0 / 16 * 15,
+                ),
+            ],
+            area,
+            bytes: end,
+        }
+    }
+
+    /// Ranks of the communicator.
+    pub fn nranks(&self) -> usize {
+        self.nranks
+    }
+
+    /// The FIFOs of a protocol.
+    pub fn fifo(&self, protocol: Protocol) -> Fifo {
+        self.fifos[protocol as usize]
+    }
+
+    /// Payload bytes that a fused one-shot all-reduce may have.
+    pub fn oneshot_bytes(&self) -> usize {
+        self.sizes.oneshot
+    }
+
+    /// Offset of the one-shot area, and bytes of each of its halves: packets take twice the
+    /// payload.
+    pub fn oneshot_area(&self) -> (u64, u64) {
+        (self.area as u64, 2 * self.sizes.oneshot as u64)
+    }
+
+    /// Bytes of a box.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Bytes of device memory of a rank: boxes from all others, and what is private.
+    pub fn device_bytes(&self) -> usize {
+        (self.nranks - 1) * self.bytes + PRIVATE_BYTES
+    }
+
+    /// Where a connection may be tried before it is used: offset and bytes of the payload of the
+    /// first and of the last simple slot. Nothing relies on what they hold at first.
+    pub fn trial_places(&self) -> [(u64, u64); 2] {
+        let fifo = self.fifo(Protocol::Simple);
+        let last = u64::from(fifo.lanes * fifo.depth - 1);
+        let bytes = u64::from(fifo.slot_bytes);
+        [
+            (fifo.slots, bytes),
+            (fifo.slots + last * u64::from(fifo.stride), bytes),
+        ]
+    }
+}
+
+/// Sizes from large to small. Large messages want simple slots of 64 KiB and all lanes; below
+/// that, the other protocols shrink first, down to what their message sizes can use.
+fn ladder(max_lanes: usize) -> Vec<Sizes> {
+    let kib = |number: usize| number << 10;
+    let mut sizes = Sizes {
+        oneshot: kib(256),
+        simple: (kib(512), max_lanes),
+        ll: (kib(16), max_lanes.min(16)),
+        ll128: (kib(32), max_lanes.min(32)),
+    };
+    let mut ladder = vec![sizes];
+    let mut step = |change: &dyn Fn(&mut Sizes)| {
+        change(&mut sizes);
+        ladder.push(sizes);
+    };
+    for slot in [256, 128, 64] {
+        step(&|sizes| sizes.simple.0 = kib(slot));
+    }
+    step(&|sizes| sizes.oneshot = kib(128));
+    step(&|sizes| sizes.ll128.0 = kib(16));
+    step(&|sizes| sizes.oneshot = kib(64));
+    step(&|sizes| sizes.ll.0 = kib(8));
+    step(&|sizes| sizes.ll128.1 = max_lanes.min(16));
+    for slot in [32, 16] {
+        step(&|sizes| sizes.simple.0 = kib(slot));
+    }
+    step(&|sizes| sizes.simple.1 = max_lanes.min(32));
+    step(&|sizes| sizes.oneshot = kib(32));
+    for lanes in [8, 4, 2, 1] {
+        step(&|sizes| {
+            sizes.simple.1 = max_lanes.min(2 * lanes);
+            sizes.ll.1 = max_lanes.min(lanes);
+            sizes.ll128.1 = max_lanes.min(lanes);
+        });
+    }
+    step(&|sizes| sizes.simple.1 = 1);
+    step(&|sizes| sizes.oneshot = kib(16));
+    debug_assert!(ladder.iter().all(|sizes| sizes.simple.0 >= SMALLEST_SLOT));
+    ladder
+}
+
+const _: () = assert!(SIGNATURE_WORDS * 8 <= LINE_BYTES); // a header holds a signature
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    const BUDGET: usize = 64 << 20;
+
+    /// Every byte that anything uses, as (begin, end), from what the kernels are told alone.
+    fn pieces(shape: &BoxShape) -> Vec<(u64, u64)> {
+        let mut pieces = Vec::new();
+        for protocol in Protocol::ALL {
+            let fifo = shape.fifo(protocol);
+            let (header, memory) = match protocol {
+                Protocol::Simple => (128, u64::from(fifo.slot_bytes)),
+                // One 16-byte packet for 8 bytes; one 128-byte line for 120.
+                Protocol::Ll => (0, u64::from(fifo.slot_bytes) / 8 * 16),
+                Protocol::Ll128 => (0, u64::from(fifo.slot_bytes).div_ceil(120) * 128),
+            };
+            for lane in 0..u64::from(fifo.lanes) {
+                let counters = fifo.counters + lane * 128;
+                pieces.push((counters, counters + 128));
+                for slot in 0..u64::from(fifo.depth) {
+                    let index = lane * u64::from(fifo.depth) + slot;
+                    let at = fifo.slots + index * u64::from(fifo.stride);
+                    pieces.push((at - header, at + memory));
+                }
+            }
+        }
+        let (area, half) = shape.oneshot_area();
+        assert!(half >= 2 * shape.oneshot_bytes() as u64);
+        pieces.push((area, area + half));
+        pieces.push((area + half, area + 2 * half));
+        pieces
+    }
+
+    #[test]
+    fn nothing_overlaps_and_everything_fits() {
+        for nranks in 1..=MAX_RANKS {
+            for lanes in [1, 2, 3, 16, 33, 64] {
+                for budget in [2 << 20, 5_000_000, 16 << 20, BUDGET, 1 << 30] {
+                    let Ok(shape) = BoxShape::new(nranks, budget, lanes) else {
+                        // The promised floor: 16 KiB slots on one lane, and 16 KiB one-shot.
+                        assert!(
+                            budget < nranks * (3 << 16) + PRIVATE_BYTES,
+                            "{nranks} {budget}"
+                        );
+                        continue;
+                    };
+                    let what = format!("{nranks} ranks, {lanes} lanes, {budget} bytes: {shape:?}");
+                    assert!(
+                        (nranks - 1) * shape.bytes() + 98_304 + 128 <= budget,
+                        "{what}"
+                    );
+                    let mut pieces = pieces(&shape);
+                    pieces.sort_unstable();
+                    for pair in pieces.windows(2) {
+                        assert!(pair[0].1 <= pair[1].0, "{pair:?} of {what}");
+                    }
+                    for (begin, _) in &pieces {
+                        assert!(begin.is_multiple_of(128), "{what}");
+                    }
+                    assert!(pieces.last().unwrap().1 <= shape.bytes() as u64, "{what}");
+                    assert!(shape.bytes().is_multiple_of(128), "{what}");
+                    for protocol in Protocol::ALL {
+                        let fifo = shape.fifo(protocol);
+                        assert!(fifo.lanes >= 1 && fifo.lanes as usize <= lanes, "{what}");
+                        assert!(fifo.stride.is_multiple_of(128) && fifo.depth >= 2, "{what}");
+                    }
+                    let simple = shape.fifo(Protocol::Simple);
+                    assert!(simple.slot_bytes.is_power_of_two(), "{what}");
+                    assert!(
+                        (16 << 10..=512 << 10).contains(&simple.slot_bytes),
+                        "{what}"
+                    );
+                    for (at, bytes) in shape.trial_places() {
+                        let inside = |piece: &&(u64, u64)| piece.0 + 128 == at;
+                        let piece = pieces.iter().find(inside).expect("a simple slot");
+                        assert_eq!(piece.1, at + bytes);
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_the_default_budget_gives() {
+        let simple = |nranks: usize| {
+            let fifo = BoxShape::new(nranks, BUDGET, 64)
+                .unwrap()
+                .fifo(Protocol::Simple);
+            (fifo.slot_bytes >> 10, fifo.lanes)
+        };
+        assert_eq!(simple(2), (256, 64));
+        assert_eq!(simple(4), (128, 64));
+        assert_eq!(simple(8), (64, 64));
+        assert_eq!(simple(16), (16, 64));
+        assert_eq!(simple(32), (16, 32));
+        let two = BoxShape::new(2, BUDGET, 64).unwrap();
+        assert_eq!(two.oneshot_bytes(), 256 << 10);
+        assert_eq!(two.oneshot_area().1, 512 << 10);
+        let (ll, ll128) = (two.fifo(Protocol::Ll), two.fifo(Protocol::Ll128));
+        assert_eq!(
+            (ll.lanes, ll.slot_bytes, ll.stride),
+            (16, 8 << 10, 16 << 10)
+        );
+        assert_eq!(
+            (ll128.lanes, ll128.slot_bytes, ll128.stride),
+            (32, 30 << 10, 32 << 10)
+        );
+        // The smallest messages keep their fast path with eight ranks.
+        let eight = BoxShape::new(8, BUDGET, 64).unwrap();
+        assert!(eight.oneshot_bytes() >= 64 << 10);
+        // Few lanes get large slots.
+        let narrow = BoxShape::new(8, BUDGET, 4).unwrap().fifo(Protocol::Simple);
+        assert_eq!((narrow.slot_bytes, narrow.lanes), (512 << 10, 4));
+    }
+
+    #[test]
+    fn a_larger_budget_never_gives_less() {
+        let mut last = 0;
+        for budget in (1 << 20..=256 << 20).step_by(1 << 20) {
+            if let Ok(shape) = BoxShape::new(8, budget, 64) {
+                assert!(shape.bytes() >= last);
+                last = shape.bytes();
+            } else {
+                assert_eq!(last, 0);
+            }
+        }
+        assert!(last > 32 << 20);
+    }
+
+    #[test]
+    fn what_cannot_be_is_an_error_with_numbers() {
+        let error = BoxShape::new(33, BUDGET, 64).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert!(error.message().contains("33"), "{error}");
+        assert!(BoxShape::new(0, BUDGET, 64).is_err());
+        assert!(BoxShape::new(2, BUDGET, 0).is_err());
+        assert!(BoxShape::new(2, BUDGET, 65).is_err());
+        let error = BoxShape::new(32, 64 << 10, 64).unwrap_err();
+        let need: usize = error
+            .message()
+            .split(|c: char| !c.is_ascii_digit())
+            .filter_map(|word| word.parse().ok())
+            .max()
+            .unwrap();
+        assert!(BoxShape::new(32, need, 64).is_ok());
+        assert!(BoxShape::new(32, need - 1, 64).is_err());
+    }
+}
