@@ -3,8 +3,6 @@
 //!
 //! Device addresses are plain `u64`: nothing on the host may follow them.
 
-use crate::sync::atomic::AtomicU32;
-
 /// Ranks of a communicator whose buffers are on GPUs; all are on one host.
 pub const MAX_RANKS: usize = 32;
 /// Parallel connections of a pair.
@@ -100,11 +98,11 @@ pub const TROUBLE_COMPLETE: u32 = 2;
 
 /// What went wrong first (`cinch_trouble`). Kernels write it once; the host reads the rest after
 /// it has seen `state` = [`TROUBLE_COMPLETE`].
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Trouble {
     /// 0, then 1 while it is written, then [`TROUBLE_COMPLETE`].
-    pub state: AtomicU32,
+    pub state: u32,
     /// `TROUBLE_*`.
     pub kind: u32,
     /// Rank that is waited for.
@@ -129,12 +127,13 @@ pub struct Trouble {
     pub theirs: [u64; SIGNATURE_WORDS],
 }
 
-/// Pinned host memory that the host and all kernels of a rank share (`cinch_control`).
-#[derive(Debug)]
+/// Pinned host memory that the host and all kernels of a rank share (`cinch_control`); see
+/// [`super::ControlWords`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct Control {
     /// The host sets it to end every wait.
-    pub abort: AtomicU32,
+    pub abort: u32,
     /// Nothing: `trouble` is on lines of its own.
     pub unused: [u32; 31],
     /// The report.
@@ -174,7 +173,6 @@ macro_rules! places {
     };
 }
 
-#[cfg(not(loom))] // whose atomics are larger
 mod asserts {
     use super::*;
     const _: () = assert!(SIGNATURE_WORDS == 5);

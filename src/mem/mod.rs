@@ -2,12 +2,14 @@
 
 pub mod abi;
 mod boxes;
+mod control;
 mod doorbell;
 mod region;
 mod slots;
 mod user;
 
 pub use boxes::{BoxShape, PRIVATE_BYTES};
+pub use control::ControlWords;
 pub use doorbell::{DOORBELL_BYTES, Ringer, Sleeper};
 pub use region::Region;
 pub use slots::{
