@@ -1,7 +1,7 @@
 //! What every transport keeps, on ranks that are threads, and on ranks that are processes.
 
 mod processes;
-mod world;
+pub(super) mod world;
 
 use super::*;
 use crate::error::{Error, ErrorKind};

@@ -6,6 +6,7 @@
 //! waiting is the engine's business, through [`Waiter::idle`].
 
 mod connect;
+pub mod cuda;
 mod handshake;
 mod inbox;
 mod loopback;

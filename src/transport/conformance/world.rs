@@ -78,7 +78,7 @@ struct Round {
 
 /// Some ranks of one process.
 #[derive(Debug)]
-pub(super) struct World {
+pub(in crate::transport) struct World {
     peers: Vec<PeerInfo>,
     round: Mutex<Round>,
     changed: Condvar,

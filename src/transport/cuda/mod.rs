@@ -1,0 +1,118 @@
+//! GPUs of one host: each rank's slots lie in its GPU's memory, and its peers write them there.
+//!
+//! A box for each ordered pair of ranks ([`crate::mem::BoxShape`]) lies with the reader. Ranks of
+//! one process pass addresses and enable peer access; other processes open an IPC handle. Before a
+//! pair relies on that, each side writes a pattern to the other and the other looks at it: systems
+//! that promise peer access and deliver garbage exist. Where it is refused, fails or is switched
+//! off, the pair's boxes lie in pinned host memory instead, the log says why, and
+//! [`DeviceLinks::paths`] shows it.
+//!
+//! Unlike the other transports this one moves nothing itself: kernels do, with what
+//! [`DeviceLinks::view`] tells them.
+
+mod connect;
+mod host;
+mod offers;
+mod paths;
+mod reach;
+mod round;
+mod trial;
+
+#[cfg(all(test, not(loom)))]
+mod tests;
+
+pub use connect::connect;
+pub use paths::{LinkClass, PeerPath};
+
+use crate::gpu::DeviceMemory;
+use crate::mem::abi::{CURSORS_BYTES, CommView, MAX_RANKS, Protocol};
+use crate::mem::{BoxShape, ControlWords};
+use host::HostBoxes;
+use reach::Reached;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// All connections of one GPU rank: where its boxes are, and what keeps them alive.
+///
+/// Drop it when no kernel of this rank uses it any more: kernels that wait for a peer have ended,
+/// or were told to abort and have ended. Peers of this process keep each other's memory alive;
+/// peers of other processes should have stopped too (leave the communicator together), or their
+/// kernels write to memory that only their own mappings still hold.
+#[derive(Debug)]
+pub struct DeviceLinks {
+    // Dropped from first to last: mappings of others' memory before our own.
+    reached: Vec<(usize, Reached)>,
+    host: Option<HostBoxes>,
+    memory: Option<Arc<DeviceMemory>>,
+    private: DeviceMemory,
+    control: ControlWords,
+    /// This rank.
+    pub rank: usize,
+    /// The layout of each box.
+    pub shape: BoxShape,
+    /// The box p -> this rank, as kernels of this rank's GPU address it; 0 where there is none.
+    pub inbox: [u64; MAX_RANKS],
+    /// The box this rank -> p, likewise.
+    pub outbox: [u64; MAX_RANKS],
+    /// By which way this rank and rank p reach each other; None for this rank itself. Both ranks
+    /// of a pair have the same kind of path.
+    pub paths: Vec<Option<PeerPath>>,
+    /// The slowest link between any two ranks: the same on all ranks, for selection.
+    pub slowest: LinkClass,
+    /// Device memory of this rank: boxes, cursors and epoch.
+    pub device_bytes: usize,
+    /// Pinned host memory of this rank: boxes of peers that it cannot reach, and the control words.
+    pub pinned_bytes: usize,
+}
+
+impl DeviceLinks {
+    /// Ranks of the communicator.
+    pub fn nranks(&self) -> usize {
+        self.shape.nranks()
+    }
+
+    /// Device address of the cursors: `cinch_cursor[CINCH_PROTOCOLS][CINCH_MAX_LANES]
+    /// [CINCH_MAX_RANKS]`, zero at first.
+    pub fn cursors(&self) -> u64 {
+        self.private.address()
+    }
+
+    /// Device address of the two 64-bit words of the fused one-shot, zero at first.
+    pub fn epoch(&self) -> u64 {
+        self.private.address() + CURSORS_BYTES as u64
+    }
+
+    /// The words that the host and this rank's kernels share.
+    pub fn control(&self) -> &ControlWords {
+        &self.control
+    }
+
+    /// What a kernel needs to know that uses `protocol` and lets each wait last `timeout`.
+    pub fn view(&self, protocol: Protocol, timeout: Duration) -> CommView {
+        CommView {
+            inbox: self.inbox,
+            outbox: self.outbox,
+            cursors: self.cursors(),
+            control: self.control.device_address(),
+            timeout_ns: u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX),
+            rank: self.rank as u32,
+            nranks: self.nranks() as u32,
+            fifo: self.shape.fifo(protocol),
+            protocol: protocol as u32,
+            unused: 0,
+        }
+    }
+
+    /// Whether the ll128 protocol works between all ranks; the same on all ranks.
+    pub fn lines_arrive_whole(&self) -> bool {
+        self.slowest.keeps_lines_whole()
+    }
+
+    /// Gives up this rank's mappings of other processes' memory. Ranks that all do so, meet once
+    /// more, and drop their links only then, never free memory that another still maps. No kernel
+    /// may use the links from here on.
+    pub fn unmap(&mut self) {
+        self.outbox = [0; MAX_RANKS];
+        self.reached.clear();
+    }
+}

@@ -1,0 +1,370 @@
+//! A machine with GPUs that several processes use, on heap memory: just enough of the driver to
+//! connect ranks, with the faults of real machines.
+
+use crate::sys::cuda::*;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, HashSet};
+use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+thread_local! {
+    /// Ordinals of the contexts that are current.
+    static CURRENT: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+}
+
+/// What the processes of a machine share.
+#[derive(Default)]
+pub(super) struct Machine {
+    /// GPUs.
+    pub devices: usize,
+    /// Ordered pairs of GPUs, reader or writer first, that the driver keeps apart.
+    pub apart: HashSet<(usize, usize)>,
+    /// Whether `cuCtxEnablePeerAccess` fails although the driver promised it.
+    pub enabling_fails: bool,
+    /// Whether links carry atomics.
+    pub atomics: bool,
+    /// Whether IPC handles cannot be opened.
+    pub ipc_fails: bool,
+    /// Bytes of device memory that a GPU has.
+    pub memory: usize,
+    /// Allocations: address -> bytes, ordinal (none for the host).
+    allocations: Mutex<BTreeMap<u64, (usize, Option<usize>)>>,
+    registered: Mutex<HashSet<u64>>,
+    mappings: AtomicUsize,
+    contexts: AtomicUsize,
+    streams: AtomicUsize,
+}
+
+impl Machine {
+    /// A machine in good order.
+    pub fn new(devices: usize) -> Machine {
+        Machine {
+            devices,
+            atomics: true,
+            memory: 1 << 30,
+            ..Machine::default()
+        }
+    }
+
+    /// Allocations, registrations, mappings, contexts and streams that are left.
+    pub fn left(&self) -> [usize; 5] {
+        [
+            self.allocations.lock().unwrap().len(),
+            self.registered.lock().unwrap().len(),
+            self.mappings.load(Ordering::Relaxed),
+            self.contexts.load(Ordering::Relaxed),
+            self.streams.load(Ordering::Relaxed),
+        ]
+    }
+
+    /// The GPU that has the memory at `address`; none if the host has it.
+    pub fn owner(&self, address: u64) -> Option<usize> {
+        self.around(address).expect("an address of nothing").2
+    }
+
+    fn around(&self, address: u64) -> Option<(u64, usize, Option<usize>)> {
+        let allocations = self.allocations.lock().unwrap();
+        let (&start, &(bytes, owner)) = allocations.range(..=address).next_back()?;
+        (address < start + bytes as u64).then_some((start, bytes, owner))
+    }
+
+    fn allocate(&self, bytes: usize, owner: Option<usize>) -> Option<u64> {
+        let mut allocations = self.allocations.lock().unwrap();
+        let used: usize = allocations
+            .values()
+            .filter(|(_, of)| owner.is_some() && *of == owner)
+            .map(|(bytes, _)| bytes)
+            .sum();
+        if used + bytes > self.memory {
+            return None;
+        }
+        // Not zero: whoever relies on that must see to it.
+        let memory = vec![0xa5u8; bytes + 256].leak();
+        let address = (memory.as_ptr() as u64).next_multiple_of(256);
+        allocations.insert(address, (bytes, owner));
+        Some(address)
+    }
+}
+
+/// The driver as one process of the machine has it.
+pub(super) struct Process {
+    pub machine: Arc<Machine>,
+    /// Ordinals of the machine's GPUs that the process sees, in its order.
+    pub visible: Vec<usize>,
+}
+
+impl Process {
+    fn current(&self) -> usize {
+        CURRENT.with_borrow(|stack| *stack.last().expect("no context is current"))
+    }
+}
+
+fn name(of: String, to: *mut c_char, bytes: c_int) -> CuResult {
+    assert!(of.len() < bytes as usize);
+    // SAFETY: room for `bytes` bytes, by the contract.
+    unsafe {
+        to.cast::<u8>().copy_from(of.as_ptr(), of.len());
+        to.add(of.len()).write(0);
+    }
+    CuResult::SUCCESS
+}
+
+/// Writes `value` where the caller has asked for it.
+fn give<T>(to: *mut T, value: T) -> CuResult {
+    // SAFETY: the caller's pointer is writable, by the contract of every function here.
+    unsafe { to.write(value) };
+    CuResult::SUCCESS
+}
+
+#[allow(non_snake_case)]
+impl Api for Process {
+    fn source(&self) -> String {
+        "a simulated machine".into()
+    }
+    unsafe fn cuInit(&self, _: c_uint) -> CuResult {
+        CuResult::SUCCESS
+    }
+    unsafe fn cuDriverGetVersion(&self, version: *mut c_int) -> CuResult {
+        give(version, 13000)
+    }
+    unsafe fn cuDeviceGet(&self, device: *mut CuDevice, ordinal: c_int) -> CuResult {
+        give(device, self.visible[ordinal as usize] as c_int)
+    }
+    unsafe fn cuDeviceGetCount(&self, count: *mut c_int) -> CuResult {
+        give(count, self.visible.len() as c_int)
+    }
+    unsafe fn cuDeviceGetName(&self, to: *mut c_char, bytes: c_int, _: CuDevice) -> CuResult {
+        name("simulated".into(), to, bytes)
+    }
+    unsafe fn cuDeviceGetUuid(&self, uuid: *mut CuUuid, device: CuDevice) -> CuResult {
+        give(uuid, CuUuid([device as u8 + 1; 16]))
+    }
+    unsafe fn cuDeviceGetPCIBusId(
+        &self,
+        to: *mut c_char,
+        bytes: c_int,
+        device: CuDevice,
+    ) -> CuResult {
+        name(format!("0000:0{device}:00.0"), to, bytes)
+    }
+    unsafe fn cuDeviceGetAttribute(&self, value: *mut c_int, _: c_int, _: CuDevice) -> CuResult {
+        give(value, 1)
+    }
+    unsafe fn cuDeviceTotalMem(&self, bytes: *mut usize, _: CuDevice) -> CuResult {
+        give(bytes, self.machine.memory)
+    }
+    unsafe fn cuDeviceCanAccessPeer(
+        &self,
+        can: *mut c_int,
+        device: CuDevice,
+        peer: CuDevice,
+    ) -> CuResult {
+        let pair = (device as usize, peer as usize);
+        give(can, c_int::from(!self.machine.apart.contains(&pair)))
+    }
+    unsafe fn cuDeviceGetP2PAttribute(
+        &self,
+        value: *mut c_int,
+        attribute: c_int,
+        _: CuDevice,
+        _: CuDevice,
+    ) -> CuResult {
+        match attribute {
+            p2p_attribute::NATIVE_ATOMIC_SUPPORTED => {
+                give(value, c_int::from(self.machine.atomics))
+            }
+            p2p_attribute::PERFORMANCE_RANK => give(value, 3),
+            _ => CuResult::INVALID_VALUE,
+        }
+    }
+    unsafe fn cuDevicePrimaryCtxRetain(
+        &self,
+        context: *mut CuContext,
+        device: CuDevice,
+    ) -> CuResult {
+        self.machine.contexts.fetch_add(1, Ordering::Relaxed);
+        give(context, CuContext(device as usize + 1))
+    }
+    unsafe fn cuDevicePrimaryCtxRelease(&self, _: CuDevice) -> CuResult {
+        self.machine.contexts.fetch_sub(1, Ordering::Relaxed);
+        CuResult::SUCCESS
+    }
+    unsafe fn cuCtxPushCurrent(&self, context: CuContext) -> CuResult {
+        CURRENT.with_borrow_mut(|stack| stack.push(context.0 - 1));
+        CuResult::SUCCESS
+    }
+    unsafe fn cuCtxPopCurrent(&self, context: *mut CuContext) -> CuResult {
+        let top = CURRENT.with_borrow_mut(|stack| stack.pop().expect("nothing is current"));
+        give(context, CuContext(top + 1))
+    }
+    unsafe fn cuThreadExchangeStreamCaptureMode(&self, _: *mut c_uint) -> CuResult {
+        CuResult::SUCCESS
+    }
+    unsafe fn cuCtxEnablePeerAccess(&self, _: CuContext, _: c_uint) -> CuResult {
+        match self.machine.enabling_fails {
+            true => CuResult::PEER_ACCESS_UNSUPPORTED,
+            false => CuResult::SUCCESS,
+        }
+    }
+    unsafe fn cuMemAlloc(&self, address: *mut CuDevicePtr, bytes: usize) -> CuResult {
+        match self.machine.allocate(bytes, Some(self.current())) {
+            Some(found) => give(address, found),
+            None => CuResult::OUT_OF_MEMORY,
+        }
+    }
+    unsafe fn cuMemFree(&self, address: CuDevicePtr) -> CuResult {
+        match self.machine.allocations.lock().unwrap().remove(&address) {
+            Some(_) => CuResult::SUCCESS,
+            None => CuResult::INVALID_VALUE,
+        }
+    }
+    unsafe fn cuMemGetInfo(&self, free: *mut usize, total: *mut usize) -> CuResult {
+        give(free, 0);
+        give(total, self.machine.memory)
+    }
+    unsafe fn cuMemGetAddressRange(
+        &self,
+        base: *mut CuDevicePtr,
+        bytes: *mut usize,
+        address: CuDevicePtr,
+    ) -> CuResult {
+        let Some((start, size, _)) = self.machine.around(address) else {
+            return CuResult::NOT_FOUND;
+        };
+        give(base, start);
+        give(bytes, size)
+    }
+    unsafe fn cuMemsetD8Async(
+        &self,
+        address: CuDevicePtr,
+        value: u8,
+        bytes: usize,
+        _: CuStream,
+    ) -> CuResult {
+        // SAFETY: heap memory of that size, by the contract.
+        unsafe { (address as *mut u8).write_bytes(value, bytes) };
+        CuResult::SUCCESS
+    }
+    unsafe fn cuMemHostAlloc(
+        &self,
+        address: *mut *mut c_void,
+        bytes: usize,
+        _: c_uint,
+    ) -> CuResult {
+        match self.machine.allocate(bytes, None) {
+            Some(found) => give(address, found as *mut c_void),
+            None => CuResult::OUT_OF_MEMORY,
+        }
+    }
+    unsafe fn cuMemFreeHost(&self, address: *mut c_void) -> CuResult {
+        // SAFETY: as for the caller.
+        unsafe { self.cuMemFree(address as u64) }
+    }
+    unsafe fn cuMemHostRegister(&self, address: *mut c_void, _: usize, _: c_uint) -> CuResult {
+        match self
+            .machine
+            .registered
+            .lock()
+            .unwrap()
+            .insert(address as u64)
+        {
+            true => CuResult::SUCCESS,
+            false => CuResult::HOST_MEMORY_ALREADY_REGISTERED,
+        }
+    }
+    unsafe fn cuMemHostUnregister(&self, address: *mut c_void) -> CuResult {
+        match self
+            .machine
+            .registered
+            .lock()
+            .unwrap()
+            .remove(&(address as u64))
+        {
+            true => CuResult::SUCCESS,
+            false => CuResult::HOST_MEMORY_NOT_REGISTERED,
+        }
+    }
+    unsafe fn cuMemHostGetDevicePointer(
+        &self,
+        device: *mut CuDevicePtr,
+        address: *mut c_void,
+        _: c_uint,
+    ) -> CuResult {
+        give(device, address as u64)
+    }
+    unsafe fn cuPointerGetAttributes(
+        &self,
+        count: c_uint,
+        names: *mut c_uint,
+        places: *mut *mut c_void,
+        address: CuDevicePtr,
+    ) -> CuResult {
+        let Some((start, bytes, Some(owner))) = self.machine.around(address) else {
+            return CuResult::INVALID_VALUE;
+        };
+        let ordinal = self.visible.iter().position(|&device| device == owner);
+        for at in 0..count as usize {
+            // SAFETY: as many of both as `count` says, each place of its attribute's type.
+            unsafe {
+                let place = *places.add(at);
+                match *names.add(at) {
+                    pointer_attribute::MEMORY_TYPE => {
+                        give(place.cast::<c_uint>(), memory_type::DEVICE)
+                    }
+                    pointer_attribute::DEVICE_ORDINAL => {
+                        give(place.cast::<c_int>(), ordinal.unwrap() as c_int)
+                    }
+                    pointer_attribute::RANGE_START => give(place.cast::<u64>(), start),
+                    pointer_attribute::RANGE_SIZE => give(place.cast::<usize>(), bytes),
+                    pointer_attribute::BUFFER_ID => give(place.cast::<u64>(), start),
+                    pointer_attribute::CONTEXT => give(place.cast::<usize>(), 0),
+                    _ => give(place.cast::<c_uint>(), 0),
+                }
+            };
+        }
+        CuResult::SUCCESS
+    }
+    unsafe fn cuStreamCreateWithPriority(
+        &self,
+        stream: *mut CuStream,
+        _: c_uint,
+        _: c_int,
+    ) -> CuResult {
+        self.machine.streams.fetch_add(1, Ordering::Relaxed);
+        give(stream, CuStream(77))
+    }
+    unsafe fn cuStreamDestroy(&self, _: CuStream) -> CuResult {
+        self.machine.streams.fetch_sub(1, Ordering::Relaxed);
+        CuResult::SUCCESS
+    }
+    unsafe fn cuStreamQuery(&self, _: CuStream) -> CuResult {
+        CuResult::SUCCESS
+    }
+    unsafe fn cuIpcGetMemHandle(
+        &self,
+        handle: *mut CuIpcMemHandle,
+        address: CuDevicePtr,
+    ) -> CuResult {
+        let mut bytes = [0; 64];
+        bytes[..8].copy_from_slice(&address.to_le_bytes());
+        give(handle, CuIpcMemHandle(bytes))
+    }
+    unsafe fn cuIpcOpenMemHandle(
+        &self,
+        address: *mut CuDevicePtr,
+        handle: CuIpcMemHandle,
+        _: c_uint,
+    ) -> CuResult {
+        if self.machine.ipc_fails {
+            return CuResult::NOT_SUPPORTED;
+        }
+        self.machine.mappings.fetch_add(1, Ordering::Relaxed);
+        let named: [u8; 8] = std::array::from_fn(|at| handle.0[at]);
+        give(address, u64::from_le_bytes(named))
+    }
+    unsafe fn cuIpcCloseMemHandle(&self, _: CuDevicePtr) -> CuResult {
+        self.machine.mappings.fetch_sub(1, Ordering::Relaxed);
+        CuResult::SUCCESS
+    }
+}
