@@ -2,6 +2,7 @@
 
 use crate::machine::{Machine, host_name};
 use cinch::config::{KNOBS, Origin};
+use cinch::gpu::{Driver, kernels};
 use cinch::simd::Isa;
 use cinch::types::{CodecKind, TransportKind};
 use cinch::{Algorithm, Communicator, Config};
@@ -112,13 +113,20 @@ fn probe(kind: TransportKind) -> String {
         TransportKind::Tcp => TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
             .map(drop)
             .map_err(|error| format!("no socket listens on 127.0.0.1: {error}")),
-        TransportKind::Cuda => Err("host memory only in this tool".into()),
+        TransportKind::Cuda => match kernels::STATE {
+            kernels::State::Missing { why } => Err(format!("no kernels in this build: {why}")),
+            kernels::State::Built { .. } => Driver::load()
+                .and_then(|driver| driver.device_count())
+                .map(drop)
+                .map_err(|error| error.message().to_string()),
+        },
     };
     match (tried, kind) {
         (Err(why), _) => format!("no: {why}"),
         (Ok(()), TransportKind::Loopback) => "yes: threads of one process".into(),
         (Ok(()), TransportKind::Shm) => "yes: sealed memfd over UNIX sockets".into(),
-        (Ok(()), _) => "yes".into(),
+        (Ok(()), TransportKind::Cuda) => "yes: peer memory, or pinned host memory".into(),
+        (Ok(()), TransportKind::Tcp) => "yes".into(),
     }
 }
 

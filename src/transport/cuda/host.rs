@@ -98,7 +98,7 @@ pub(super) fn connect(
             registered.push(memory);
         }
     }
-    links.pinned_bytes += 2 * apart.len() * stride;
+    links.pinned_bytes += apart.len() * stride;
     links.host = Some(HostBoxes {
         _registered: registered,
         _own: prepared.shelf.clone(),

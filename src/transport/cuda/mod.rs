@@ -61,7 +61,8 @@ pub struct DeviceLinks {
     pub slowest: LinkClass,
     /// Device memory of this rank: boxes, cursors and epoch.
     pub device_bytes: usize,
-    /// Pinned host memory of this rank: boxes of peers that it cannot reach, and the control words.
+    /// Pinned host memory of this rank: boxes from peers that cannot reach it, and the control
+    /// words.
     pub pinned_bytes: usize,
 }
 
