@@ -84,12 +84,14 @@ impl DeviceMemory {
         self.bytes
     }
 
-    /// Queues the setting of every byte to `value`.
+    /// Queues the setting of every byte to `value`, on a stream of this GPU or of one that has
+    /// access to it.
     ///
     /// # Errors
     /// Those of the driver.
     pub fn fill(&self, value: u8, stream: &Stream) -> Result<()> {
-        let _bound = self.context.bind()?;
+        // The work is the stream's, whosever the memory is.
+        let _bound = stream.context().bind()?;
         let driver = self.context.driver();
         // SAFETY: within this allocation, which the driver does not free before queued work ends.
         driver.check("cuMemsetD8Async", unsafe {
@@ -162,7 +164,7 @@ impl DeviceMemory {
         // The driver's copy from or to pageable memory waits by itself, without a deadline: let
         // there be nothing to wait for but the copy.
         stream.wait(deadline)?;
-        let _bound = self.context.bind()?;
+        let _bound = stream.context().bind()?;
         let driver = self.context.driver();
         // SAFETY: both ends are `bytes` long by `place` and by the slices, which live through
         // this call; the copy has ended when it returns.

@@ -18,6 +18,8 @@ mod pinned;
 mod pointer;
 pub mod probe;
 mod stream;
+#[cfg(test)]
+mod tests;
 
 pub use context::{Bound, Context};
 pub use device::Device;

@@ -32,7 +32,10 @@ impl Probe {
         Probe::of(context, |name| module.function(name))
     }
 
-    fn of(context: &Arc<Context>, function: impl Fn(&str) -> Result<Function>) -> Result<Probe> {
+    pub(super) fn of(
+        context: &Arc<Context>,
+        function: impl Fn(&str) -> Result<Function>,
+    ) -> Result<Probe> {
         Ok(Probe {
             stream: Stream::new(context)?,
             fill: function("cinch_probe_fill")?,

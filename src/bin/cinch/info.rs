@@ -36,6 +36,7 @@ pub fn write(config: &Config, out: &mut dyn Write) -> io::Result<()> {
         Err(error) => error.to_string(),
     };
     writeln!(out, "  simd       {}; in use: {used}", sets.join(" "))?;
+    write_gpus(out)?;
     writeln!(out, "\ntransports")?;
     for kind in TransportKind::ALL {
         writeln!(out, "  {:<10} {}", kind.name(), probe(kind))?;
@@ -65,6 +66,32 @@ pub fn write(config: &Config, out: &mut dyn Write) -> io::Result<()> {
             out,
             "\nwarning: no setting is called {}",
             unknown.join(", ")
+        )?;
+    }
+    Ok(())
+}
+
+/// Prints whether kernels were built, the driver, and the GPUs that it has.
+fn write_gpus(out: &mut dyn Write) -> io::Result<()> {
+    writeln!(out, "\ngpus")?;
+    writeln!(out, "  kernels    {}", kernels::STATE)?;
+    let driver = match Driver::load() {
+        Ok(driver) => driver,
+        Err(error) => return writeln!(out, "  driver     {error}"),
+    };
+    let (major, minor) = (driver.version() / 1000, driver.version() % 1000 / 10);
+    writeln!(out, "  driver     for CUDA {major}.{minor}")?;
+    let devices = match driver.devices() {
+        Ok(devices) => devices,
+        Err(error) => return writeln!(out, "  devices    {error}"),
+    };
+    for device in devices {
+        let (major, minor) = device.compute_capability;
+        writeln!(
+            out,
+            "  {device}: sm_{major}{minor}, {} multiprocessors, {} MiB",
+            device.multiprocessors,
+            device.memory_bytes >> 20
         )?;
     }
     Ok(())
@@ -171,5 +198,7 @@ mod tests {
             assert!(text.contains(&format!("\n  {}", kind.name())), "{kind}");
         }
         assert!(text.contains(cinch::VERSION));
+        assert!(text.contains(&format!("\n  kernels    {}\n", kernels::STATE)));
+        assert!(text.contains("\n  driver     "));
     }
 }

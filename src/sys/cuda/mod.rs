@@ -6,6 +6,8 @@
 
 mod api;
 mod load;
+#[cfg(test)]
+pub mod mock;
 mod types;
 
 pub use api::{Api, available_since};

@@ -1,0 +1,211 @@
+//! The layer on the simulated machine, which fails on any wrong context and on any access that a
+//! GPU could not make. The same on a real one, where there is one: `real`.
+
+mod memory;
+mod real;
+mod work;
+
+use super::*;
+use crate::error::ErrorKind;
+use crate::sys::cuda::CuResult;
+use crate::sys::cuda::mock::{Machine, Process};
+use std::sync::Arc;
+use std::time::Duration;
+
+const SOON: Duration = Duration::from_secs(20);
+
+/// A process with its driver, on a machine of its own.
+fn process(devices: usize) -> (Process, Arc<Driver>) {
+    let process = Machine::new(devices).process();
+    let driver = Driver::with(Box::new(process.clone())).unwrap();
+    (process, driver)
+}
+
+fn context(driver: &Arc<Driver>, ordinal: u32) -> Arc<Context> {
+    Context::primary(&Device::at(driver, ordinal).unwrap()).unwrap()
+}
+
+#[test]
+fn devices_say_what_they_are() {
+    let (_, driver) = process(3);
+    let devices = driver.devices().unwrap();
+    assert_eq!(devices.len(), 3);
+    assert_eq!(
+        devices[2].to_string(),
+        "GPU 2 (Simulated GPU at 0000:02:00.0)"
+    );
+    assert_eq!(devices[1].compute_capability, (9, 0));
+    assert_eq!(devices[1].uuid, [2; 16]);
+    let error = Device::at(&driver, 3).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    assert!(error.message().contains("GPU 3") && error.message().contains("there are 3"));
+}
+
+#[test]
+fn a_machine_without_devices_is_an_error_value() {
+    let process = Machine::new(0).process();
+    let error = Driver::with(Box::new(process)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    assert!(
+        error
+            .message()
+            .contains("cuInit: CUDA_ERROR_NO_DEVICE (100)"),
+        "{error}"
+    );
+}
+
+#[test]
+fn loading_the_driver_never_panics() {
+    match Driver::load() {
+        Ok(driver) => assert!(driver.version() >= 12_000),
+        Err(error) => assert!(!error.message().is_empty()),
+    }
+}
+
+#[test]
+fn the_callers_context_is_put_back() {
+    let (process, driver) = process(2);
+    let (one, two) = (context(&driver, 0), context(&driver, 1));
+    assert_eq!(process.current(), None);
+    {
+        let _bound = one.bind().unwrap();
+        assert_eq!(process.current(), Some(one.handle()));
+        let stream = Stream::new(&two).unwrap();
+        let memory = DeviceMemory::zeroed(&two, 100, SOON).unwrap();
+        assert_eq!(process.current(), Some(one.handle()));
+        drop((memory, stream));
+        assert_eq!(process.current(), Some(one.handle()));
+        let (process, two) = (process.clone(), two.clone());
+        std::thread::spawn(move || {
+            assert_eq!(process.current(), None, "another thread has its own");
+            drop(two.bind().unwrap());
+        })
+        .join()
+        .unwrap();
+    }
+    assert_eq!(process.current(), None);
+}
+
+#[test]
+fn a_failed_call_leaves_the_context_alone_too() {
+    let (process, driver) = process(1);
+    let context = context(&driver, 0);
+    for function in [
+        "cuThreadExchangeStreamCaptureMode",
+        "cuMemAlloc",
+        "cuCtxPushCurrent",
+    ] {
+        process.fail(function, 0, 1, CuResult::UNKNOWN);
+        let error = DeviceMemory::new(&context, 64).unwrap_err();
+        assert!(error.message().contains(function), "{error}");
+        assert_eq!(process.current(), None, "{function}");
+    }
+    DeviceMemory::new(&context, 64).unwrap();
+}
+
+#[test]
+fn nothing_is_left_in_any_order_of_drops() {
+    let (process, driver) = process(2);
+    process
+        .machine()
+        .kernel("nothing", 8, |_| CuResult::SUCCESS);
+    let context = context(&driver, 0);
+    let module = Module::load(&context, "test", &[0; 8]).unwrap();
+    let function = module.function("nothing").unwrap();
+    let stream = Stream::new(&context).unwrap();
+    let event = Event::new(&context).unwrap();
+    let memory = DeviceMemory::new(&context, 4096).unwrap();
+    let pinned = PinnedMemory::new(&context, 4096).unwrap();
+    assert_eq!(process.leftovers().len(), 6, "{:?}", process.leftovers());
+    // Parents first.
+    drop((driver, context, module));
+    event.record(&stream).unwrap();
+    // SAFETY: the kernel takes 8 bytes and does nothing.
+    unsafe { function.launch(1, 32, 0, &stream, &0u64).unwrap() };
+    drop((stream, event, memory, pinned));
+    assert_eq!(process.leftovers(), ["1 modules", "1 retained contexts"]);
+    drop(function);
+    assert_eq!(process.leftovers(), [""; 0]);
+}
+
+#[test]
+fn destructors_survive_a_driver_that_is_gone() {
+    let (process, driver) = process(1);
+    let context = context(&driver, 0);
+    let held = (
+        DeviceMemory::new(&context, 64).unwrap(),
+        PinnedMemory::new(&context, 64).unwrap(),
+        Stream::new(&context).unwrap(),
+        Event::new(&context).unwrap(),
+    );
+    for function in ["cuCtxPushCurrent", "cuStreamDestroy", "cuEventDestroy"] {
+        process.fail(function, 0, usize::MAX, CuResult::DEINITIALIZED);
+    }
+    drop(held);
+}
+
+#[test]
+fn peers_are_enabled_once_and_in_one_direction() {
+    let (process, driver) = process(3);
+    process.machine().refuse_peers(0, 2);
+    let contexts: Vec<_> = (0..3).map(|ordinal| context(&driver, ordinal)).collect();
+    assert!(contexts[0].enable_peer(&contexts[0]).unwrap());
+    assert!(contexts[0].enable_peer(&contexts[1]).unwrap());
+    assert!(contexts[0].enable_peer(&contexts[1]).unwrap(), "again");
+    assert!(!contexts[0].enable_peer(&contexts[2]).unwrap(), "refused");
+    // What one may, the other may not yet.
+    let there = DeviceMemory::new(&contexts[1], 64).unwrap();
+    let here = DeviceMemory::new(&contexts[0], 64).unwrap();
+    let [first, second] = [0, 1].map(|at| Stream::new(&contexts[at]).unwrap());
+    there.fill(1, &first).unwrap();
+    assert!(here.fill(1, &second).is_err());
+    // A machine that says yes and then refuses.
+    process.fail(
+        "cuCtxEnablePeerAccess",
+        0,
+        1,
+        CuResult::PEER_ACCESS_UNSUPPORTED,
+    );
+    assert!(!contexts[1].enable_peer(&contexts[2]).unwrap());
+    process.fail("cuCtxEnablePeerAccess", 0, 1, CuResult::UNKNOWN);
+    let error = contexts[1].enable_peer(&contexts[2]).unwrap_err();
+    assert!(error.message().contains("from GPU 1") && error.message().contains("GPU 2"));
+}
+
+#[test]
+fn the_stack_is_only_raised() {
+    let (process, driver) = process(1);
+    let context = context(&driver, 0);
+    context.raise_stack(512).unwrap();
+    assert_eq!(process.calls("cuCtxSetLimit"), 0);
+    context.raise_stack(4096).unwrap();
+    context.raise_stack(4096).unwrap();
+    assert_eq!(process.calls("cuCtxSetLimit"), 1);
+}
+
+#[test]
+fn an_old_driver_is_told_by_what_it_lacks() {
+    let (process, driver) = process(1);
+    let context = context(&driver, 0);
+    process
+        .machine()
+        .kernel("nothing", 8, |_| CuResult::SUCCESS);
+    // Functions since 12.4 can be done without: what is asked for by name is loaded then.
+    for function in ["cuFuncLoad", "cuModuleGetFunctionCount"] {
+        process.fail(function, 0, usize::MAX, CuResult::FUNCTION_MISSING);
+    }
+    let module = Module::load(&context, "test", &[0; 8]).unwrap();
+    let asked = process.calls("cuFuncGetAttribute");
+    module.function("nothing").unwrap();
+    assert!(process.calls("cuFuncGetAttribute") > asked);
+    // Others cannot.
+    process.fail("cuMemAlloc", 0, 1, CuResult::FUNCTION_MISSING);
+    let error = DeviceMemory::new(&context, 64).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    assert!(
+        error
+            .message()
+            .contains("CUDA 13.0) is too old for cuMemAlloc"),
+        "{error}"
+    );
+}

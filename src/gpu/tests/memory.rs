@@ -1,0 +1,291 @@
+//! Memory: bounds, copies, pinning, what pointers are, and other processes' memory.
+
+use super::*;
+use crate::sys::memory::{Mapping, sealed_memfd};
+
+#[test]
+fn copies_arrive_and_stay_inside() {
+    let (_, driver) = process(1);
+    let context = context(&driver, 0);
+    let stream = Stream::new(&context).unwrap();
+    let memory = DeviceMemory::zeroed(&context, 100, SOON).unwrap();
+    memory.write(90, &[7; 10], &stream, SOON).unwrap();
+    let mut back = [1; 100];
+    memory.read(0, &mut back, &stream, SOON).unwrap();
+    assert!(back[..90] == [0; 90] && back[90..] == [7; 10]);
+    for (at, bytes) in [(91, 10), (101, 0), (usize::MAX, 2)] {
+        let error = memory
+            .write(at, &vec![0; bytes], &stream, SOON)
+            .unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{at} {bytes}");
+    }
+    assert!(memory.place(100, 0).is_ok());
+}
+
+#[test]
+fn impossible_sizes_say_what_is_free() {
+    let (_, driver) = process(1);
+    let context = context(&driver, 0);
+    for refused in [
+        DeviceMemory::new(&context, 0).unwrap_err(),
+        PinnedMemory::new(&context, 0).unwrap_err(),
+    ] {
+        assert_eq!(refused.kind(), ErrorKind::InvalidArgument);
+    }
+    let _some = DeviceMemory::new(&context, 1 << 20).unwrap();
+    let error = DeviceMemory::new(&context, 1 << 30).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::System);
+    for part in [
+        "1073741824 bytes on GPU 0",
+        "1072693248 of 1073741824 bytes free",
+        "OUT_OF",
+    ] {
+        assert!(error.message().contains(part), "{part}: {error}");
+    }
+}
+
+#[test]
+fn waits_end_at_their_deadline() {
+    let (process, driver) = process(1);
+    let context = context(&driver, 0);
+    let stream = Stream::new(&context).unwrap();
+    let event = Event::new(&context).unwrap();
+    let memory = DeviceMemory::new(&context, 64).unwrap();
+    event.record(&stream).unwrap();
+    process.hang(true);
+    let short = Duration::from_millis(30);
+    let mut target = [0; 64];
+    for waited in [
+        stream.wait(short),
+        event.wait(short),
+        memory.read(0, &mut target, &stream, short),
+    ] {
+        let error = waited.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Timeout);
+        assert!(error.message().contains("30ms"), "{error}");
+    }
+    assert!(!stream.is_idle().unwrap() && !event.has_happened().unwrap());
+    process.hang(false);
+    stream.wait(short).unwrap();
+    memory.read(0, &mut target, &stream, short).unwrap();
+}
+
+#[test]
+fn pinned_memory_is_one_memory_for_both_sides() {
+    let (process, driver) = process(2);
+    let (one, two) = (context(&driver, 0), context(&driver, 1));
+    let pinned = PinnedMemory::new(&one, 4096).unwrap();
+    // SAFETY: in bounds, and nobody else has it.
+    unsafe {
+        assert_eq!(pinned.host().add(4095).read(), 0);
+        pinned.host().write(9);
+    }
+    let stream = Stream::new(&two).unwrap();
+    let device = DeviceMemory::new(&two, 1).unwrap();
+    let copied = {
+        let _bound = two.bind().unwrap();
+        // SAFETY: both are one byte at least.
+        unsafe {
+            driver
+                .api()
+                .cuMemcpyAsync(device.address(), pinned.address(), 1, stream.handle())
+        }
+    };
+    assert_eq!(
+        copied,
+        CuResult::SUCCESS,
+        "portable: any GPU of the process"
+    );
+    let mut byte = [0];
+    device.read(0, &mut byte, &stream, SOON).unwrap();
+    assert_eq!(byte, [9]);
+    // Where GPUs do not see it, it is given back.
+    process.fail("cuMemHostGetDevicePointer", 0, 1, CuResult::UNKNOWN);
+    let before = process.leftovers();
+    assert!(PinnedMemory::new(&one, 4096).is_err());
+    assert_eq!(process.leftovers(), before);
+}
+
+#[test]
+fn a_mapping_is_pinned_where_it_is_and_kept() {
+    let (process, driver) = process(1);
+    let context = context(&driver, 0);
+    let file = sealed_memfd(8192).unwrap();
+    let other = Mapping::shared(&file, 8192).unwrap();
+    let mapping = Arc::new(Mapping::shared(&file, 8192).unwrap());
+    let weak = Arc::downgrade(&mapping);
+    let base = mapping.base();
+    // SAFETY: 8192 bytes, mapped as long as the owner lives.
+    let pinned = unsafe { PinnedMemory::register(&context, base, 8192, mapping.clone()) }.unwrap();
+    // SAFETY: as above.
+    let again = unsafe { PinnedMemory::register(&context, base, 8192, mapping) }.unwrap_err();
+    assert_eq!(again.kind(), ErrorKind::InvalidUsage);
+    assert!(weak.upgrade().is_some());
+    // SAFETY: in bounds of both mappings.
+    unsafe {
+        pinned.host().add(8191).write(5);
+        assert_eq!(other.base().add(8191).read(), 5);
+    }
+    drop(pinned);
+    assert!(weak.upgrade().is_none());
+    drop(context);
+    assert_eq!(process.leftovers(), [""; 0]);
+}
+
+#[test]
+fn pointers_are_told_apart() {
+    let (_, driver) = process(2);
+    let context = context(&driver, 1);
+    let device = DeviceMemory::new(&context, 1000).unwrap();
+    let pinned = PinnedMemory::new(&context, 64).unwrap();
+    let host = [0u8; 64];
+    let found = driver.pointer(device.address() + 999).unwrap();
+    assert_eq!((found.space, found.ordinal), (Space::Device, Some(1)));
+    assert_eq!(found.context, Some(context.handle()));
+    assert_eq!(found.range, (device.address(), 1000));
+    assert!(found.shareable && found.buffer_id != 0);
+    let found = driver.pointer(pinned.address()).unwrap();
+    assert_eq!(found.space, Space::Pinned);
+    let found = driver.pointer(host.as_ptr() as u64).unwrap();
+    assert_eq!(
+        (found.space, found.ordinal, found.context, found.range),
+        (Space::Pageable, None, None, (0, 0))
+    );
+}
+
+/// Two processes on one machine, and contexts of theirs: `ours` on GPU 0, `theirs` on GPU 1.
+fn two_processes() -> (Process, Arc<Context>, Process, Arc<Context>) {
+    let machine = Machine::new(2);
+    let (one, two) = (machine.process(), machine.process());
+    let drivers = [&one, &two].map(|p| Driver::with(Box::new(p.clone())).unwrap());
+    let (ours, theirs) = (context(&drivers[0], 0), context(&drivers[1], 1));
+    (one, ours, two, theirs)
+}
+
+#[test]
+fn another_process_memory_is_mapped_once_and_closed_at_zero() {
+    let (_one, ours, two, theirs) = two_processes();
+    let memory = DeviceMemory::zeroed(&ours, 4096, SOON).unwrap();
+    let handle = IpcHandle::export(&ours, memory.address() + 64, 1024).unwrap();
+    let handle = IpcHandle::from_bytes(&handle.to_bytes());
+    assert_eq!(handle.bytes(), 1024);
+
+    let first = IpcMemory::open(&theirs, &handle).unwrap();
+    let second = IpcMemory::open(&theirs, &handle).unwrap();
+    assert_eq!(first.address(), second.address());
+    assert_ne!(first.address(), memory.address() + 64);
+    // Another piece of the same allocation shares the mapping.
+    let rest = IpcHandle::export(&ours, memory.address() + 2048, 2048).unwrap();
+    let third = IpcMemory::open(&theirs, &rest).unwrap();
+    assert_eq!(third.address() - first.address(), 2048 - 64);
+    assert_eq!(two.calls("cuIpcOpenMemHandle"), 1);
+    assert_eq!(theirs.driver().ipc_mappings(), 1);
+
+    // It is the same memory.
+    let stream = Stream::new(&theirs).unwrap();
+    {
+        let _bound = theirs.bind().unwrap();
+        // SAFETY: the first 1024 bytes of the mapped piece.
+        let done = unsafe {
+            theirs
+                .driver()
+                .api()
+                .cuMemsetD8Async(first.address(), 3, 1024, stream.handle())
+        };
+        assert_eq!(done, CuResult::SUCCESS);
+    }
+    let mut seen = [1; 4096];
+    memory
+        .read(0, &mut seen, &Stream::new(&ours).unwrap(), SOON)
+        .unwrap();
+    assert!(seen[..64] == [0; 64] && seen[64..1088] == [3; 1024] && seen[1088..] == [0; 3008]);
+
+    drop((first, third));
+    assert_eq!(two.calls("cuIpcCloseMemHandle"), 0);
+    drop(second);
+    assert_eq!(two.calls("cuIpcCloseMemHandle"), 1);
+    assert_eq!(theirs.driver().ipc_mappings(), 0);
+    IpcMemory::open(&theirs, &handle).unwrap();
+    assert_eq!(
+        two.calls("cuIpcOpenMemHandle"),
+        2,
+        "once closed, it is opened anew"
+    );
+    drop((stream, theirs));
+    assert_eq!(two.leftovers(), [""; 0]);
+}
+
+#[test]
+fn threads_share_the_mapping() {
+    let (_one, ours, two, theirs) = two_processes();
+    let memory = DeviceMemory::new(&ours, 64).unwrap();
+    let handle = IpcHandle::export(&ours, memory.address(), 64).unwrap();
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..200 {
+                    // The simulated driver refuses to map what is mapped, and to close what is not.
+                    IpcMemory::open(&theirs, &handle).unwrap();
+                }
+            });
+        }
+    });
+    assert_eq!(
+        two.calls("cuIpcOpenMemHandle"),
+        two.calls("cuIpcCloseMemHandle")
+    );
+    assert_eq!(theirs.driver().ipc_mappings(), 0);
+}
+
+#[test]
+fn handles_that_lie_are_refused_and_leave_nothing() {
+    let (one, ours, two, theirs) = two_processes();
+    let memory = DeviceMemory::new(&ours, 4096).unwrap();
+    let good = IpcHandle::export(&ours, memory.address(), 4096).unwrap();
+    let mut bytes = good.to_bytes();
+    bytes[80..88].copy_from_slice(&1u64.to_le_bytes()); // offset
+    let error = IpcMemory::open(&theirs, &IpcHandle::from_bytes(&bytes)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Mismatch);
+    assert!(error.message().contains("4096 bytes at 1"), "{error}");
+    bytes[88..96].copy_from_slice(&u64::MAX.to_le_bytes()); // size: the sum wraps
+    assert!(IpcMemory::open(&theirs, &IpcHandle::from_bytes(&bytes)).is_err());
+    let nothing = IpcHandle::from_bytes(&[0; IPC_HANDLE_BYTES]);
+    assert!(IpcMemory::open(&theirs, &nothing).is_err());
+    // Our own.
+    let error = IpcMemory::open(&ours, &good).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidUsage);
+    // A mapping whose extent cannot be asked for.
+    two.fail("cuMemGetAddressRange", 0, 1, CuResult::UNKNOWN);
+    assert!(IpcMemory::open(&theirs, &good).is_err());
+    // GPUs that do not reach one another.
+    one.machine().refuse_peers(0, 1);
+    let error = IpcMemory::open(&theirs, &good).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    assert!(error.message().contains("GPU 1"), "{error}");
+    assert_eq!(theirs.driver().ipc_mappings(), 0);
+    drop(theirs);
+    assert_eq!(two.leftovers(), [""; 0]);
+}
+
+#[test]
+fn only_device_memory_inside_one_allocation_is_exported() {
+    let (process, driver) = process(2);
+    let (one, two) = (context(&driver, 0), context(&driver, 1));
+    let memory = DeviceMemory::new(&one, 4096).unwrap();
+    let pinned = PinnedMemory::new(&one, 64).unwrap();
+    let host = [0u8; 64];
+    for (context, address, bytes) in [
+        (&one, memory.address(), 4097),
+        (&one, memory.address() + 4095, 2),
+        (&two, memory.address(), 64),
+        (&one, pinned.address(), 64),
+        (&one, host.as_ptr() as u64, 64),
+    ] {
+        let error = IpcHandle::export(context, address, bytes).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+    }
+    process.fail("cuIpcGetMemHandle", 0, 1, CuResult::INVALID_VALUE);
+    let error = IpcHandle::export(&one, memory.address(), 64).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    assert!(error.message().contains("pools"), "{error}");
+}

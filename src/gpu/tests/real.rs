@@ -1,0 +1,138 @@
+//! On this machine's GPUs, if it has any and the build has kernels; else each test says why it
+//! does nothing.
+
+use super::*;
+use crate::gpu::probe::{Probe, check_peer, probe_word};
+
+/// The GPUs; none, with the reason printed, where there are none to use.
+fn devices() -> Vec<Device> {
+    let found = Driver::load().and_then(|driver| driver.devices());
+    match (found, kernels::STATE) {
+        (Ok(devices), kernels::State::Built { .. }) => devices,
+        (Err(error), _) => {
+            println!("SKIPPED: {error}");
+            Vec::new()
+        }
+        (_, state) => {
+            println!("SKIPPED: kernels {state}");
+            Vec::new()
+        }
+    }
+}
+
+#[test]
+fn kernels_of_the_build_run() {
+    for device in devices() {
+        let context = Context::primary(&device).unwrap();
+        let probe = Probe::new(&context).unwrap();
+        let stream = Stream::new(&context).unwrap();
+        let words = 100_003;
+        let memory = DeviceMemory::zeroed(&context, words * 8, SOON).unwrap();
+        // SAFETY: the memory is this test's.
+        unsafe {
+            probe.fill(memory.address(), words as u64, 5).unwrap();
+            let wrong = |seed| probe.wrong_words(memory.address(), words as u64, seed);
+            assert_eq!(wrong(5).unwrap(), 0);
+            assert_eq!(wrong(6).unwrap(), words as u32);
+        }
+        let mut bytes = vec![0; words * 8];
+        memory.read(0, &mut bytes, &stream, SOON).unwrap();
+        for (index, word) in bytes.chunks_exact(8).enumerate() {
+            let word = u64::from_le_bytes(word.try_into().unwrap());
+            assert_eq!(word, probe_word(5, index as u64), "word {index}");
+        }
+        let found = driver_pointer(&device, memory.address());
+        assert_eq!(
+            (found.space, found.ordinal),
+            (Space::Device, Some(device.ordinal()))
+        );
+        let pinned = PinnedMemory::new(&context, 4096).unwrap();
+        assert_eq!(
+            driver_pointer(&device, pinned.address()).space,
+            Space::Pinned
+        );
+        assert_eq!(
+            driver_pointer(&device, bytes.as_ptr() as u64).space,
+            Space::Pageable
+        );
+        // SAFETY: as above; half of the memory to the other half, aligned to 16.
+        let speed = unsafe {
+            let half = (words as u64 * 8 / 2) & !15;
+            probe.copy_speed(memory.address() + half, memory.address(), half, 64, 10)
+        };
+        println!("{device}: copies {:.1} GB/s", speed.unwrap() / 1e9);
+    }
+}
+
+fn driver_pointer(device: &Device, address: u64) -> Pointer {
+    device.driver().pointer(address).unwrap()
+}
+
+#[test]
+fn graphs_replay_and_keep() {
+    for device in devices() {
+        let context = Context::primary(&device).unwrap();
+        let stream = Stream::new(&context).unwrap();
+        let memory = DeviceMemory::zeroed(&context, 64, SOON).unwrap();
+        let kept = Arc::new(());
+        for mode in [
+            CaptureMode::Global,
+            CaptureMode::ThreadLocal,
+            CaptureMode::Relaxed,
+        ] {
+            let graph = Graph::capture(&stream, mode, |stream| {
+                let beside = Event::new(&context)?;
+                assert!(beside.has_happened()?);
+                drop(DeviceMemory::new(&context, 64)?);
+                assert!(stream.is_capturing()? && stream.keep_for_replay(kept.clone())?);
+                memory.fill(mode as u8 + 1, stream)
+            })
+            .unwrap();
+            assert_eq!(Arc::strong_count(&kept), 2);
+            let mut bytes = [0; 64];
+            memory.read(0, &mut bytes, &stream, SOON).unwrap();
+            assert_ne!(bytes, [mode as u8 + 1; 64], "recorded, not run");
+            graph.launch(&stream).unwrap();
+            memory.read(0, &mut bytes, &stream, SOON).unwrap();
+            assert_eq!(bytes, [mode as u8 + 1; 64]);
+            drop(graph);
+            for _ in 0..2000 {
+                if Arc::strong_count(&kept) == 1 {
+                    break;
+                }
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            assert_eq!(Arc::strong_count(&kept), 1, "released");
+        }
+    }
+}
+
+#[test]
+fn words_bounce_between_gpus_and_streams() {
+    let devices = devices();
+    let Some(first) = devices.first() else {
+        return;
+    };
+    // Between two streams of one GPU, and from the first GPU to each other one.
+    for second in &devices {
+        let (here, there) = (
+            Context::primary(first).unwrap(),
+            Context::primary(second).unwrap(),
+        );
+        if !here.enable_peer(&there).unwrap() || !there.enable_peer(&here).unwrap() {
+            println!("SKIPPED: {first} and {second} do not reach one another");
+            continue;
+        }
+        let (near, far) = (Probe::new(&here).unwrap(), Probe::new(&there).unwrap());
+        let mine = DeviceMemory::zeroed(&here, 1 << 20, SOON).unwrap();
+        let theirs = DeviceMemory::zeroed(&there, 1 << 20, SOON).unwrap();
+        // SAFETY: the memory is this test's, and both GPUs reach it at the same address.
+        unsafe {
+            let (a, b) = (mine.address(), theirs.address());
+            let trip = near.round_trip(&far, [a, a], [b, b], 2000).unwrap();
+            println!("{first} to {second} and back: {:.2} us", trip * 1e6);
+            check_peer(&near, theirs.address(), &far, &theirs, 3).unwrap();
+            check_peer(&far, mine.address(), &near, &mine, 4).unwrap();
+        }
+    }
+}

@@ -1,0 +1,354 @@
+//! Work: launches, graphs, captures, probes.
+
+use super::*;
+use crate::gpu::probe::{Probe, check_peer, probe_word};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// The parameter of the kernel `add`: adds `value` to `words` 64-bit words.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Add {
+    target: u64,
+    words: u64,
+    value: u64,
+}
+
+fn add_kernel(machine: &Machine) {
+    machine.kernel("add", size_of::<Add>(), |launch| {
+        // SAFETY: integers; the test has the memory alone.
+        unsafe {
+            let args: Add = launch.args();
+            let Some(words) = launch.words(args.target, args.words) else {
+                return CuResult(700);
+            };
+            words
+                .iter_mut()
+                .for_each(|word| *word = word.wrapping_add(args.value));
+        }
+        CuResult::SUCCESS
+    });
+}
+
+struct Work {
+    process: Process,
+    context: Arc<Context>,
+    stream: Stream,
+    add: Function,
+    memory: DeviceMemory,
+}
+
+fn work(devices: usize) -> Work {
+    let (process, driver) = process(devices);
+    add_kernel(process.machine());
+    let context = context(&driver, 0);
+    let module = Module::load(&context, "test", &[0; 8]).unwrap();
+    Work {
+        stream: Stream::new(&context).unwrap(),
+        add: module.function("add").unwrap(),
+        memory: DeviceMemory::zeroed(&context, 64, SOON).unwrap(),
+        process,
+        context,
+    }
+}
+
+impl Work {
+    fn launch(&self, value: u64) -> crate::Result<()> {
+        let args = Add {
+            target: self.memory.address(),
+            words: 8,
+            value,
+        };
+        // SAFETY: the kernel's parameter; the memory holds 8 words.
+        unsafe { self.add.launch(2, 128, 0, &self.stream, &args) }
+    }
+
+    fn words(&self) -> [u64; 8] {
+        let mut bytes = [0; 64];
+        self.memory.read(0, &mut bytes, &self.stream, SOON).unwrap();
+        std::array::from_fn(|at| u64::from_le_bytes(bytes[at * 8..][..8].try_into().unwrap()))
+    }
+}
+
+#[test]
+fn a_launch_gets_its_struct() {
+    let work = work(1);
+    work.launch(5).unwrap();
+    work.launch(6).unwrap();
+    assert_eq!(work.words(), [11; 8]);
+    assert_eq!(work.add.max_threads, 1024);
+    assert_eq!(work.add.blocks_per_multiprocessor(512, 0).unwrap(), 4);
+    assert!(work.add.allow_shared(100_000).is_ok());
+    let error = work.add.allow_shared(300_000).unwrap_err();
+    assert!(error.message().contains("232448"), "{error}");
+}
+
+#[test]
+fn what_cannot_be_launched_says_why() {
+    let work = work(2);
+    let error = Module::load(&work.context, "test", &[0; 8])
+        .unwrap()
+        .function("subtract")
+        .unwrap_err();
+    assert!(error.message().contains("test have no subtract"), "{error}");
+    let other = context(work.context.driver(), 1);
+    let stream = Stream::new(&other).unwrap();
+    // SAFETY: refused before anything is launched.
+    let error = unsafe { work.add.launch(1, 1, 0, &stream, &0u64) }.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidUsage);
+    assert!(error.message().contains("GPU 0") && error.message().contains("GPU 1"));
+    let args = Add {
+        target: 0,
+        words: 0,
+        value: 0,
+    };
+    // SAFETY: the kernel's parameter; more threads than there can be.
+    let error = unsafe { work.add.launch(1, 2048, 0, &work.stream, &args) }.unwrap_err();
+    assert!(error.message().contains("x: 2048") && error.message().contains("add"));
+}
+
+#[test]
+fn all_kernels_are_loaded_with_their_module() {
+    let work = work(1);
+    let loaded = work.process.calls("cuFuncLoad");
+    work.process
+        .machine()
+        .kernel("other", 8, |_| CuResult::SUCCESS);
+    Module::load(&work.context, "test", &[0; 8]).unwrap();
+    assert_eq!(work.process.calls("cuFuncLoad"), loaded + 2);
+}
+
+#[test]
+fn a_borrowed_stream_is_not_destroyed() {
+    let work = work(1);
+    // SAFETY: a live stream of this context.
+    let borrowed = unsafe { Stream::borrowed(&work.context, work.stream.handle()) };
+    assert!(borrowed.is_idle().unwrap());
+    drop(borrowed);
+    assert_eq!(work.process.calls("cuStreamDestroy"), 1, "that of `zeroed`");
+    work.launch(1).unwrap();
+}
+
+#[test]
+fn a_graph_records_and_replays() {
+    let work = work(1);
+    let graph = Graph::capture(&work.stream, CaptureMode::ThreadLocal, |stream| {
+        assert!(stream.is_capturing()?);
+        work.launch(3)
+    })
+    .unwrap();
+    assert!(!work.stream.is_capturing().unwrap());
+    assert_eq!(work.words(), [0; 8], "recorded, not run");
+    for _ in 0..1000 {
+        graph.launch(&work.stream).unwrap();
+    }
+    assert_eq!(work.words(), [3000; 8]);
+}
+
+#[test]
+fn what_is_done_beside_a_global_capture_is_allowed() {
+    let work = work(1);
+    let graph = Graph::capture(&work.stream, CaptureMode::Global, |stream| {
+        let event = Event::new(&work.context)?;
+        assert!(event.has_happened()?);
+        let memory = DeviceMemory::new(&work.context, 64)?;
+        Module::load(&work.context, "late", &[0; 8])?;
+        drop(memory);
+        assert!(stream.is_capturing()?);
+        // A thread that does not go through `bind` is refused, and that ends the capture's luck:
+        // so the simulated machine does tell the difference.
+        work.launch(1)
+    });
+    graph.unwrap().launch(&work.stream).unwrap();
+    assert_eq!(work.words(), [1; 8]);
+    let refused = Graph::capture(&work.stream, CaptureMode::Global, |_| {
+        let api = work.context.driver().api();
+        let mut address = 0;
+        // SAFETY: pushed and popped; writes one address.
+        let done = unsafe {
+            assert_eq!(
+                api.cuCtxPushCurrent(work.context.handle()),
+                CuResult::SUCCESS
+            );
+            let done = api.cuMemAlloc(&mut address, 64);
+            api.cuCtxPopCurrent(&mut Default::default());
+            done
+        };
+        assert_eq!(done, CuResult::STREAM_CAPTURE_UNSUPPORTED);
+        Ok(())
+    });
+    assert_eq!(refused.unwrap_err().kind(), ErrorKind::InvalidUsage);
+}
+
+#[test]
+fn a_failed_capture_frees_the_stream() {
+    let work = work(1);
+    let error = Graph::capture(&work.stream, CaptureMode::Relaxed, |_| {
+        Err(crate::Error::invalid_usage("not today"))
+    })
+    .unwrap_err();
+    assert_eq!(error.message(), "not today");
+    // Asking a stream that is being captured whether it is done invalidates the capture.
+    let error = Graph::capture(&work.stream, CaptureMode::Relaxed, |stream| {
+        assert!(stream.is_idle().is_err());
+        assert!(stream.is_capturing().is_err());
+        assert!(stream.keep_for_replay(Arc::new(())).is_err());
+        Ok(())
+    })
+    .unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidUsage);
+    work.launch(1).unwrap();
+    assert!(
+        work.process
+            .leftovers()
+            .iter()
+            .all(|left| !left.contains("graph"))
+    );
+}
+
+/// Counts its drops.
+struct Dropped(Arc<AtomicUsize>);
+
+impl Drop for Dropped {
+    fn drop(&mut self) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn a_graph_keeps_what_its_replays_use() {
+    let work = work(1);
+    let count = Arc::new(AtomicUsize::new(0));
+    let kept = || Arc::new(Dropped(count.clone()));
+    let wait_for = |number| {
+        // Released on a thread of its own.
+        for _ in 0..2000 {
+            if count.load(Ordering::SeqCst) == number {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        panic!("{} of {number} were dropped", count.load(Ordering::SeqCst));
+    };
+    assert!(!work.stream.keep_for_replay(kept()).unwrap(), "no capture");
+    wait_for(1);
+    let graph = Graph::capture(&work.stream, CaptureMode::ThreadLocal, |stream| {
+        assert!(stream.keep_for_replay(kept())?);
+        work.launch(1)
+    })
+    .unwrap();
+    graph.launch(&work.stream).unwrap();
+    assert_eq!(count.load(Ordering::SeqCst), 1, "still needed");
+    drop(graph);
+    wait_for(2);
+    // Where the driver does not take it.
+    for (function, number) in [("cuUserObjectCreate", 3), ("cuGraphRetainUserObject", 4)] {
+        work.process.fail(function, 0, 1, CuResult::OUT_OF_MEMORY);
+        Graph::capture(&work.stream, CaptureMode::ThreadLocal, |stream| {
+            stream.keep_for_replay(kept()).map(drop)
+        })
+        .unwrap_err();
+        wait_for(number);
+    }
+}
+
+#[test]
+fn events_order_and_time() {
+    let work = work(1);
+    let (begin, end) = (
+        Event::timed(&work.context).unwrap(),
+        Event::timed(&work.context).unwrap(),
+    );
+    assert!(end.since(&begin).is_err(), "not recorded");
+    begin.record(&work.stream).unwrap();
+    work.launch(1).unwrap();
+    end.record(&work.stream).unwrap();
+    work.stream.wait_event(&begin).unwrap();
+    end.wait(SOON).unwrap();
+    assert!(end.since(&begin).unwrap() >= 0.0);
+    let untimed = Event::new(&work.context).unwrap();
+    untimed.record(&work.stream).unwrap();
+    assert!(untimed.since(&begin).is_err());
+}
+
+/// The probing kernels, as the simulated GPU does them; `lose` of the words never arrive.
+fn probe_kernels(machine: &Machine, lose: usize) {
+    machine.kernel("cinch_probe_fill", 24, move |launch| {
+        // SAFETY: integers; the test has the memory alone.
+        unsafe {
+            let [target, words, seed]: [u64; 3] = launch.args();
+            let Some(words) = launch.words(target, words) else {
+                return CuResult(700);
+            };
+            let end = words.len() - lose;
+            for (index, word) in words[..end].iter_mut().enumerate() {
+                *word = probe_word(seed, index as u64);
+            }
+        }
+        CuResult::SUCCESS
+    });
+    machine.kernel("cinch_probe_check", 32, |launch| {
+        // SAFETY: as above.
+        unsafe {
+            let [source, words, seed, wrong]: [u64; 4] = launch.args();
+            let (Some(words), Some(wrong)) = (launch.words(source, words), launch.reach(wrong, 4))
+            else {
+                return CuResult(700);
+            };
+            let found = words.iter().enumerate();
+            let count = found.filter(|&(at, &word)| word != probe_word(seed, at as u64));
+            *wrong.cast::<u32>() += count.count() as u32;
+        }
+        CuResult::SUCCESS
+    });
+    for (name, bytes) in [("cinch_probe_pingpong", 56), ("cinch_probe_copy", 24)] {
+        machine.kernel(name, bytes, |_| CuResult::SUCCESS);
+    }
+}
+
+fn probe(context: &Arc<Context>) -> Probe {
+    let module = Module::load(context, "probe", &[0; 8]).unwrap();
+    Probe::of(context, |name| module.function(name)).unwrap()
+}
+
+#[test]
+fn a_peer_whose_data_does_not_arrive_is_found() {
+    for lose in [0, 3] {
+        let (process, driver) = process(2);
+        probe_kernels(process.machine(), lose);
+        let (one, two) = (context(&driver, 0), context(&driver, 1));
+        let memory = DeviceMemory::zeroed(&two, 4096, SOON).unwrap();
+        let (writer, owner) = (probe(&one), probe(&two));
+        let check = || {
+            // SAFETY: the memory is this test's; the simulated kernels check their reach.
+            unsafe { check_peer(&writer, memory.address(), &owner, &memory, 7) }
+        };
+        check().unwrap_err(); // No access yet: the kernel faults.
+        assert!(one.enable_peer(&two).unwrap());
+        match (lose, check()) {
+            (0, checked) => checked.unwrap(),
+            (_, checked) => {
+                let error = checked.unwrap_err();
+                assert!(error.message().contains("512 words") && error.message().contains("3 of"));
+                assert!(error.message().contains("GPU 0") && error.message().contains("GPU 1"));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_word_that_does_not_come_back_is_a_timeout() {
+    let (process, driver) = process(1);
+    probe_kernels(process.machine(), 0);
+    let context = context(&driver, 0);
+    let (here, there) = (probe(&context), probe(&context));
+    // SAFETY: the simulated kernels touch nothing.
+    let error = unsafe { here.round_trip(&there, [0; 2], [0; 2], 10) }.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Timeout);
+    assert!(
+        error.message().contains("10 times; after 0 and 0"),
+        "{error}"
+    );
+    // SAFETY: as above.
+    let error = unsafe { here.copy_speed(0, 0, 8, 1, 1) }.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+}
