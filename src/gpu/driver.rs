@@ -1,6 +1,6 @@
 //! The driver: loaded once for the process, or a simulation of it.
 
-use super::{Device, ipc};
+use super::{Device, ipc, kernels};
 use crate::error::{Error, ErrorKind, Result};
 use crate::sys::cuda::{Api, CuResult, Loaded, available_since};
 use crate::sys::log::{Level, line};
@@ -15,6 +15,7 @@ pub struct Driver {
     version: u32,
     identity: u64,
     pub(super) ipc: ipc::Registry,
+    pub(super) modules: kernels::Cache,
 }
 
 impl Driver {
@@ -42,6 +43,7 @@ impl Driver {
             // Seeded by the system for each process.
             identity: RandomState::new().hash_one("cinch driver"),
             ipc: ipc::Registry::default(),
+            modules: kernels::Cache::default(),
         };
         // SAFETY: no arguments but flags, which must be 0.
         driver.check("cuInit", unsafe { driver.api.cuInit(0) })?;

@@ -226,7 +226,8 @@ fn map(context: &Arc<Context>, handle: &IpcHandle) -> Result<Entry> {
     }
     Ok(Entry {
         start,
-        bytes,
+        // Small allocations share a block, which is what is mapped: the range may begin earlier.
+        bytes: bytes.saturating_sub(start.saturating_sub(base) as usize),
         users: 0,
     })
 }

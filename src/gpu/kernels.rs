@@ -2,8 +2,10 @@
 
 use super::{Context, Module};
 use crate::error::{Error, ErrorKind, Result};
+use crate::sys::cuda::CuContext;
+use std::collections::HashMap;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// Whether kernels were built.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +49,12 @@ pub fn fatbins() -> &'static [Fatbin] {
     FATBINS
 }
 
-/// Loads the kernels of `kernels/entry/NAME.cu` on a GPU.
+/// The modules that are loaded, by context and name; one table beside each driver.
+#[derive(Debug, Default)]
+pub(super) struct Cache(Mutex<HashMap<(CuContext, &'static str), Weak<Module>>>);
+
+/// Loads the kernels of `kernels/entry/NAME.cu` on a GPU, or returns them where somebody in this
+/// process still has them there.
 ///
 /// # Errors
 /// Unsupported, with the reason, if this build has no kernels; internal if there is no such file;
@@ -65,7 +72,21 @@ pub fn load(context: &Arc<Context>, name: &str) -> Result<Arc<Module>> {
         .iter()
         .find(|fatbin| fatbin.name == name)
         .ok_or_else(|| Error::internal(format!("no file kernels/entry/{name}.cu was built")))?;
-    Module::load(context, name, fatbin.bytes)
+    let key = (context.handle(), fatbin.name);
+    let cache = || {
+        // A panic elsewhere leaves the table whole.
+        let cache = &context.driver().modules.0;
+        cache.lock().unwrap_or_else(PoisonError::into_inner)
+    };
+    if let Some(module) = cache().get(&key).and_then(Weak::upgrade) {
+        return Ok(module);
+    }
+    // Without the lock, so that several GPUs load at once; two that load the same cost time only.
+    let module = Module::load(context, name, fatbin.bytes)?;
+    let mut cache = cache();
+    cache.retain(|_, module| module.strong_count() > 0);
+    cache.insert(key, Arc::downgrade(&module));
+    Ok(module)
 }
 
 #[cfg(test)]

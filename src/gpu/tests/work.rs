@@ -118,6 +118,28 @@ fn all_kernels_are_loaded_with_their_module() {
 }
 
 #[test]
+fn embedded_kernels_are_loaded_once_for_each_gpu() {
+    let (process, driver) = process(2);
+    let (one, two) = (context(&driver, 0), context(&driver, 1));
+    if let kernels::State::Missing { why } = kernels::STATE {
+        let error = kernels::load(&one, "probe").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert!(error.message().contains(why), "{error}");
+        return;
+    }
+    let held = kernels::load(&one, "probe").unwrap();
+    let again = kernels::load(&one, "probe").unwrap();
+    assert!(Arc::ptr_eq(&held, &again));
+    assert_eq!(process.calls("cuModuleLoadDataEx"), 1);
+    kernels::load(&two, "probe").unwrap();
+    kernels::load(&two, "probe").unwrap();
+    assert_eq!(process.calls("cuModuleLoadDataEx"), 3, "unloaded between");
+    assert!(kernels::load(&one, "no such file").is_err());
+    drop((held, again, one, two));
+    assert_eq!(process.leftovers(), [""; 0]);
+}
+
+#[test]
 fn a_borrowed_stream_is_not_destroyed() {
     let work = work(1);
     // SAFETY: a live stream of this context.
