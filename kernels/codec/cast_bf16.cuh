@@ -1,0 +1,27 @@
+// cast_bf16: bfloat16, nearest even. A finite element beyond the largest finite one becomes that;
+// infinity stays, and NaN stays a quiet NaN with the upper bits of its payload.
+#pragma once
+
+#include "codec/elementwise.cuh"
+
+namespace cinch {
+
+struct Bf16Meaning {
+  static constexpr int code_bytes = 2;
+
+  CINCH_HD explicit Bf16Meaning(const cinch_codec_params &) {}
+
+  static CINCH_HD uint32_t encode(float x) {
+    const uint32_t bits = bits_of(x) & 0x7fffffffu;
+    uint32_t rounded = bits + 0x7fff + (bits >> 16 & 1);
+    rounded = rounded < 0x7f7f0000u ? rounded : 0x7f7f0000u;
+    const uint32_t kept = bits > INFINITE ? bits | 0x400000u : bits;
+    return ((bits < INFINITE ? rounded : kept) | (bits_of(x) & 0x80000000u)) >> 16;
+  }
+
+  static CINCH_HD float decode(uint32_t code) { return float_of(code << 16); }
+};
+
+using CastBf16Format = Elementwise<Bf16Meaning>;
+
+}  // namespace cinch

@@ -1,0 +1,48 @@
+// What static8 and mantissa8 share: sign, and a magnitude m * 10^d in units that the host prepares.
+// 0x80 stands for an element that is not finite.
+//
+// A unit is a sum of two fp32 numbers, and m * 10^(d mod 4) is a whole number that fp32 holds, so
+// that one fused step rounds the exact value. Encoding finds the place among the magnitudes by
+// arithmetic that may be off by little and compares the distances to the two around, exactly.
+#pragma once
+
+#include "codec/elementwise.cuh"
+
+namespace cinch {
+
+// Self has whole(code), m of a magnitude; largest; and place(w, code, next), which see.
+template <class Self>
+struct DecimalMeaning {
+  static constexpr int code_bytes = 1;
+
+  CINCH_HD explicit DecimalMeaning(const cinch_codec_params &params) : params(params) {}
+
+  // The value of a magnitude code.
+  CINCH_HD float magnitude(uint32_t code) const {
+    const uint32_t decade = code >> 4;
+    const float ten = decade & 1 ? 10.0f : 1.0f;
+    const float q = mul(Self::whole(code), decade & 2 ? mul(ten, 100.0f) : ten);
+    const float high = decade & 4 ? params.upper[0] : params.lower[0];
+    const float low = decade & 4 ? params.upper[1] : params.lower[1];
+    return mul(fused(q, high, mul(q, low)), params.shrink);
+  }
+
+  CINCH_HD uint32_t encode(float x) const {
+    if (!is_finite(x)) return 0x80;
+    const float y = magnitude_of(x);
+    uint32_t code, next;
+    Self::place(mul(y, params.reciprocal), code, next);
+    // Both differences are exact where they are close to each other.
+    if (add(y, -magnitude(code)) > add(magnitude(next), -y)) code = next;
+    return code == 0 ? 0 : code | (bits_of(x) >> 24 & 0x80);
+  }
+
+  CINCH_HD float decode(uint32_t code) const {
+    const float value = float_of(bits_of(magnitude(code & 0x7f)) | (code & 0x80) << 24);
+    return code == 0x80 ? float_of(QUIET_NAN) : value;
+  }
+
+  cinch_codec_params params;
+};
+
+}  // namespace cinch

@@ -1,0 +1,76 @@
+// linear8: sign and a 7-bit integer k, worth k * s/127. The magnitude code is the integer nearest
+// to |x| * 127/s, ties to the smaller: the ceiling of what lies half below.
+//
+// The ceiling is one addition that rounds up: 1.5 * 2^23 has a last place worth 1, so the sum's low
+// byte is the ceiling. Where no element exceeds the scale, nothing exceeds 127: the factor is at
+// most 127/s * (1 + 2^-24), so the largest product is below 127.00001.
+//
+// Back: a byte in the upper seven bits of an fp32 mantissa with nothing above it is a subnormal
+// that is worth it times 2^-133, sign included; two exact powers of two bring it to the unit.
+#pragma once
+
+#include "codec/scaled.cuh"
+
+namespace cinch {
+
+struct LinearMeaning {
+  static CINCH_HD float factor(float scale) { return divide(127.0f, scale); }
+  static CINCH_HD float unit(float scale) { return divide(scale, 127.0f); }
+
+  // 2^6 times the unit: the largest is below 2^128.
+  struct Step {
+    float raised;
+  };
+  static CINCH_HD Step step(float scale) { return {mul(unit(scale), 0x1p6f)}; }
+
+  static CINCH_HD uint32_t encode4(const float *x, float factor) {
+    uint32_t k[4];
+    CINCH_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      k[i] = bits_of(add_up(fused(magnitude_of(x[i]), factor, -0.5f), 0x1.8p23f));
+    }
+    const uint32_t magnitudes = first_bytes(k[0], k[1], k[2], k[3]);
+    return with_signs(magnitudes, x);
+  }
+
+  template <bool REDUCE>
+  static CINCH_HD void decode4(uint32_t codes, Step step, float *acc) {
+    const uint32_t magnitudes = codes & 0x7f7f7f7fu;
+    const uint32_t signs = codes & 0x80808080u;
+    CINCH_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      // A magnitude has no sign bit, so its sign eight times is a byte of zeros.
+      const uint32_t selector = (4 + i) << 12 | i << 8 | (8 + i) << 4 | (8 + i);
+      const float small = float_of(byte_permute(magnitudes, signs, selector));
+      acc[i] = fused(mul(small, 0x1p127f), step.raised, REDUCE ? acc[i] : 0.0f);
+    }
+  }
+
+  static CINCH_HD uint32_t nearest(float y, float factor) {
+    const float above = ceilf(fused(y, factor, -0.5f));
+    return (uint32_t)(above < 127.0f ? above : 127.0f);
+  }
+
+  static CINCH_HD float value(uint32_t code) {
+    const float k = (float)(code & 0x7f);
+    return code & 0x80 ? -k : k;
+  }
+
+  // The low bytes of four words.
+  static CINCH_HD uint32_t first_bytes(uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+    return byte_permute(byte_permute(a, b, 0x0040), byte_permute(c, d, 0x0040), 0x5410);
+  }
+
+  // Gives four magnitudes the signs of x; a zero has none.
+  static CINCH_HD uint32_t with_signs(uint32_t magnitudes, const float *x) {
+    const uint32_t low = byte_permute(bits_of(x[0]), bits_of(x[1]), 0x0073);
+    const uint32_t high = byte_permute(bits_of(x[2]), bits_of(x[3]), 0x0073);
+    const uint32_t tops = byte_permute(low, high, 0x5410);
+    const uint32_t nonzero = magnitudes + 0x7f7f7f7fu;
+    return magnitudes | (tops & nonzero & 0x80808080u);
+  }
+};
+
+using Linear8Format = Scaled<LinearMeaning>;
+
+}  // namespace cinch

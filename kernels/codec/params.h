@@ -1,0 +1,39 @@
+/* What the kernels of a codec are told: prepared by the host, passed by value. C and C++. */
+#ifndef CINCH_CODEC_PARAMS_H
+#define CINCH_CODEC_PARAMS_H
+
+#include <stdint.h>
+
+/* Fields that a codec does not read are 0. */
+struct cinch_codec_params {
+  /* linear8, dynamic8: elements that share a scale, 5 to 12; 0: the whole chunk shares one. */
+  uint32_t log2_block;
+  /* linear8, dynamic8 with log2_block 0: that scale, for encoding. Decoding reads the wire's. */
+  float scale;
+  /* static8, mantissa8: units of the upper and of the lower four decades, as a sum of two numbers
+   * each, times `raise`; see cinch_decimal_params. */
+  float upper[2];
+  float lower[2];
+  /* static8, mantissa8: values are computed that much too large, so that no part of a unit is
+   * subnormal, and this shrinks them. A power of two. */
+  float shrink;
+  /* static8, mantissa8: 1 over the value of one in the largest decade, roughly, times shrink. */
+  float reciprocal;
+};
+
+/* What a stand-alone kernel gets. `wire` is aligned to 16 bytes and has the chunk's wire bytes;
+ * `elements` is aligned to 16 bytes and has n elements of the kernel's type. An encoder under
+ * log2_block 0 needs the chunk's scale word to be 0 before it starts. */
+struct cinch_codec_args {
+  void *wire;
+  void *elements;
+  uint64_t n;
+  struct cinch_codec_params params;
+};
+
+#ifdef __cplusplus
+static_assert(sizeof(cinch_codec_params) == 32, "shared with the host");
+static_assert(sizeof(cinch_codec_args) == 56, "shared with the host");
+#endif
+
+#endif

@@ -1,0 +1,41 @@
+// static8: sign, 3-bit decimal exponent, 4-bit tree: the sixteen nodes of a bisection, times a
+// power of ten; the smallest magnitude of all is 0 instead.
+//
+// A node is m/800 with m = 80 + 35 k up to the eighth and 54 k - 72 from there: the larger of both.
+#pragma once
+
+#include "codec/decimal.cuh"
+
+namespace cinch {
+
+struct StaticMeaning : DecimalMeaning<StaticMeaning> {
+  using DecimalMeaning<StaticMeaning>::DecimalMeaning;
+
+  static CINCH_HD float whole(uint32_t code) {
+    const float k = (float)(code & 15);
+    const float lower = fused(k, 35.0f, 80.0f), upper = fused(k, 54.0f, -72.0f);
+    return code == 0 ? 0.0f : lower > upper ? lower : upper;
+  }
+
+  // The code of the magnitude just below w, and the one after it: roughly, where w is close to a
+  // magnitude. w is 1 at the upper end of the largest decade.
+  static CINCH_HD void place(float w, uint32_t &code, uint32_t &next) {
+    w = w < 0.95f ? w : 0.95f;
+    uint32_t decade = 7;
+    CINCH_UNROLL
+    for (int i = 0; i < 7; ++i) {
+      const bool deeper = w < 0.1f;
+      w = deeper ? mul(w, 10.0f) : w;
+      decade -= deeper;
+    }
+    const float k = w < 0.45f ? mul(add(w, -0.1f), 1 / 0.04375f)
+                              : fused(add(w, -0.45f), 1 / 0.0675f, 8.0f);
+    const uint32_t node = k > 15.0f ? 15 : k > 0.0f ? (uint32_t)k : 0;
+    code = decade << 4 | node;
+    next = code < 127 ? code + 1 : 127;
+  }
+};
+
+using Static8Format = Elementwise<StaticMeaning>;
+
+}  // namespace cinch

@@ -1,0 +1,118 @@
+// Element types: how 16 bytes of each become numbers of its accumulator type and back, and the
+// arithmetic of reductions. Names are those of DType.
+//
+// Storage: an element as it lies in memory. Bits: an unsigned integer as large. Acc: what it is
+// computed in, fp32 for floats of up to 32 bits and the type itself otherwise. N: elements of a
+// 16-byte vector.
+#pragma once
+
+#include "dtype/format.cuh"
+#include "dtype/number.cuh"
+
+namespace cinch {
+
+// What all types share; Self has widen(Bits) and narrow(Acc).
+template <class Self, class STORAGE, class BITS, class ACC>
+struct ElementBase {
+  using Storage = STORAGE;
+  using Bits = BITS;
+  using Acc = ACC;
+  static constexpr int N = 16 / sizeof(Bits);
+
+  static CINCH_HD void unpack(uint4 vector, Acc (&out)[N]) {
+    Bits raw[N];
+    spread(vector, raw);
+    CINCH_UNROLL
+    for (int k = 0; k < N; ++k) out[k] = Self::widen(raw[k]);
+  }
+
+  static CINCH_HD uint4 pack(const Acc (&in)[N]) {
+    Bits raw[N];
+    CINCH_UNROLL
+    for (int k = 0; k < N; ++k) raw[k] = Self::narrow(in[k]);
+    return gather(raw);
+  }
+
+  static CINCH_HD Acc combine(Acc a, Acc b, Combine op) { return cinch::combine(a, b, op); }
+  static CINCH_HD Acc combine(Acc a, Acc b, uint32_t op) {
+    return cinch::combine(a, b, static_cast<Combine>(op));
+  }
+  // The factor of a pre-multiplied sum, in the accumulator type, is in the low bits of the word.
+  static CINCH_HD Acc premultiply(Acc a, uint64_t factor) {
+    return Number<Acc>::prod(a, Number<Acc>::from_word(factor));
+  }
+  // An average: what is left when all have been added.
+  static CINCH_HD Acc divide(Acc a, uint32_t nranks) { return Number<Acc>::divide(a, nranks); }
+
+ protected:
+  static CINCH_HD void spread(uint4 vector, Bits (&raw)[N]) {
+    const uint32_t words[4] = {vector.x, vector.y, vector.z, vector.w};
+    CINCH_UNROLL
+    for (int k = 0; k < N; ++k) {
+      if (sizeof(Bits) == 8) {
+        raw[k] = (Bits)((uint64_t)words[(2 * k + 1) & 3] << 32 | words[(2 * k) & 3]);
+      } else {
+        raw[k] = (Bits)(words[k * sizeof(Bits) / 4] >> (8 * sizeof(Bits) * k & 31));
+      }
+    }
+  }
+
+  static CINCH_HD uint4 gather(const Bits (&raw)[N]) {
+    uint32_t words[4] = {0, 0, 0, 0};
+    CINCH_UNROLL
+    for (int k = 0; k < N; ++k) {
+      if (sizeof(Bits) == 8) {
+        words[(2 * k) & 3] = (uint32_t)raw[k];
+        words[(2 * k + 1) & 3] = (uint32_t)((uint64_t)raw[k] >> 32);
+      } else {
+        words[k * sizeof(Bits) / 4] |= (uint32_t)raw[k] << (8 * sizeof(Bits) * k & 31);
+      }
+    }
+    return make_uint4(words[0], words[1], words[2], words[3]);
+  }
+};
+
+template <class Self, class T, class BITS>
+struct IntegerElement : ElementBase<Self, T, BITS, T> {
+  static CINCH_HD T widen(BITS bits) { return (T)bits; }
+  static CINCH_HD BITS narrow(T number) { return (BITS)number; }
+};
+
+struct I8 : IntegerElement<I8, int8_t, uint8_t> {};
+struct U8 : IntegerElement<U8, uint8_t, uint8_t> {};
+struct I32 : IntegerElement<I32, int32_t, uint32_t> {};
+struct U32 : IntegerElement<U32, uint32_t, uint32_t> {};
+struct I64 : IntegerElement<I64, int64_t, uint64_t> {};
+struct U64 : IntegerElement<U64, uint64_t, uint64_t> {};
+
+struct F32 : ElementBase<F32, float, uint32_t, float> {
+  static CINCH_HD float widen(uint32_t bits) { return float_of(bits); }
+  static CINCH_HD uint32_t narrow(float number) { return bits_of(number); }
+};
+
+struct F64 : ElementBase<F64, double, uint64_t, double> {
+  static CINCH_HD double widen(uint64_t bits) { return double_of(bits); }
+  static CINCH_HD uint64_t narrow(double number) { return bits_of(number); }
+};
+
+struct F8E4M3 : ElementBase<F8E4M3, uint8_t, uint8_t, float> {
+  static CINCH_HD float widen(uint8_t bits) { return SmallF8E4M3::widen(bits); }
+  static CINCH_HD uint8_t narrow(float number) { return (uint8_t)SmallF8E4M3::narrow(number); }
+};
+
+struct F8E5M2 : ElementBase<F8E5M2, uint8_t, uint8_t, float> {
+  static CINCH_HD float widen(uint8_t bits) { return SmallF8E5M2::widen(bits); }
+  static CINCH_HD uint8_t narrow(float number) { return (uint8_t)SmallF8E5M2::narrow(number); }
+};
+
+struct BF16 : ElementBase<BF16, uint16_t, uint16_t, float> {
+  static CINCH_HD float widen(uint16_t bits) { return widen_bf16(bits); }
+  static CINCH_HD uint16_t narrow(float number) { return (uint16_t)narrow_bf16(number); }
+};
+
+struct F16 : ElementBase<F16, uint16_t, uint16_t, float> {
+  static CINCH_HD float widen(uint16_t bits) { return SmallF16::widen(bits); }
+  static CINCH_HD uint16_t narrow(float number) { return (uint16_t)SmallF16::narrow(number); }
+};
+
+}  // namespace cinch

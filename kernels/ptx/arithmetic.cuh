@@ -1,0 +1,91 @@
+// IEEE arithmetic with a named rounding, on fp32 and on bytes of a word.
+#pragma once
+
+#include <math.h>
+
+#include "ptx/base.cuh"
+
+namespace cinch {
+
+CINCH_HD float add(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  return __fadd_rn(a, b);
+#else
+  return a + b;
+#endif
+}
+
+CINCH_HD float mul(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  return __fmul_rn(a, b);
+#else
+  return a * b;
+#endif
+}
+
+CINCH_HD float divide(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  return __fdiv_rn(a, b);
+#else
+  return a / b;
+#endif
+}
+
+// a * b + c, rounded once.
+CINCH_HD float fused(float a, float b, float c) {
+#if defined(__CUDA_ARCH__)
+  return __fmaf_rn(a, b, c);
+#else
+  return __builtin_fmaf(a, b, c);
+#endif
+}
+
+// a + b, rounded up.
+CINCH_HD float add_up(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  return __fadd_ru(a, b);
+#else
+  // The error of a rounded sum is a number, and this finds it.
+  const float sum = a + b;
+  const float part = sum - a;
+  const float error = (a - (sum - part)) + (b - part);
+  return error > 0 ? __builtin_nextafterf(sum, __builtin_inff()) : sum;
+#endif
+}
+
+CINCH_HD float magnitude_of(float x) { return float_of(bits_of(x) & 0x7fffffffu); }
+
+// The larger of two magnitudes; not finite if one of them is not.
+CINCH_HD float larger_magnitude(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  float larger;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(fabsf(a)), "f"(fabsf(b)));
+  return larger;
+#else
+  // The bits of magnitudes are ordered as they are, with NaN above infinity.
+  const uint32_t x = bits_of(a) & 0x7fffffffu, y = bits_of(b) & 0x7fffffffu;
+  return float_of(x > y ? x : y);
+#endif
+}
+
+// Four bytes out of the eight of low (0-3) and high (4-7), one for each nibble of the selector
+// from the lowest. Bit 3 of a nibble takes the sign of the byte instead, eight times.
+CINCH_HD uint32_t byte_permute(uint32_t low, uint32_t high, uint32_t selector) {
+#if defined(__CUDA_ARCH__)
+  uint32_t result;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(result) : "r"(low), "r"(high), "r"(selector));
+  return result;
+#else
+  const uint64_t all = (uint64_t)high << 32 | low;
+  uint32_t result = 0;
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t nibble = selector >> (4 * i) & 15;
+    uint32_t byte = (uint32_t)(all >> (8 * (nibble & 7))) & 0xff;
+    if (nibble & 8) byte = byte & 0x80 ? 0xff : 0;
+    result |= byte << (8 * i);
+  }
+  return result;
+#endif
+}
+
+}  // namespace cinch

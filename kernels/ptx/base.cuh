@@ -1,0 +1,71 @@
+// What makes one header serve nvcc, for device and host, and a plain C++17 compiler.
+//
+// Arithmetic that must give the same bits everywhere goes through the functions of `ptx/`: on the
+// device they are one instruction each, on the host their exact equivalent. Nothing else may
+// contract, so device code is compiled with -fmad=false and host code with -ffp-contract=off.
+#pragma once
+
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__CUDACC__)
+#define CINCH_HD __host__ __device__ __forceinline__
+#define CINCH_HD_COLD __host__ __device__ __noinline__
+#define CINCH_UNROLL _Pragma("unroll")
+#else
+#define CINCH_HD inline __attribute__((always_inline))
+#define CINCH_HD_COLD inline __attribute__((noinline))
+#define CINCH_UNROLL
+#endif
+
+namespace cinch {
+
+#if !defined(__CUDACC__)
+// The vector of CUDA that codes and raw elements travel in.
+struct alignas(16) uint4 {
+  uint32_t x, y, z, w;
+};
+CINCH_HD uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
+#endif
+
+CINCH_HD uint32_t bits_of(float x) {
+#if defined(__CUDA_ARCH__)
+  return __float_as_uint(x);
+#else
+  uint32_t bits;
+  memcpy(&bits, &x, 4);
+  return bits;
+#endif
+}
+
+CINCH_HD float float_of(uint32_t bits) {
+#if defined(__CUDA_ARCH__)
+  return __uint_as_float(bits);
+#else
+  float x;
+  memcpy(&x, &bits, 4);
+  return x;
+#endif
+}
+
+CINCH_HD uint64_t bits_of(double x) {
+#if defined(__CUDA_ARCH__)
+  return (uint64_t)__double_as_longlong(x);
+#else
+  uint64_t bits;
+  memcpy(&bits, &x, 8);
+  return bits;
+#endif
+}
+
+CINCH_HD double double_of(uint64_t bits) {
+#if defined(__CUDA_ARCH__)
+  return __longlong_as_double((long long)bits);
+#else
+  double x;
+  memcpy(&x, &bits, 8);
+  return x;
+#endif
+}
+
+}  // namespace cinch

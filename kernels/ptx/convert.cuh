@@ -1,0 +1,49 @@
+// Conversions between fp32 and pairs of 16-bit floats, for numbers that are not NaN.
+#pragma once
+
+#include "ptx/arithmetic.cuh"
+
+namespace cinch {
+
+#if defined(__CUDA_ARCH__)
+
+// Two numbers as bf16 or f16, nearest even: the first in the low half. A NaN becomes 0x7fff.
+__device__ __forceinline__ uint32_t narrow_bf16_pair(float low, float high) {
+  uint32_t pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+__device__ __forceinline__ uint32_t narrow_f16_pair(float low, float high) {
+  uint32_t pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+// The f16 in the low or the high half, exactly.
+__device__ __forceinline__ float widen_f16_low(uint32_t pair) {
+  float x;
+  asm("{\n .reg .f16 low, high;\n mov.b32 {low, high}, %1;\n cvt.f32.f16 %0, low;\n}"
+      : "=f"(x)
+      : "r"(pair));
+  return x;
+}
+
+__device__ __forceinline__ float widen_f16_high(uint32_t pair) {
+  float x;
+  asm("{\n .reg .f16 low, high;\n mov.b32 {low, high}, %1;\n cvt.f32.f16 %0, high;\n}"
+      : "=f"(x)
+      : "r"(pair));
+  return x;
+}
+
+// Whether one of two f16 is NaN.
+__device__ __forceinline__ bool has_nan_f16(uint32_t pair) {
+  uint32_t mask;
+  asm("set.nan.u32.f16x2 %0, %1, %1;" : "=r"(mask) : "r"(pair));
+  return mask != 0;
+}
+
+#endif
+
+}  // namespace cinch
