@@ -1,4 +1,5 @@
-/* What the kernels of a codec are told: prepared by the host, passed by value. C and C++. */
+/* What the kernels of a codec are told: prepared by the host (kernel_params of src/codec), passed by
+ * value. C and C++. */
 #ifndef CINCH_CODEC_PARAMS_H
 #define CINCH_CODEC_PARAMS_H
 
@@ -10,14 +11,13 @@ struct cinch_codec_params {
   uint32_t log2_block;
   /* linear8, dynamic8 with log2_block 0: that scale, for encoding. Decoding reads the wire's. */
   float scale;
-  /* static8, mantissa8: units of the upper and of the lower four decades, as a sum of two numbers
-   * each, times `raise`; see cinch_decimal_params. */
+  /* static8, mantissa8: units of the upper and of the lower four decades, each a sum of two
+   * numbers, as much too large as `shrink` is below 1, so that none of them is subnormal. */
   float upper[2];
   float lower[2];
-  /* static8, mantissa8: values are computed that much too large, so that no part of a unit is
-   * subnormal, and this shrinks them. A power of two. */
+  /* static8, mantissa8: a power of two. */
   float shrink;
-  /* static8, mantissa8: 1 over the value of one in the largest decade, roughly, times shrink. */
+  /* static8, mantissa8: 1 over the unit in which the largest decade is looked up, roughly. */
   float reciprocal;
 };
 

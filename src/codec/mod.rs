@@ -23,6 +23,7 @@ mod cast16;
 mod cast_bf16;
 mod dynamic8;
 mod elementwise;
+mod kernel_params;
 mod linear8;
 mod mantissa8;
 mod scaled;
@@ -34,6 +35,7 @@ mod table;
 mod tensor_scales;
 mod wire;
 
+pub use kernel_params::kernel_params;
 pub use stats::abs_max;
 pub use tensor_scales::TensorScales;
 

@@ -334,7 +334,7 @@ impl Random {
     /// Bit patterns in runs, each run of its own kind: any pattern, finite ones, ones of similar
     /// size (else all but the largest of a block would become 0), subnormals, and finite ones
     /// with a rare special value among them.
-    fn patterns(&mut self, n: usize) -> Vec<f32> {
+    pub fn patterns(&mut self, n: usize) -> Vec<f32> {
         const SPECIAL: [f32; 6] = [
             f32::NAN,
             f32::INFINITY,

@@ -1,0 +1,46 @@
+//! What a CUDA kernel is told about a codec.
+
+use crate::types::{CodecKind, CodecSpec, ScaleRule};
+
+/// The eight words of `cinch_codec_params` (`kernels/codec/params.h`) for a legal spec, under a
+/// tensor rule with the `scale` of the chunk to encode.
+///
+/// A decimal unit is a sum of two fp32 numbers, so that a kernel rounds the values of the table
+/// from it as the parser does. `tests/cuda_codecs.rs` holds them to that for every offset.
+pub fn kernel_params(spec: CodecSpec, scale: f32) -> [u32; 8] {
+    let mut words = [0; 8];
+    if spec.kind.has_scale() {
+        match spec.scale {
+            ScaleRule::Block(block) => words[0] = block.ilog2(),
+            ScaleRule::Tensor { .. } => words[1] = scale.to_bits(),
+        }
+    }
+    let offset = i32::from(spec.offset);
+    // The unit of decade 4 and the value that is 1 in a kernel's view of the largest decade.
+    let (unit, top) = match spec.kind {
+        CodecKind::Static8 => (decimal(125, offset - 6), decimal(1, -(offset + 2))),
+        CodecKind::Mantissa8 => (decimal(1, offset - 2), decimal(1, -(offset + 1))),
+        _ => return words,
+    };
+    let below = match spec.kind {
+        CodecKind::Static8 => decimal(125, offset - 10),
+        _ => decimal(1, offset - 6),
+    };
+    // Where values are small, the second number of a unit would be subnormal and lose its bits.
+    let raise = if offset < 0 { 64 } else { 0 };
+    let two = |unit: f64| {
+        let raised = unit * 2f64.powi(raise);
+        let first = raised as f32;
+        [first, (raised - f64::from(first)) as f32].map(f32::to_bits)
+    };
+    words[2..4].copy_from_slice(&two(unit));
+    words[4..6].copy_from_slice(&two(below));
+    words[6] = 2f32.powi(-raise).to_bits();
+    words[7] = (top as f32).to_bits();
+    words
+}
+
+/// `digits` times ten to `power`, correctly rounded, which a product would not be.
+fn decimal(digits: u32, power: i32) -> f64 {
+    format!("{digits}e{power}").parse().unwrap_or(0.0)
+}

@@ -1,0 +1,139 @@
+// The CUDA headers of codecs and element types, compiled for the host: what tests/cuda_codecs.rs
+// loads and compares with the specification. Lanes of a warp run one after the other.
+#include "codec/codec.cuh"
+#include "dtype/element.cuh"
+
+namespace {
+
+using namespace cinch;
+
+// 16 elements from i on, zeros beyond n.
+void load(const float *x, uint64_t n, uint64_t i, float (&out)[16]) {
+  for (int k = 0; k < 16; ++k) out[k] = i + k < n ? x[i + k] : 0.0f;
+}
+
+template <class C>
+void encode(const cinch_codec_params &params, const float *x, uint64_t n, uint8_t *wire) {
+  const C codec(params);
+  codec.clear_scale(wire, n);
+  // Under a tensor scale a lane looks at its own elements alone.
+  const uint64_t block = codec.block() ? codec.block() : 16;
+  for (uint64_t begin = 0; begin < n; begin += block) {
+    float largest = 0;
+    for (uint64_t i = begin; i < begin + block && i < n; ++i) largest = codec.larger(largest, x[i]);
+    for (uint64_t i = begin; i < begin + block && i < n; i += 16) {
+      float lane[16];
+      load(x, n, i, lane);
+      typename C::Codes codes;
+      codec.encode(lane, largest, codes);
+      codec.store(wire, n, i, codes);
+    }
+  }
+}
+
+template <class C>
+void decode(const cinch_codec_params &params, const uint8_t *wire, uint64_t n, float *out,
+            bool reduce) {
+  const C codec(params);
+  for (uint64_t i = 0; i < n; i += 16) {
+    typename C::Codes codes;
+    codec.load(wire, n, i, codes);
+    float lane[16];
+    load(out, n, i, lane);
+    reduce ? codec.decode_reduce(codes, lane) : codec.decode(codes, lane);
+    for (int k = 0; k < 16 && i + k < n; ++k) out[i + k] = lane[k];
+  }
+}
+
+struct Entry {
+  void (*encode)(const cinch_codec_params &, const float *, uint64_t, uint8_t *);
+  void (*decode)(const cinch_codec_params &, const uint8_t *, uint64_t, float *, bool);
+  uint64_t (*bytes)(const cinch_codec_params &, uint64_t);
+};
+
+template <class C>
+constexpr Entry entry() {
+  return {encode<C>, decode<C>,
+          [](const cinch_codec_params &params, uint64_t n) { return C(params).wire_bytes(n); }};
+}
+
+// By number of CodecKind.
+const Entry CODECS[] = {{},
+                        entry<Linear8>(),
+                        entry<Dynamic8>(),
+                        entry<Static8>(),
+                        entry<Mantissa8>(),
+                        entry<CastBf16>(),
+                        entry<Cast16>()};
+
+// dst = a op b for whole 16-byte vectors. op: a cinch_combine, or 4 for a * word, 5 for a divided
+// by word, 6 for a as it is.
+template <class E>
+void element(uint32_t op, uint64_t word, const uint4 *a, const uint4 *b, uint4 *dst,
+             uint64_t vectors) {
+  for (uint64_t v = 0; v < vectors; ++v) {
+    typename E::Acc x[E::N], y[E::N];
+    E::unpack(a[v], x);
+    E::unpack(b[v], y);
+    for (int k = 0; k < E::N; ++k) {
+      if (op < 4) x[k] = E::combine(x[k], y[k], op);
+      if (op == 4) x[k] = E::premultiply(x[k], word);
+      if (op == 5) x[k] = E::divide(x[k], (uint32_t)word);
+    }
+    dst[v] = E::pack(x);
+  }
+}
+
+// Wide numbers stored, or stored numbers widened.
+template <class E>
+void convert(bool narrow, const void *from, void *to, uint64_t n) {
+  using Bits = typename E::Bits;
+  for (uint64_t i = 0; i < n; ++i) {
+    if (narrow) {
+      static_cast<Bits *>(to)[i] = E::narrow(static_cast<const float *>(from)[i]);
+    } else {
+      static_cast<float *>(to)[i] = E::widen(static_cast<const Bits *>(from)[i]);
+    }
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+uint64_t test_wire_bytes(uint32_t kind, const cinch_codec_params *params, uint64_t n) {
+  return CODECS[kind].bytes(*params, n);
+}
+
+void test_encode(uint32_t kind, const cinch_codec_params *params, const float *x, uint64_t n,
+                 uint8_t *wire) {
+  CODECS[kind].encode(*params, x, n, wire);
+}
+
+void test_decode(uint32_t kind, const cinch_codec_params *params, const uint8_t *wire, uint64_t n,
+                 float *out, bool reduce) {
+  CODECS[kind].decode(*params, wire, n, out, reduce);
+}
+
+// `dtype` by number of DType.
+void test_element(uint32_t dtype, uint32_t op, uint64_t word, const void *a, const void *b,
+                  void *dst, uint64_t vectors) {
+  using Function = void (*)(uint32_t, uint64_t, const uint4 *, const uint4 *, uint4 *, uint64_t);
+  static const Function FUNCTIONS[] = {element<I8>,  element<U8>,  element<I32>,    element<U32>,
+                                       element<I64>, element<U64>, element<F16>,    element<F32>,
+                                       element<F64>, element<BF16>, element<F8E4M3>,
+                                       element<F8E5M2>};
+  FUNCTIONS[dtype](op, word, static_cast<const uint4 *>(a), static_cast<const uint4 *>(b),
+                   static_cast<uint4 *>(dst), vectors);
+}
+
+void test_convert(uint32_t dtype, bool narrow, const void *from, void *to, uint64_t n) {
+  switch (dtype) {
+    case 6: return convert<F16>(narrow, from, to, n);
+    case 9: return convert<BF16>(narrow, from, to, n);
+    case 10: return convert<F8E4M3>(narrow, from, to, n);
+    case 11: return convert<F8E5M2>(narrow, from, to, n);
+    default: return convert<F32>(narrow, from, to, n);
+  }
+}
+}

@@ -1,0 +1,258 @@
+//! The CUDA headers as a shared library for the host.
+
+use cinch::codec::{Codec, Span, build, kernel_params};
+use cinch::simd::Isa;
+use cinch::types::{CodecSpec, ScaleRule};
+use cinch::{DType, codec};
+use std::ffi::{CString, c_void};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::{Arc, OnceLock};
+
+type WireBytes = unsafe extern "C" fn(u32, *const [u32; 8], u64) -> u64;
+type Encode = unsafe extern "C" fn(u32, *const [u32; 8], *const f32, u64, *mut u8);
+type Decode = unsafe extern "C" fn(u32, *const [u32; 8], *const u8, u64, *mut f32, bool);
+type Element = unsafe extern "C" fn(u32, u32, u64, *const c_void, *const c_void, *mut c_void, u64);
+type Convert = unsafe extern "C" fn(u32, bool, *const c_void, *mut c_void, u64);
+
+/// The functions of `codecs.cpp`.
+pub struct Host {
+    wire_bytes: WireBytes,
+    encode: Encode,
+    decode: Decode,
+    element: Element,
+    convert: Convert,
+}
+
+/// The library as each compiler of this machine builds it.
+pub fn all() -> &'static [(&'static str, Host)] {
+    static HOSTS: OnceLock<Vec<(&str, Host)>> = OnceLock::new();
+    HOSTS.get_or_init(|| {
+        let compilers = ["g++", "clang++"];
+        let found = compilers.into_iter().filter(|name| starts(name));
+        let hosts: Vec<_> = found.map(|name| (name, Host::compile(name))).collect();
+        if hosts.is_empty() {
+            println!("skipped: neither g++ nor clang++ is here to compile the CUDA headers");
+        }
+        hosts
+    })
+}
+
+fn starts(compiler: &str) -> bool {
+    let mut command = Command::new(compiler);
+    command.arg("--version").stdout(Stdio::null());
+    command.status().is_ok_and(|status| status.success())
+}
+
+impl Host {
+    fn compile(compiler: &str) -> Host {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let library = Path::new(env!("CARGO_TARGET_TMPDIR"))
+            .join(format!("cuda-codecs-{compiler}-{}.so", std::process::id()));
+        let mut command = Command::new(compiler);
+        command.args(["-std=c++17", "-O2", "-fPIC", "-shared", "-ffp-contract=off"]);
+        command.args(["-Wall", "-Wextra", "-Werror"]);
+        #[cfg(target_arch = "x86_64")]
+        if std::arch::is_x86_feature_detected!("fma") {
+            command.arg("-mfma");
+        }
+        command.arg("-I").arg(root.join("kernels"));
+        command.arg(root.join("tests/cuda/codecs.cpp"));
+        let output = command.arg("-o").arg(&library).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{compiler}: {text}");
+        let path = CString::new(library.to_str().unwrap()).unwrap();
+        // SAFETY: a C string; the library's constructors do nothing. It is never closed.
+        let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+        assert!(!handle.is_null(), "dlopen {}", library.display());
+        std::fs::remove_file(&library).unwrap();
+        let find = |name: &str| {
+            let name = CString::new(name).unwrap();
+            // SAFETY: the handle is open and the name a C string.
+            let symbol = unsafe { libc::dlsym(handle, name.as_ptr()) };
+            assert!(!symbol.is_null(), "{name:?} is missing");
+            symbol
+        };
+        // SAFETY: these are the types of the functions of `codecs.cpp`, and f32 and u32 words have
+        // no padding.
+        unsafe {
+            Host {
+                wire_bytes: std::mem::transmute::<*mut c_void, WireBytes>(find("test_wire_bytes")),
+                encode: std::mem::transmute::<*mut c_void, Encode>(find("test_encode")),
+                decode: std::mem::transmute::<*mut c_void, Decode>(find("test_decode")),
+                element: std::mem::transmute::<*mut c_void, Element>(find("test_element")),
+                convert: std::mem::transmute::<*mut c_void, Convert>(find("test_convert")),
+            }
+        }
+    }
+
+    /// Bytes of a chunk.
+    pub fn wire_bytes(&self, spec: CodecSpec, n: usize) -> usize {
+        // SAFETY: the words live through the call.
+        unsafe { (self.wire_bytes)(spec.kind as u32, &kernel_params(spec, 0.0), n as u64) as usize }
+    }
+
+    /// The chunk that the kernels would write.
+    pub fn encode(&self, spec: CodecSpec, x: &[f32], scale: Option<f32>) -> Bytes {
+        let params = kernel_params(spec, scale.unwrap_or(0.0));
+        let mut wire = Bytes::new(self.wire_bytes(spec, x.len()), 0xee);
+        let to = wire.slice_mut().as_mut_ptr();
+        // SAFETY: `x` has as many elements and `wire`, aligned to 16, as many bytes as are said.
+        unsafe { (self.encode)(spec.kind as u32, &params, x.as_ptr(), x.len() as u64, to) };
+        wire
+    }
+
+    /// What they would decode, or add to `out`.
+    pub fn decode(&self, spec: CodecSpec, wire: &Bytes, out: &mut [f32], reduce: bool) {
+        let (params, n) = (kernel_params(spec, 0.0), out.len());
+        assert!(wire.slice().len() >= self.wire_bytes(spec, n));
+        let (from, to) = (wire.slice().as_ptr(), out.as_mut_ptr());
+        // SAFETY: `wire` was found long enough for `n` elements, which `out` has.
+        unsafe { (self.decode)(spec.kind as u32, &params, from, n as u64, to, reduce) };
+    }
+
+    /// a op b, whole vectors; `op` as in `codecs.cpp`.
+    pub fn element(&self, dtype: DType, op: u32, word: u64, a: &Bytes, b: &Bytes) -> Bytes {
+        let n = a.slice().len();
+        assert!(n.is_multiple_of(16) && b.slice().len() == n);
+        let mut out = Bytes::new(n, 0);
+        let (from, with) = (a.slice().as_ptr().cast(), b.slice().as_ptr().cast());
+        let to = out.slice_mut().as_mut_ptr().cast();
+        // SAFETY: all three have `n` bytes, aligned to 16.
+        unsafe { (self.element)(dtype as u32, op, word, from, with, to, n as u64 / 16) };
+        out
+    }
+
+    /// Elements of `dtype` as fp32.
+    pub fn widen(&self, dtype: DType, src: &Bytes) -> Vec<f32> {
+        let n = src.slice().len() / dtype.size();
+        let mut out = vec![0f32; n];
+        let (from, to) = (src.slice().as_ptr().cast(), out.as_mut_ptr().cast());
+        // SAFETY: `src` has `n` elements, aligned to 16, and `out` too.
+        unsafe { (self.convert)(dtype as u32, false, from, to, n as u64) };
+        out
+    }
+
+    /// fp32 rounded to `dtype`.
+    pub fn narrow(&self, dtype: DType, src: &[f32]) -> Bytes {
+        let mut out = Bytes::new(src.len() * dtype.size(), 0);
+        let (from, to) = (src.as_ptr().cast(), out.slice_mut().as_mut_ptr().cast());
+        // SAFETY: `out` has room for as many elements as `src` has.
+        unsafe { (self.convert)(dtype as u32, true, from, to, src.len() as u64) };
+        out
+    }
+}
+
+/// Bytes at a multiple of 16.
+#[derive(Clone)]
+pub struct Bytes {
+    vectors: Vec<u128>,
+    length: usize,
+}
+
+impl Bytes {
+    pub fn new(length: usize, fill: u8) -> Bytes {
+        let vectors = vec![u128::from_ne_bytes([fill; 16]); length.div_ceil(16).max(1)];
+        Bytes { vectors, length }
+    }
+
+    pub fn from(bytes: &[u8]) -> Bytes {
+        let mut all = Bytes::new(bytes.len(), 0);
+        all.slice_mut().copy_from_slice(bytes);
+        all
+    }
+
+    pub fn slice(&self) -> &[u8] {
+        // SAFETY: the vectors are initialised and `length` is within them.
+        unsafe { std::slice::from_raw_parts(self.vectors.as_ptr().cast(), self.length) }
+    }
+
+    pub fn slice_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as for `slice`; the borrow of `self` makes this the only one.
+        unsafe { std::slice::from_raw_parts_mut(self.vectors.as_mut_ptr().cast(), self.length) }
+    }
+}
+
+/// The specification of a codec.
+pub struct Reference {
+    pub spec: CodecSpec,
+    codec: Arc<dyn Codec>,
+}
+
+impl Reference {
+    pub fn new(spec: &str) -> Reference {
+        let spec: CodecSpec = spec.parse().unwrap();
+        let codec = build(spec, Isa::Scalar).unwrap().unwrap();
+        Reference { spec, codec }
+    }
+
+    pub fn is_tensor(&self) -> bool {
+        self.spec.kind.has_scale() && matches!(self.spec.scale, ScaleRule::Tensor { .. })
+    }
+
+    pub fn wire_bytes(&self, n: usize) -> usize {
+        self.codec.wire_bytes(n)
+    }
+
+    pub fn encode(&self, x: &[f32], scale: Option<f32>) -> Bytes {
+        let mut wire = Bytes::new(self.wire_bytes(x.len()), 0xee);
+        let span = Span {
+            chunk: x.len(),
+            at: 0,
+        };
+        self.codec.encode(span, x, scale, wire.slice_mut(), None);
+        wire
+    }
+
+    pub fn decode(&self, wire: &Bytes, out: &mut [f32], reduce: bool) {
+        let span = Span {
+            chunk: out.len(),
+            at: 0,
+        };
+        match reduce {
+            true => self.codec.decode_reduce(span, wire.slice(), out),
+            false => self.codec.decode(span, wire.slice(), out),
+        }
+    }
+
+    /// Panics where the headers, as `host` runs them, make anything else of `x`.
+    pub fn check(&self, host: &Host, x: &[f32], scale: Option<f32>, what: &str) {
+        let spec = self.spec;
+        let (wire, found) = (self.encode(x, scale), host.encode(spec, x, scale));
+        let same = |i: &usize| wire.slice()[*i] != found.slice()[*i];
+        if let Some(i) = (0..wire.slice().len()).find(same) {
+            let (a, b) = (wire.slice()[i], found.slice()[i]);
+            let element = x.get(i).map_or(0, |x| x.to_bits());
+            panic!("{spec} {what}: wire byte {i} is {b:#x}, not {a:#x}; x[{i}] {element:#x}");
+        }
+        self.check_decode(host, &wire, x, what);
+    }
+
+    /// The same of the way back, from any bytes; `acc` is what is added to.
+    pub fn check_decode(&self, host: &Host, wire: &Bytes, acc: &[f32], what: &str) {
+        for reduce in [false, true] {
+            let (mut out, mut found) = (acc.to_vec(), acc.to_vec());
+            self.decode(wire, &mut out, reduce);
+            host.decode(self.spec, wire, &mut found, reduce);
+            if let Some(i) = difference(&out, &found) {
+                let (a, b) = (out[i].to_bits(), found[i].to_bits());
+                panic!(
+                    "{} {what}: element {i} is {b:#x}, not {a:#x}, reduce {reduce}",
+                    self.spec
+                );
+            }
+        }
+    }
+}
+
+/// The first element with other bits. Which NaN a sum with one gives is not promised.
+pub fn difference(a: &[f32], b: &[f32]) -> Option<usize> {
+    assert_eq!(a.len(), b.len());
+    let bits = |x: f32| if x.is_nan() { u32::MAX } else { x.to_bits() };
+    (0..a.len()).find(|&i| bits(a[i]) != bits(b[i]))
+}
+
+/// The tensor scale that a caller would give.
+pub fn abs_max(x: &[f32]) -> f32 {
+    codec::abs_max(Isa::Scalar, x).0
+}

@@ -1,0 +1,296 @@
+//! The CUDA headers of codecs and element types against the scalar specification, bit for bit: the
+//! headers are compiled for the host, where their arithmetic is that of the device.
+//!
+//! `CINCH_TEST_PATTERNS=100000000 cargo test --release --test cuda_codecs -- --nocapture` is the
+//! full measurement: that many fp32 patterns a codec, and every pattern where dynamic8 decides.
+#![allow(unsafe_code)]
+
+#[path = "../src/bin/cinch/codecs.rs"]
+#[allow(dead_code)]
+mod codecs;
+mod common;
+#[path = "cuda/elements.rs"]
+mod elements;
+#[path = "cuda/host.rs"]
+mod host;
+
+use cinch::types::CodecSpec;
+use host::{Bytes, Reference, abs_max, all};
+
+const SPECS: [&str; 15] = [
+    "linear8:block=32",
+    "linear8:block=64",
+    "linear8",
+    "linear8:block=1024",
+    "linear8:block=4096",
+    "linear8:tensor=1",
+    "dynamic8:block=32",
+    "dynamic8",
+    "dynamic8:block=2048",
+    "dynamic8:tensor=50",
+    "static8",
+    "static8:offset=-7",
+    "mantissa8",
+    "cast_bf16",
+    "cast16",
+];
+
+fn patterns() -> u64 {
+    common::number("CINCH_TEST_PATTERNS").unwrap_or(1_000_000)
+}
+
+fn for_all(check: impl Fn(&host::Host, &Reference, &str)) {
+    for (compiler, host) in all() {
+        for spec in SPECS {
+            check(host, &Reference::new(spec), &format!("by {compiler}"));
+        }
+    }
+}
+
+#[test]
+fn random_patterns() {
+    let (seed, patterns) = (common::seed(), patterns());
+    for_all(|host, reference, what| {
+        let mut random = codecs::Random::new(seed);
+        let mut done = 0;
+        while done < patterns {
+            let n = (patterns - done).min(65_536 - done % 97) as usize;
+            let x = random.patterns(n);
+            // A tensor scale that some elements exceed, or that is no number.
+            let scale = reference.is_tensor().then(|| x[n / 2].abs());
+            reference.check(host, &x, scale, what);
+            done += n as u64;
+        }
+        println!(
+            "{:<18} {done} patterns equal, {what}",
+            reference.spec.to_string()
+        );
+    });
+}
+
+#[test]
+fn all_values_of_16_bits() {
+    let bf16 = (0..=u16::MAX).map(|bits| half::bf16::from_bits(bits).to_f32());
+    let f16 = (0..=u16::MAX).map(|bits| half::f16::from_bits(bits).to_f32_const());
+    let all: Vec<f32> = bf16.chain(f16).collect();
+    let mut finite = all.clone();
+    finite.retain(|x| x.is_finite());
+    // Neighbours in the block are of one size, or all but the largest would be 0.
+    finite.sort_by(|a, b| a.abs().total_cmp(&b.abs()));
+    for_all(|host, reference, what| {
+        for x in [&all, &finite] {
+            let scale = reference.is_tensor().then(|| abs_max(x));
+            reference.check(host, x, scale, what);
+        }
+    });
+}
+
+#[test]
+fn lengths_and_places() {
+    for_all(|host, reference, what| {
+        for n in [
+            0, 1, 2, 15, 16, 17, 31, 32, 33, 255, 256, 257, 511, 512, 513, 4095, 4097, 9000,
+        ] {
+            assert_eq!(host.wire_bytes(reference.spec, n), reference.wire_bytes(n));
+            let mut x: Vec<f32> = (0..n).map(|i| (i as f32 * 0.37).sin()).collect();
+            let what = format!("{n} elements, {what}");
+            for special in [None, Some(f32::NAN), Some(f32::NEG_INFINITY), Some(0.0)] {
+                if let (Some(special), true) = (special, n > 0) {
+                    let at = n * 7 / 9;
+                    x[at] = special;
+                }
+                let scale = reference.is_tensor().then(|| abs_max(&x));
+                reference.check(host, &x, scale, &what);
+            }
+        }
+    });
+}
+
+#[test]
+fn every_code_under_hard_scales() {
+    let tiny = 2f32.powi(-100);
+    let scales = [
+        1.0,
+        0.7,
+        -1.5,
+        0.0,
+        -0.0,
+        tiny,
+        tiny.next_down(),
+        -tiny,
+        -tiny.next_down(),
+        f32::from_bits(1),
+        -f32::from_bits(77),
+        1e-35,
+        f32::MIN_POSITIVE,
+        f32::MAX,
+        f32::MIN,
+        f32::NAN,
+        f32::INFINITY,
+        f32::NEG_INFINITY,
+    ];
+    let accumulators = [
+        0.0,
+        -0.0,
+        1.0,
+        -3e-39,
+        1e30,
+        f32::MIN,
+        f32::INFINITY,
+        f32::from_bits(1),
+    ];
+    for_all(|host, reference, what| {
+        // All 16-bit codes; bytes beside each other in all pairs would take no less.
+        let n = 1
+            << if reference.spec.kind.has_scale() {
+                12
+            } else {
+                16
+            };
+        let scales = if reference.spec.kind.has_scale() {
+            &scales[..]
+        } else {
+            &scales[..1]
+        };
+        for (place, &scale) in scales.iter().enumerate() {
+            let mut wire = Bytes::new(reference.wire_bytes(n), 0);
+            let codes = reference.wire_bytes(n).min(2 * n) / 16 * 16;
+            for (i, byte) in wire.slice_mut()[..codes].iter_mut().enumerate() {
+                // Both bytes of 16-bit codes, each code beside several neighbours.
+                *byte = if i & 1 == 0 { i >> 1 } else { i >> 9 } as u8;
+            }
+            if reference.spec.kind.has_scale() {
+                for bytes in wire.slice_mut()[n..].chunks_exact_mut(4) {
+                    bytes.copy_from_slice(&scale.to_le_bytes());
+                }
+            }
+            for shift in 0..accumulators.len() {
+                let of = |i: usize| accumulators[(i / 16 + shift) % accumulators.len()];
+                let acc: Vec<f32> = (0..n).map(of).collect();
+                let what = format!("scale {place} ({scale:e}), {what}");
+                reference.check_decode(host, &wire, &acc, &what);
+            }
+        }
+    });
+}
+
+#[test]
+fn hard_scales_of_data() {
+    for (compiler, host) in all() {
+        for spec in [
+            "linear8:block=32",
+            "dynamic8:block=32",
+            "linear8:tensor=1",
+            "dynamic8:tensor=1",
+        ] {
+            let reference = Reference::new(spec);
+            for exponent in -149..128 {
+                let scale = 2f64.powi(exponent) as f32;
+                for scale in [scale, scale * 1.37, scale.next_down(), scale.next_up()] {
+                    let x: Vec<f32> = (-150..=150).map(|k| scale * (k as f32 / 150.0)).collect();
+                    let given = reference.is_tensor().then_some(scale);
+                    reference.check(host, &x, given, &format!("scale {scale:e}, {compiler}"));
+                }
+            }
+            if reference.is_tensor() {
+                let x: Vec<f32> = (0..40).map(|k| k as f32 - 20.0).collect();
+                for scale in [f32::NAN, f32::INFINITY, -1.0, -0.0, 0.0, 3.0] {
+                    reference.check(host, &x, Some(scale), &format!("scale {scale}, {compiler}"));
+                }
+            }
+        }
+    }
+}
+
+/// Values by code, for a scale of 1.
+fn values(reference: &Reference) -> Vec<f32> {
+    let mut wire = Bytes::new(reference.wire_bytes(128), 0);
+    let bytes = wire.slice_mut();
+    (0..128).for_each(|code| bytes[code] = code as u8);
+    for scale in bytes[128..].chunks_exact_mut(4) {
+        scale.copy_from_slice(&1f32.to_le_bytes());
+    }
+    let mut out = vec![0.0; 128];
+    reference.decode(&wire, &mut out, false);
+    out
+}
+
+/// Both sides of every value and of every middle between two, and what lies about them.
+fn around(values: &[f32]) -> Vec<f32> {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f32::total_cmp);
+    let middles = sorted
+        .windows(2)
+        .map(|w| ((f64::from(w[0]) + f64::from(w[1])) / 2.0) as f32);
+    let centres: Vec<f32> = sorted.iter().copied().chain(middles).collect();
+    let about = |x: f32| {
+        (-40..=40).map(move |step| f32::from_bits((x.to_bits() as i32 + step).max(0) as u32))
+    };
+    centres
+        .into_iter()
+        .flat_map(about)
+        .flat_map(|x| [x, -x])
+        .collect()
+}
+
+#[test]
+fn dynamic8_at_every_threshold() {
+    let reference = Reference::new("dynamic8:tensor=1");
+    let mut x: Vec<f32> = around(&values(&reference))
+        .into_iter()
+        .map(|x| x.clamp(-1.0, 1.0))
+        .collect();
+    // Every pattern from where the first decision falls, or a sample of them.
+    let (first, last) = (2f32.powi(-21).to_bits(), 1f32.to_bits());
+    let step = (u64::from(last - first) / patterns()).max(1) as usize;
+    for (compiler, host) in all() {
+        let mut done = 0;
+        for bits in (first..=last).step_by(step) {
+            x.push(f32::from_bits(bits));
+            if x.len() >= 1 << 16 || bits as usize + step > last as usize {
+                reference.check(host, &x, Some(1.0), compiler);
+                done += x.len();
+                x.clear();
+            }
+        }
+        println!("{done} patterns equal by {compiler}, one in {step}");
+    }
+}
+
+/// With a scale of 127 the factor is 1 and halves are ties.
+#[test]
+fn linear8_at_every_tie() {
+    let halves: Vec<f32> = (0..=254).map(|k| k as f32 / 2.0).collect();
+    let x: Vec<f32> = around(&halves)
+        .into_iter()
+        .map(|x| x.clamp(-127.0, 127.0))
+        .collect();
+    for (compiler, host) in all() {
+        let reference = Reference::new("linear8:tensor=1");
+        reference.check(host, &x, Some(127.0), compiler);
+    }
+}
+
+#[test]
+fn decimal_codecs_at_every_offset() {
+    for (compiler, host) in all() {
+        for kind in ["static8", "mantissa8"] {
+            for offset in -30..=30 {
+                let reference = Reference::new(&format!("{kind}:offset={offset}"));
+                reference.check(host, &around(&values(&reference)), None, compiler);
+            }
+        }
+    }
+}
+
+/// The words that the kernels read are those of the header.
+#[test]
+fn parameters_are_where_kernels_read_them() {
+    let spec = |text: &str| text.parse::<CodecSpec>().unwrap();
+    let words = cinch::codec::kernel_params(spec("linear8:block=512"), 3.0);
+    assert_eq!(words, [9, 0, 0, 0, 0, 0, 0, 0]);
+    let words = cinch::codec::kernel_params(spec("dynamic8:tensor=3"), 3.0);
+    assert_eq!(words, [0, 3f32.to_bits(), 0, 0, 0, 0, 0, 0]);
+    let words = cinch::codec::kernel_params(spec("mantissa8:offset=2"), 0.0);
+    assert_eq!(words[6..], [1f32.to_bits(), 1e-3f32.to_bits()]);
+}
