@@ -27,7 +27,8 @@ enum {
   CINCH_MAX_LANES = 64,      /* parallel connections of a pair */
   CINCH_ARGS_BYTES = 4096,   /* what a launch passes by value */
   CINCH_LINE_BYTES = 128,    /* header of a slot; distance of counters */
-  CINCH_SIGNATURE_WORDS = 5
+  CINCH_SIGNATURE_WORDS = 5,
+  CINCH_MAX_BATCH = 32       /* steps of a batch */
 };
 
 /* How a message announces itself. */
@@ -150,6 +151,10 @@ struct cinch_step {
   uint16_t peers; /* index of its first peer: receives, then sends */
   uint8_t nrecv;
   uint8_t nsend;
+  /* In the first step of a batch: bit r is set if the batch receives from, sends to, rank r. A
+   * batch has at most one message from, and one to, each rank. */
+  uint32_t recv_mask;
+  uint32_t send_mask;
 };
 
 /* One call, or one message of a group. Block b of the launch works on channel b - first_block of
@@ -217,7 +222,7 @@ static_assert(sizeof(cinch_trouble) == 128, "abi");
 static_assert(sizeof(cinch_control) == 256, "abi");
 static_assert(sizeof(cinch_comm_view) == 584, "abi");
 static_assert(offsetof(cinch_comm_view, fifo) == 544, "abi");
-static_assert(sizeof(cinch_step) == 16, "abi");
+static_assert(sizeof(cinch_step) == 24, "abi");
 static_assert(sizeof(cinch_work) == 136, "abi");
 static_assert(offsetof(cinch_work, codec) == 104, "abi");
 static_assert(sizeof(cinch_args) == CINCH_ARGS_BYTES, "abi");

@@ -1,0 +1,169 @@
+// Steps over LL slots: packets of 16 bytes, 8 of payload and twice the same 4-byte flag.
+//
+// Each half of a packet is seen whole on every transport, so a packet whose flags both match is
+// complete: no counter, no fence, one trip. Half the bytes are flags.
+#pragma once
+
+#include "abi.h"
+#include "dtype/element.cuh"
+#include "exec/interpret.cuh"
+#include "prims/user.cuh"
+
+namespace cinch {
+
+// Sources whose packets are polled together.
+constexpr uint32_t POLLED = 8;
+
+__device__ __forceinline__ void store_ll(uint8_t *slot, uint32_t i, uint64_t payload,
+                                         uint32_t flag) {
+  store_packet(slot + 16 * (uint64_t)i,
+               make_uint4((uint32_t)payload, flag, (uint32_t)(payload >> 32), flag));
+}
+
+// Reads packet `i` of sources first to first + POLLED - 1 of `count`, but not of source `except`,
+// as soon as each is complete. `flag(r)` is what the packets of source r carry, `name(r)` its rank. False if the wait
+// ended early.
+template <class Source, class Flag, class Name>
+__device__ __forceinline__ bool load_ll(const cinch_comm_view &comm, Stop stop, uint32_t first,
+                                        uint32_t count, uint32_t i, Source source, Flag flag, Name name,
+                                        uint64_t (&payload)[POLLED],
+                                        uint32_t except = 0xffffffffu) {
+  Patience patience;
+  uint32_t missing = (1u << min(count - first, POLLED)) - 1;
+  if (except - first < POLLED) missing &= ~(1u << (except - first));
+  while (missing != 0) {
+    uint4 packet[POLLED];
+#pragma unroll
+    for (uint32_t j = 0; j < POLLED; ++j) {
+      if (missing >> j & 1) packet[j] = load_packet(source(first + j) + 16 * (uint64_t)i);
+    }
+#pragma unroll
+    for (uint32_t j = 0; j < POLLED; ++j) {
+      if (missing >> j & 1) {
+        const uint32_t wanted = flag(first + j);
+        if (packet[j].y == wanted && packet[j].w == wanted) {
+          payload[j] = packet[j].x | (uint64_t)packet[j].z << 32;
+          missing &= ~(1u << j);
+        }
+      }
+    }
+    if (missing == 0) break;
+    bool timeout;
+    if (patience.gone(comm, timeout)) {
+      if (timeout) stop.missing(name(first + __ffs(missing) - 1));
+      stop.set();
+      return false;
+    }
+  }
+  return true;
+}
+
+// As much of a step as its element type does not matter for: E::Storage of 1 byte moves bytes.
+template <class E, bool REDUCES>
+class RawLL {
+ public:
+  static constexpr int protocol = CINCH_LL;
+
+  __device__ __forceinline__ RawLL(const cinch_work &work, const cinch_comm_view &comm, Stop stop)
+      : work_(work), comm_(comm), stop_(stop) {}
+
+  __device__ __forceinline__ uint32_t element_bytes() const {
+    return REDUCES ? sizeof(typename E::Storage) : work_.codec.word[0];
+  }
+
+  __device__ __forceinline__ uint32_t tile_elements() const { return 8 * WARP / element_bytes(); }
+
+  __device__ __forceinline__ void tile(const Job &job, uint32_t tile) {
+    const uint32_t i = tile * WARP + threadIdx.x % WARP;
+    const uint32_t bytes = job.elements * element_bytes();
+    if (8 * i >= bytes) return fill(job, i);
+    work_.flags & CINCH_ALIGNED ? step<true>(job, i, bytes) : step<false>(job, i, bytes);
+  }
+
+ private:
+  using Acc = typename E::Acc;
+  static constexpr int N = 8 / sizeof(typename E::Storage);
+
+  static __device__ __forceinline__ void unpack(uint64_t payload, Acc (&into)[2 * N]) {
+    E::unpack(make_uint4((uint32_t)payload, (uint32_t)(payload >> 32), 0, 0), into);
+  }
+
+  static __device__ __forceinline__ uint64_t pack(const Acc (&from)[2 * N]) {
+    const uint4 v = E::pack(from);
+    return v.x | (uint64_t)v.y << 32;
+  }
+
+  __device__ __forceinline__ void add(Acc (&sum)[2 * N], bool &started, uint64_t payload,
+                                      bool own) const {
+    Acc term[2 * N];
+    unpack(payload, term);
+    if (own && (work_.flags & CINCH_PREMULTIPLY)) {
+#pragma unroll
+      for (int k = 0; k < N; ++k) term[k] = E::premultiply(term[k], work_.factor);
+    }
+#pragma unroll
+    for (int k = 0; k < N; ++k) {
+      sum[k] = started ? E::combine(sum[k], term[k], work_.combine) : term[k];
+    }
+    started = true;
+  }
+
+  // Packets beyond the payload: only in messages that fill their slots.
+  __device__ __forceinline__ void fill(const Job &job, uint32_t i) const {
+    if (!job.lane->refresh || 8 * i >= comm_.fifo.slot_bytes) return;
+    for (uint32_t t = 0; t < job.nsend; ++t) store_ll(job.target(t), i, 0, job.target_flag(t));
+  }
+
+  template <bool ALIGNED>
+  __device__ __forceinline__ void step(const Job &job, uint32_t i, uint32_t bytes) const {
+    using Bits = typename E::Bits;
+    const bool premultiplies = REDUCES && (work_.flags & CINCH_PREMULTIPLY);
+    const bool computes = REDUCES && (job.sums() || job.op == CINCH_REDUCE ||
+                                      (premultiplies && job.nrecv == 0));
+    const bool divides = REDUCES && (work_.flags & CINCH_AVERAGE) && job.is_final();
+    const bool reads = job.reads();
+    const auto source = [&](uint32_t r) { return job.source(r); };
+    const auto flag = [&](uint32_t r) { return job.source_flag(r); };
+    const auto name = [&](uint32_t r) { return job.peers[r]; };
+    uint64_t own = 0;
+    if (reads) own = load_piece8<Bits, ALIGNED>(job.input, i, bytes);
+    uint64_t result = own;
+    Acc sum[2 * N];
+    bool started = false;
+    if (computes && reads && (job.nrecv == 0 || job.own_after == 0)) add(sum, started, own, true);
+    for (uint32_t first = 0; first < job.nrecv; first += POLLED) {
+      uint64_t payload[POLLED];
+      if (!load_ll(comm_, stop_, first, job.nrecv, i, source, flag, name, payload)) return;
+#pragma unroll
+      for (uint32_t j = 0; j < POLLED; ++j) {
+        if (first + j >= job.nrecv) break;
+        if (!computes) {
+          result = payload[j];
+          continue;
+        }
+        add(sum, started, payload[j], false);
+        if (reads && job.own_after == first + j + 1) add(sum, started, own, true);
+      }
+    }
+    if (computes) {
+      if (job.op == CINCH_REDUCE) {
+        add(sum, started, load_piece8<Bits, ALIGNED>(job.output, i, bytes), false);
+      }
+#pragma unroll
+      for (int k = 0; k < N; ++k) {
+        if (divides) sum[k] = E::divide(sum[k], comm_.nranks);
+      }
+#pragma unroll
+      for (int k = N; k < 2 * N; ++k) sum[k] = sum[0];
+      result = pack(sum);
+    }
+    for (uint32_t t = 0; t < job.nsend; ++t) store_ll(job.target(t), i, result, job.target_flag(t));
+    if (job.writes()) store_piece8<Bits, ALIGNED>(job.output, i, bytes, result);
+  }
+
+  const cinch_work &work_;
+  const cinch_comm_view &comm_;
+  Stop stop_;
+};
+
+}  // namespace cinch

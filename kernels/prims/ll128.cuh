@@ -1,0 +1,164 @@
+// Steps over LL128 slots: lines of 128 bytes, 120 of payload and an 8-byte flag at the end.
+//
+// A warp stores four lines with one instruction, 16 bytes a lane, and reads them with one; the
+// last lane of each line carries the flag. This is right only where the 128 bytes of a line,
+// stored by one instruction, arrive whole and in order: NVLink between GPUs, as other libraries
+// rely on too; never PCIe or host memory. The planner sees to that.
+#pragma once
+
+#include "abi.h"
+#include "dtype/element.cuh"
+#include "exec/interpret.cuh"
+#include "prims/user.cuh"
+
+namespace cinch {
+
+constexpr uint32_t LINE_LANES = 8;            // lanes of a line
+constexpr uint32_t TILE_WORDS = 4 * 15;       // payload words (of 8 bytes) of a warp's four lines
+constexpr uint32_t TILE_BYTES = 4 * 128;      // memory of them
+
+template <class E, bool REDUCES>
+class RawLL128 {
+ public:
+  static constexpr int protocol = CINCH_LL128;
+
+  __device__ __forceinline__ RawLL128(const cinch_work &work, const cinch_comm_view &comm,
+                                      Stop stop)
+      : work_(work), comm_(comm), stop_(stop) {}
+
+  __device__ __forceinline__ uint32_t element_bytes() const {
+    return REDUCES ? sizeof(typename E::Storage) : work_.codec.word[0];
+  }
+
+  __device__ __forceinline__ uint32_t tile_elements() const {
+    return 8 * TILE_WORDS / element_bytes();
+  }
+
+  __device__ __forceinline__ void tile(const Job &job, uint32_t tile) {
+    const uint32_t bytes = job.elements * element_bytes();
+    work_.flags & CINCH_ALIGNED ? step<true>(job, tile, bytes) : step<false>(job, tile, bytes);
+  }
+
+ private:
+  using Acc = typename E::Acc;
+  using Bits = typename E::Bits;
+  static constexpr int N = 16 / sizeof(typename E::Storage);
+
+  // The flag of a message: its number, and in the upper bits the call, so that a peer that runs
+  // another call is never understood.
+  __device__ __forceinline__ uint64_t wide(uint32_t flag) const {
+    const uint64_t *s = work_.signature;
+    const uint64_t mixed = (s[0] ^ s[1] * 3 ^ s[2] * 5 ^ s[4] * 7) * 0x9e3779b97f4a7c15ull;
+    return flag | (mixed >> 32) << 32;
+  }
+
+  __device__ __forceinline__ void add(Acc (&sum)[N], bool &started, uint4 v, bool own) const {
+    Acc term[N];
+    E::unpack(v, term);
+    if (own && (work_.flags & CINCH_PREMULTIPLY)) {
+#pragma unroll
+      for (int k = 0; k < N; ++k) term[k] = E::premultiply(term[k], work_.factor);
+    }
+#pragma unroll
+    for (int k = 0; k < N; ++k) {
+      sum[k] = started ? E::combine(sum[k], term[k], work_.combine) : term[k];
+    }
+    started = true;
+  }
+
+  template <bool ALIGNED>
+  __device__ __forceinline__ uint4 load_words(const uint8_t *from, uint32_t word, bool flagged,
+                                              uint32_t bytes) const {
+    const uint64_t a = load_piece8<Bits, ALIGNED>(from, word, bytes);
+    const uint64_t b = flagged ? 0 : load_piece8<Bits, ALIGNED>(from, word + 1, bytes);
+    return make_uint4((uint32_t)a, (uint32_t)(a >> 32), (uint32_t)b, (uint32_t)(b >> 32));
+  }
+
+  // This lane's 16 bytes of a tile, once all four lines are there.
+  __device__ __forceinline__ bool load_lines(const Job &job, uint32_t r, uint32_t tile,
+                                             bool flagged, uint4 &v) const {
+    const uint8_t *at = job.source(r) + (uint64_t)tile * TILE_BYTES + 16 * (threadIdx.x % WARP);
+    const uint64_t wanted = wide(job.source_flag(r));
+    Patience patience;
+    while (true) {
+      v = load_packet(at);
+      const bool there = !flagged || (v.z | (uint64_t)v.w << 32) == wanted;
+      if (__all_sync(0xffffffffu, there)) break;
+      bool timeout;
+      const bool gone = patience.gone(comm_, timeout);
+      if (__any_sync(0xffffffffu, gone)) {
+        if (timeout) stop_.missing(job.peers[r]);
+        stop_.set();
+        return false;
+      }
+    }
+    if (flagged) v.z = v.w = 0;
+    return true;
+  }
+
+  // A tile beyond the payload: only in messages that fill their slots.
+  template <bool ALIGNED>
+  __device__ __forceinline__ void step(const Job &job, uint32_t tile, uint32_t bytes) const {
+    const uint32_t words = (bytes + 7) / 8;
+    if (tile * TILE_WORDS >= words && !fills(job, tile)) return;
+    const uint32_t lane = threadIdx.x % WARP;
+    const bool flagged = lane % LINE_LANES == LINE_LANES - 1;
+    const uint32_t word = tile * TILE_WORDS + lane / LINE_LANES * 15 + lane % LINE_LANES * 2;
+    const bool premultiplies = REDUCES && (work_.flags & CINCH_PREMULTIPLY);
+    const bool computes = REDUCES && (job.sums() || job.op == CINCH_REDUCE ||
+                                      (premultiplies && job.nrecv == 0));
+    const bool divides = REDUCES && (work_.flags & CINCH_AVERAGE) && job.is_final();
+    const bool reads = job.reads();
+    uint4 own = make_uint4(0, 0, 0, 0);
+    if (reads) own = load_words<ALIGNED>(job.input, word, flagged, bytes);
+    uint4 result = own;
+    if (tile * TILE_WORDS < words) {
+      Acc sum[N];
+      bool started = false;
+      if (computes && reads && (job.nrecv == 0 || job.own_after == 0)) add(sum, started, own, true);
+      for (uint32_t r = 0; r < job.nrecv; ++r) {
+        uint4 v;
+        if (!load_lines(job, r, tile, flagged, v)) return;
+        if (!computes) {
+          result = v;
+          continue;
+        }
+        add(sum, started, v, false);
+        if (reads && job.own_after == r + 1) add(sum, started, own, true);
+      }
+      if (computes) {
+        if (job.op == CINCH_REDUCE) {
+          add(sum, started, load_words<ALIGNED>(job.output, word, flagged, bytes), false);
+        }
+#pragma unroll
+        for (int k = 0; k < N; ++k) {
+          if (divides) sum[k] = E::divide(sum[k], comm_.nranks);
+        }
+        result = E::pack(sum);
+      }
+    }
+    for (uint32_t t = 0; t < job.nsend; ++t) {
+      uint4 line = result;
+      if (flagged) {
+        const uint64_t flag = wide(job.target_flag(t));
+        line.z = (uint32_t)flag;
+        line.w = (uint32_t)(flag >> 32);
+      }
+      store_packet(job.target(t) + (uint64_t)tile * TILE_BYTES + 16 * lane, line);
+    }
+    if (!job.writes() || 8 * word >= bytes) return;
+    store_piece8<Bits, ALIGNED>(job.output, word, bytes, result.x | (uint64_t)result.y << 32);
+    if (flagged || 8 * word + 8 >= bytes) return;
+    store_piece8<Bits, ALIGNED>(job.output, word + 1, bytes, result.z | (uint64_t)result.w << 32);
+  }
+
+  __device__ __forceinline__ bool fills(const Job &job, uint32_t tile) const {
+    return job.lane->refresh && job.nsend > 0 && 8 * TILE_WORDS * tile < comm_.fifo.slot_bytes;
+  }
+
+  const cinch_work &work_;
+  const cinch_comm_view &comm_;
+  Stop stop_;
+};
+
+}  // namespace cinch
