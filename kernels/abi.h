@@ -24,7 +24,7 @@ extern "C" {
 
 enum {
   CINCH_MAX_RANKS = 32,      /* ranks of a GPU communicator on one host */
-  CINCH_MAX_LANES = 64,      /* parallel connections of a pair */
+  CINCH_MAX_LANES = 128,     /* parallel connections of a pair */
   CINCH_ARGS_BYTES = 4096,   /* what a launch passes by value */
   CINCH_LINE_BYTES = 128,    /* header of a slot; distance of counters */
   CINCH_SIGNATURE_WORDS = 5,

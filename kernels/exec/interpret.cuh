@@ -17,9 +17,6 @@
 
 namespace cinch {
 
-constexpr uint32_t THREADS = 512;
-constexpr uint32_t WARPS = THREADS / WARP;
-
 // One step of one pass, as the movers see it.
 struct Job {
   const uint8_t *input;  // this chunk of the input
@@ -75,53 +72,85 @@ __device__ __forceinline__ Range range_of(const cinch_work &work, uint64_t pass,
 constexpr uint32_t KEPT_STEPS = 96;
 constexpr uint32_t KEPT_PEERS = 512;
 
+// What a group keeps in shared memory.
+struct Channel {
+  LaneState lane;
+  Job jobs[CINCH_MAX_BATCH];
+  cinch_work work;
+  cinch_step steps[KEPT_STEPS];
+  uint8_t peers[KEPT_PEERS];
+};
+
 // `Mover` is a class with
 //   static constexpr int protocol;
 //   Mover(const cinch_work &, const cinch_comm_view &, Stop);
 //   uint32_t element_bytes() const;
 //   uint32_t tile_elements() const;            elements that a warp moves at once
 //   void tile(const Job &, uint32_t tile);     called by a whole warp
+
+// The warps of the group share the tiles of a batch. Out of line, so that the registers of the
+// walk do not burden the loops that move data.
+template <class Mover>
+__device__ __noinline__ void move_batch(const Channel &own, const cinch_comm_view &comm,
+                                        uint32_t count) {
+  const Stop stop = {const_cast<uint32_t *>(own.lane.stopped)};
+  Mover mover(own.work, comm, stop);
+  // Parts of a pass are equal but for the last ones, which are shorter.
+  uint32_t most = (uint32_t)min(own.work.chunk, own.work.count);
+  if (Mover::protocol != CINCH_SIMPLE && own.lane.refresh) {
+    most = max(most, comm.fifo.slot_bytes / mover.element_bytes());
+  }
+  const uint32_t tile_elements = mover.tile_elements();
+  const uint32_t tiles = (most + tile_elements - 1) / tile_elements * count;
+#pragma unroll 1
+  for (uint32_t flat = thread() / WARP; flat < tiles; flat += WARPS) {
+    mover.tile(own.jobs[flat % count], flat / count);
+  }
+}
+
 template <class Mover>
 __device__ __forceinline__ void interpret(const cinch_args &args) {
-  __shared__ LaneState state;
-  __shared__ Job jobs[CINCH_MAX_BATCH];
-  __shared__ cinch_work work;
-  __shared__ cinch_step kept_steps[KEPT_STEPS];
-  __shared__ uint8_t kept_peers[KEPT_PEERS];
+  __shared__ Channel shared[GROUPS];
+  Channel &own = shared[group()];
+  LaneState &state = own.lane;
+  Job *const jobs = own.jobs;
+  cinch_work &work = own.work;
 
   const cinch_comm_view &comm = args.comm;
   const uint8_t *blob = args.far ? args.far : args.blob;
   const cinch_work *works = (const cinch_work *)blob;
   const cinch_step *steps = (const cinch_step *)(works + args.nworks);
   const uint8_t *peers = (const uint8_t *)(steps + args.nsteps);
-  while (blockIdx.x >= works->first_block + works->channels) ++works;
-  const uint32_t channel = blockIdx.x - works->first_block;
+  const uint32_t place = blockIdx.x * GROUPS + group();
+  const cinch_work *const last = works + args.nworks - 1;
+  while (works < last && place >= works->first_block + works->channels) ++works;
+  const uint32_t channel = place - works->first_block;
+  if (channel >= works->channels) return;
   const uint32_t nsteps = works->nsteps;
   steps += works->steps;
 
   Lane<Mover::protocol> lane(comm, work, works->first_lane + channel, state);
-  for (uint32_t i = threadIdx.x; i < sizeof(work) / 4; i += THREADS) {
+  for (uint32_t i = thread(); i < sizeof(work) / 4; i += THREADS) {
     ((uint32_t *)&work)[i] = ((const uint32_t *)works)[i];
   }
   if (nsteps <= KEPT_STEPS) {
-    for (uint32_t i = threadIdx.x; i < nsteps * sizeof(cinch_step) / 4; i += THREADS) {
-      ((uint32_t *)kept_steps)[i] = ((const uint32_t *)steps)[i];
+    for (uint32_t i = thread(); i < nsteps * sizeof(cinch_step) / 4; i += THREADS) {
+      ((uint32_t *)own.steps)[i] = ((const uint32_t *)steps)[i];
     }
-    steps = kept_steps;
+    steps = own.steps;
   }
   if (args.npeers <= KEPT_PEERS) {
-    for (uint32_t i = threadIdx.x; i < args.npeers; i += THREADS) kept_peers[i] = peers[i];
-    peers = kept_peers;
+    for (uint32_t i = thread(); i < args.npeers; i += THREADS) own.peers[i] = peers[i];
+    peers = own.peers;
   }
-  __syncthreads();
+  sync();
 
   const Stop stop = lane.stop();
-  Mover mover(work, comm, stop);
+  const uint32_t element_bytes = Mover(work, comm, stop).element_bytes();
   const uint32_t channels = work.channels;
   const uint32_t passes =
       work.passes > channel ? (work.passes - channel + channels - 1) / channels : 0;
   const uint32_t times = passes == 0 ? 0 : passes + work.stages - 1;
-  const uint32_t tile_elements = mover.tile_elements();
   for (uint32_t time = 0; time < times; ++time) {
     uint32_t end = nsteps;
     while (end > 0) {
@@ -135,14 +164,14 @@ __device__ __forceinline__ void interpret(const cinch_args &args) {
         const cinch_step &batch = steps[at];
         const uint32_t count = batch.batch;
         lane.wait(batch, at, pass);
-        if (threadIdx.x >= 2 * WARP && threadIdx.x < 2 * WARP + count) {
-          const cinch_step &step = steps[at + threadIdx.x - 2 * WARP];
+        if (thread() >= 2 * WARP && thread() < 2 * WARP + count) {
+          const cinch_step &step = steps[at + thread() - 2 * WARP];
           const Range range = range_of(work, pass, step.part);
           const uint64_t in = step.in_block * work.count + range.start;
           const uint64_t out = step.out_block * work.count + range.start;
           Job job;
-          job.input = (const uint8_t *)work.input + in * mover.element_bytes();
-          job.output = (uint8_t *)work.output + out * mover.element_bytes();
+          job.input = (const uint8_t *)work.input + in * element_bytes;
+          job.output = (uint8_t *)work.output + out * element_bytes;
           job.elements = (uint32_t)range.elements;
           job.op = step.op;
           job.own = step.own;
@@ -151,20 +180,12 @@ __device__ __forceinline__ void interpret(const cinch_args &args) {
           job.nsend = step.nsend;
           job.peers = peers + step.peers;
           job.lane = &state;
-          jobs[threadIdx.x - 2 * WARP] = job;
+          jobs[thread() - 2 * WARP] = job;
         }
-        __syncthreads();
+        sync();
         if (stop.is_set()) return;
-        // Parts of a pass are equal but for the last ones, which are shorter.
-        uint32_t most = (uint32_t)min(work.chunk, work.count);
-        if (Mover::protocol != CINCH_SIMPLE && state.refresh) {
-          most = max(most, comm.fifo.slot_bytes / mover.element_bytes());
-        }
-        const uint32_t tiles = (most + tile_elements - 1) / tile_elements * count;
-        for (uint32_t flat = threadIdx.x / WARP; flat < tiles; flat += WARPS) {
-          mover.tile(jobs[flat % count], flat / count);
-        }
-        __syncthreads();
+        move_batch<Mover>(own, comm, count);
+        sync();
         if (Mover::protocol != CINCH_SIMPLE && stop.is_set()) {
           return lane.report_missing(at, pass);
         }

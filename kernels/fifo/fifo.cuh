@@ -1,4 +1,4 @@
-// The slot FIFOs of one lane, as one block drives them.
+// The slot FIFOs of one lane, as one group of threads drives them.
 //
 // Thread p of the first warp owns the receiving end from rank p, thread 32 + p the sending end to
 // rank p: it alone waits for, publishes and counts the messages of that connection, and leaves
@@ -15,11 +15,10 @@
 #pragma once
 
 #include "abi.h"
+#include "exec/group.cuh"
 #include "fifo/wait.cuh"
 
 namespace cinch {
-
-constexpr uint32_t WARP = 32;
 
 static_assert(CINCH_MAX_RANKS <= WARP, "one thread of a warp owns one connection");
 
@@ -61,10 +60,10 @@ class Lane {
   __device__ __forceinline__ Lane(const cinch_comm_view &comm, const cinch_work &work,
                                   uint32_t lane, LaneState &state)
       : comm_(comm), work_(work), lane_(lane), state_(state) {
-    if (threadIdx.x < 2) state.stopped[threadIdx.x] = 0;
-    if (threadIdx.x == 0) state.refresh = 0;
+    if (thread() < 2) state.stopped[thread()] = 0;
+    if (thread() == 0) state.refresh = 0;
     if (!owns()) return;
-    End &end = state.ends[threadIdx.x];
+    End &end = state.ends[thread()];
     const cinch_cursor *cursor = this->cursor();
     end.count = sends() ? cursor->sent : cursor->received;
     end.credit = 0;
@@ -82,7 +81,7 @@ class Lane {
   // step.
   __device__ __forceinline__ void wait(const cinch_step &batch, uint32_t index, uint32_t pass) {
     if (!takes_part(batch)) return;
-    End &end = state_.ends[threadIdx.x];
+    End &end = state_.ends[thread()];
     const Waiting waiting = {peer(), sends(), lane_, index, pass};
     if (sends()) {
       const uint64_t depth = comm_.fifo.depth;
@@ -100,15 +99,15 @@ class Lane {
       load_acquire(&end.counters->tail);
       if (end.fresh) check(end, waiting);
     }
-    state_.at[threadIdx.x] = slot(end);
-    state_.flag[threadIdx.x] = message_flag(end.count);
+    state_.at[thread()] = slot(end);
+    state_.flag[thread()] = message_flag(end.count);
   }
 
   // Publishes what was sent and gives back what was received, after a barrier.
   __device__ __forceinline__ void post(const cinch_step &batch) {
-    if (threadIdx.x == 0) state_.refresh = 0;
+    if (thread() == 0) state_.refresh = 0;
     if (!takes_part(batch)) return;
-    End &end = state_.ends[threadIdx.x];
+    End &end = state_.ends[thread()];
     if (PROTOCOL == CINCH_SIMPLE && sends() && end.fresh) sign(end);
     end.fresh = 0;
     end.count += 1;
@@ -122,7 +121,7 @@ class Lane {
   // Says whose data did not come, after movers have polled for it in vain.
   __device__ __forceinline__ void report_missing(uint32_t index, uint32_t pass) {
     const uint32_t missing = stop().missing();
-    if (threadIdx.x != 0 || missing == 0) return;
+    if (thread() != 0 || missing == 0) return;
     const uint64_t number = state_.ends[missing - 1].count + 1;
     const Waiting waiting = {missing - 1, 0, lane_, index, pass};
     report(comm_, CINCH_TROUBLE_TIMEOUT, waiting, number, number - 1, work_.signature, nullptr);
@@ -132,20 +131,20 @@ class Lane {
   __device__ __forceinline__ void finish() {
     if (!owns()) return;
     cinch_cursor *cursor = this->cursor();
-    (sends() ? cursor->sent : cursor->received) = state_.ends[threadIdx.x].count;
+    (sends() ? cursor->sent : cursor->received) = state_.ends[thread()].count;
   }
 
  private:
-  static __device__ __forceinline__ uint32_t peer() { return threadIdx.x % WARP; }
-  static __device__ __forceinline__ bool sends() { return threadIdx.x >= WARP; }
+  static __device__ __forceinline__ uint32_t peer() { return lane_id(); }
+  static __device__ __forceinline__ bool sends() { return thread() >= WARP; }
 
   __device__ __forceinline__ bool owns() const {
-    return threadIdx.x < 2 * WARP && peer() < comm_.nranks && peer() != comm_.rank;
+    return thread() < 2 * WARP && peer() < comm_.nranks && peer() != comm_.rank;
   }
 
   static __device__ __forceinline__ bool takes_part(const cinch_step &batch) {
     const uint32_t mask = sends() ? batch.send_mask : batch.recv_mask;
-    return threadIdx.x < 2 * WARP && (mask >> peer() & 1) != 0;
+    return thread() < 2 * WARP && (mask >> peer() & 1) != 0;
   }
 
   __device__ __forceinline__ cinch_cursor *cursor() const {

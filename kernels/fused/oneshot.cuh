@@ -2,7 +2,7 @@
 //
 // Phases, per packet of 8 bytes and thread: load the own contribution; store it to every peer's
 // area as an LL packet; poll the packets of all peers; add all in the order of ranks; store.
-// Launch: any number of blocks, THREADS threads; a thread takes packets at the distance of the grid.
+// Launch: any number of blocks, ONESHOT_THREADS threads; a thread takes packets at the distance of the grid.
 // Bytes out: (N - 1) * 2 * S.
 //
 // Two halves of the area are used in turn. A peer writes half h again two calls later; it has
@@ -16,14 +16,18 @@
 
 namespace cinch {
 
-template <class E, bool ALIGNED>
+constexpr uint32_t ONESHOT_THREADS = 512;
+
+template <class E>
 __device__ __forceinline__ void oneshot_packets(const cinch_oneshot_args &args, uint64_t epoch,
                                                 uint32_t *stopped) {
   using Acc = typename E::Acc;
-  constexpr int N = 8 / sizeof(typename E::Storage);
+  constexpr uint32_t size = sizeof(typename E::Storage);
+  constexpr int N = 8 / size;
+  const bool aligned = (args.flags & CINCH_ALIGNED) != 0;
   const cinch_comm_view &comm = args.comm;
   const uint32_t nranks = comm.nranks;
-  const uint32_t bytes = (uint32_t)args.count * sizeof(typename E::Storage);
+  const uint32_t bytes = (uint32_t)args.count * size;
   const uint32_t pieces = (bytes + 7) / 8;
   const uint64_t half = args.area + (epoch & 1) * args.half;
   const uint32_t flag = message_flag(epoch);
@@ -32,11 +36,11 @@ __device__ __forceinline__ void oneshot_packets(const cinch_oneshot_args &args, 
   const Stop stop = {stopped};
   const uint32_t cover = refreshes(flag, 2) ? (uint32_t)(args.half / 16) : pieces;
 
-  for (uint32_t i = blockIdx.x * THREADS + threadIdx.x; i < cover; i += gridDim.x * THREADS) {
+  for (uint32_t i = blockIdx.x * ONESHOT_THREADS + threadIdx.x; i < cover; i += gridDim.x * ONESHOT_THREADS) {
     uint64_t own = 0;
     Acc mine[2 * N];
     if (i < pieces) {
-      own = load_piece8<typename E::Bits, ALIGNED>(input, i, bytes);
+      own = load_word(input, i, bytes, size, aligned);
       E::unpack(make_uint4((uint32_t)own, (uint32_t)(own >> 32), 0, 0), mine);
       if (args.flags & CINCH_PREMULTIPLY) {
 #pragma unroll
@@ -83,7 +87,7 @@ __device__ __forceinline__ void oneshot_packets(const cinch_oneshot_args &args, 
 #pragma unroll
     for (int k = N; k < 2 * N; ++k) sum[k] = sum[0];
     const uint4 v = E::pack(sum);
-    store_piece8<typename E::Bits, ALIGNED>(output, i, bytes, v.x | (uint64_t)v.y << 32);
+    store_word(output, i, bytes, size, aligned, v.x | (uint64_t)v.y << 32);
   }
 }
 
@@ -93,11 +97,7 @@ __device__ __forceinline__ void oneshot(const cinch_oneshot_args &args) {
   if (threadIdx.x == 0) stopped[0] = stopped[1] = 0;
   const uint64_t epoch = args.epoch[0];
   __syncthreads();
-  if (args.flags & CINCH_ALIGNED) {
-    oneshot_packets<E, true>(args, epoch, stopped);
-  } else {
-    oneshot_packets<E, false>(args, epoch, stopped);
-  }
+  oneshot_packets<E>(args, epoch, stopped);
   __syncthreads();
   // The last block moves on to the next call: all blocks have read the number by then.
   if (threadIdx.x == 0) {

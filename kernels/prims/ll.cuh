@@ -74,10 +74,10 @@ class RawLL {
   __device__ __forceinline__ uint32_t tile_elements() const { return 8 * WARP / element_bytes(); }
 
   __device__ __forceinline__ void tile(const Job &job, uint32_t tile) {
-    const uint32_t i = tile * WARP + threadIdx.x % WARP;
+    const uint32_t i = tile * WARP + lane_id();
     const uint32_t bytes = job.elements * element_bytes();
     if (8 * i >= bytes) return fill(job, i);
-    work_.flags & CINCH_ALIGNED ? step<true>(job, i, bytes) : step<false>(job, i, bytes);
+    step(job, i, bytes);
   }
 
  private:
@@ -114,9 +114,9 @@ class RawLL {
     for (uint32_t t = 0; t < job.nsend; ++t) store_ll(job.target(t), i, 0, job.target_flag(t));
   }
 
-  template <bool ALIGNED>
   __device__ __forceinline__ void step(const Job &job, uint32_t i, uint32_t bytes) const {
-    using Bits = typename E::Bits;
+    const bool aligned = (work_.flags & CINCH_ALIGNED) != 0;
+    const uint32_t size = element_bytes();
     const bool premultiplies = REDUCES && (work_.flags & CINCH_PREMULTIPLY);
     const bool computes = REDUCES && (job.sums() || job.op == CINCH_REDUCE ||
                                       (premultiplies && job.nrecv == 0));
@@ -126,7 +126,7 @@ class RawLL {
     const auto flag = [&](uint32_t r) { return job.source_flag(r); };
     const auto name = [&](uint32_t r) { return job.peers[r]; };
     uint64_t own = 0;
-    if (reads) own = load_piece8<Bits, ALIGNED>(job.input, i, bytes);
+    if (reads) own = load_word(job.input, i, bytes, size, aligned);
     uint64_t result = own;
     Acc sum[2 * N];
     bool started = false;
@@ -147,7 +147,7 @@ class RawLL {
     }
     if (computes) {
       if (job.op == CINCH_REDUCE) {
-        add(sum, started, load_piece8<Bits, ALIGNED>(job.output, i, bytes), false);
+        add(sum, started, load_word(job.output, i, bytes, size, aligned), false);
       }
 #pragma unroll
       for (int k = 0; k < N; ++k) {
@@ -158,7 +158,7 @@ class RawLL {
       result = pack(sum);
     }
     for (uint32_t t = 0; t < job.nsend; ++t) store_ll(job.target(t), i, result, job.target_flag(t));
-    if (job.writes()) store_piece8<Bits, ALIGNED>(job.output, i, bytes, result);
+    if (job.writes()) store_word(job.output, i, bytes, size, aligned, result);
   }
 
   const cinch_work &work_;

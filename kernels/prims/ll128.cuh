@@ -15,7 +15,7 @@ namespace cinch {
 
 constexpr uint32_t LINE_LANES = 8;            // lanes of a line
 constexpr uint32_t TILE_WORDS = 4 * 15;       // payload words (of 8 bytes) of a warp's four lines
-constexpr uint32_t TILE_BYTES = 4 * 128;      // memory of them
+constexpr uint32_t LINES_BYTES = 4 * 128;     // memory of them
 
 template <class E, bool REDUCES>
 class RawLL128 {
@@ -36,12 +36,11 @@ class RawLL128 {
 
   __device__ __forceinline__ void tile(const Job &job, uint32_t tile) {
     const uint32_t bytes = job.elements * element_bytes();
-    work_.flags & CINCH_ALIGNED ? step<true>(job, tile, bytes) : step<false>(job, tile, bytes);
+    step(job, tile, bytes);
   }
 
  private:
   using Acc = typename E::Acc;
-  using Bits = typename E::Bits;
   static constexpr int N = 16 / sizeof(typename E::Storage);
 
   // The flag of a message: its number, and in the upper bits the call, so that a peer that runs
@@ -66,18 +65,19 @@ class RawLL128 {
     started = true;
   }
 
-  template <bool ALIGNED>
   __device__ __forceinline__ uint4 load_words(const uint8_t *from, uint32_t word, bool flagged,
                                               uint32_t bytes) const {
-    const uint64_t a = load_piece8<Bits, ALIGNED>(from, word, bytes);
-    const uint64_t b = flagged ? 0 : load_piece8<Bits, ALIGNED>(from, word + 1, bytes);
+    const bool aligned = (work_.flags & CINCH_ALIGNED) != 0;
+    const uint32_t size = element_bytes();
+    const uint64_t a = load_word(from, word, bytes, size, aligned);
+    const uint64_t b = flagged ? 0 : load_word(from, word + 1, bytes, size, aligned);
     return make_uint4((uint32_t)a, (uint32_t)(a >> 32), (uint32_t)b, (uint32_t)(b >> 32));
   }
 
   // This lane's 16 bytes of a tile, once all four lines are there.
   __device__ __forceinline__ bool load_lines(const Job &job, uint32_t r, uint32_t tile,
                                              bool flagged, uint4 &v) const {
-    const uint8_t *at = job.source(r) + (uint64_t)tile * TILE_BYTES + 16 * (threadIdx.x % WARP);
+    const uint8_t *at = job.source(r) + (uint64_t)tile * LINES_BYTES + 16 * (lane_id());
     const uint64_t wanted = wide(job.source_flag(r));
     Patience patience;
     while (true) {
@@ -97,11 +97,12 @@ class RawLL128 {
   }
 
   // A tile beyond the payload: only in messages that fill their slots.
-  template <bool ALIGNED>
   __device__ __forceinline__ void step(const Job &job, uint32_t tile, uint32_t bytes) const {
+    const bool aligned = (work_.flags & CINCH_ALIGNED) != 0;
+    const uint32_t size = element_bytes();
     const uint32_t words = (bytes + 7) / 8;
     if (tile * TILE_WORDS >= words && !fills(job, tile)) return;
-    const uint32_t lane = threadIdx.x % WARP;
+    const uint32_t lane = lane_id();
     const bool flagged = lane % LINE_LANES == LINE_LANES - 1;
     const uint32_t word = tile * TILE_WORDS + lane / LINE_LANES * 15 + lane % LINE_LANES * 2;
     const bool premultiplies = REDUCES && (work_.flags & CINCH_PREMULTIPLY);
@@ -110,7 +111,7 @@ class RawLL128 {
     const bool divides = REDUCES && (work_.flags & CINCH_AVERAGE) && job.is_final();
     const bool reads = job.reads();
     uint4 own = make_uint4(0, 0, 0, 0);
-    if (reads) own = load_words<ALIGNED>(job.input, word, flagged, bytes);
+    if (reads) own = load_words(job.input, word, flagged, bytes);
     uint4 result = own;
     if (tile * TILE_WORDS < words) {
       Acc sum[N];
@@ -128,7 +129,7 @@ class RawLL128 {
       }
       if (computes) {
         if (job.op == CINCH_REDUCE) {
-          add(sum, started, load_words<ALIGNED>(job.output, word, flagged, bytes), false);
+          add(sum, started, load_words(job.output, word, flagged, bytes), false);
         }
 #pragma unroll
         for (int k = 0; k < N; ++k) {
@@ -144,12 +145,12 @@ class RawLL128 {
         line.z = (uint32_t)flag;
         line.w = (uint32_t)(flag >> 32);
       }
-      store_packet(job.target(t) + (uint64_t)tile * TILE_BYTES + 16 * lane, line);
+      store_packet(job.target(t) + (uint64_t)tile * LINES_BYTES + 16 * lane, line);
     }
     if (!job.writes() || 8 * word >= bytes) return;
-    store_piece8<Bits, ALIGNED>(job.output, word, bytes, result.x | (uint64_t)result.y << 32);
+    store_word(job.output, word, bytes, size, aligned, result.x | (uint64_t)result.y << 32);
     if (flagged || 8 * word + 8 >= bytes) return;
-    store_piece8<Bits, ALIGNED>(job.output, word + 1, bytes, result.z | (uint64_t)result.w << 32);
+    store_word(job.output, word + 1, bytes, size, aligned, result.z | (uint64_t)result.w << 32);
   }
 
   __device__ __forceinline__ bool fills(const Job &job, uint32_t tile) const {

@@ -1,7 +1,6 @@
 // Steps that move bytes as they are, over SIMPLE slots.
 //
-// A lane of a warp has UNROLL pieces of 16 bytes in flight. `Bits` is an unsigned integer as large
-// as an element, for buffers that are not aligned to 16 bytes and for the end of a message.
+// A lane of a warp has UNROLL pieces of 16 bytes in flight. WHOLE: all pieces of the tile are.
 #pragma once
 
 #include "abi.h"
@@ -13,38 +12,45 @@ namespace cinch {
 // Pieces of a tile, for each lane.
 constexpr uint32_t UNROLL = 4;
 constexpr uint32_t TILE_PIECES = UNROLL * WARP;
+constexpr uint32_t TILE_BYTES = 16 * TILE_PIECES;
 
-// `bytes` is the length of the chunk.
-template <class Bits, bool ALIGNED>
-__device__ __forceinline__ void move_tile(const Job &job, uint32_t tile, uint32_t bytes) {
+// `bytes` is the length of the chunk, `size` that of an element.
+template <bool WHOLE>
+__device__ __forceinline__ void move_tile(const Job &job, uint32_t tile, uint32_t bytes,
+                                          uint32_t size) {
   const uint32_t pieces = (bytes + 15) / 16;
-  const uint32_t first = tile * TILE_PIECES + threadIdx.x % WARP;
+  const uint32_t first = tile * TILE_PIECES + lane_id();
   const bool from_input = job.nrecv == 0;
   const uint8_t *source = from_input ? job.input : job.source(0);
   const bool writes = job.writes() && !(from_input && job.output == job.input);
-  if (first >= pieces) return;
   uint4 v[UNROLL];
 #pragma unroll
   for (uint32_t u = 0; u < UNROLL; ++u) {
     const uint32_t i = first + u * WARP;
-    if (i >= pieces) break;
-    v[u] = from_input ? load_piece16<Bits, ALIGNED>(source, i, bytes)
-                      : load_vector(source + 16 * (uint64_t)i);
+    if (!WHOLE && i >= pieces) break;
+    v[u] = from_input ? load_piece<WHOLE>(source, i, bytes, size)
+                      : load_piece<true>(source, i, bytes, size);
   }
+#pragma unroll 1
   for (uint32_t t = 0; t < job.nsend; ++t) {
     uint8_t *target = job.target(t);
 #pragma unroll
     for (uint32_t u = 0; u < UNROLL; ++u) {
       const uint32_t i = first + u * WARP;
-      if (i < pieces) store_vector(target + 16 * (uint64_t)i, v[u]);
+      if (WHOLE || i < pieces) store_piece<true>(target, i, bytes, size, v[u]);
     }
   }
   if (!writes) return;
 #pragma unroll
   for (uint32_t u = 0; u < UNROLL; ++u) {
     const uint32_t i = first + u * WARP;
-    if (i < pieces) store_piece16<Bits, ALIGNED>(job.output, i, bytes, v[u]);
+    if (WHOLE || i < pieces) store_piece<WHOLE>(job.output, i, bytes, size, v[u]);
   }
+}
+
+// Whether a tile's pieces of the user's buffers are single accesses.
+__device__ __forceinline__ bool is_whole(const cinch_work &work, uint32_t tile, uint32_t bytes) {
+  return (work.flags & CINCH_ALIGNED) && (tile + 1) * TILE_BYTES <= bytes;
 }
 
 // The kernel for calls that neither reduce nor encode. word[0] of the codec's parameters is the
@@ -58,18 +64,15 @@ class MoveSimple {
 
   __device__ __forceinline__ uint32_t element_bytes() const { return work_.codec.word[0]; }
   __device__ __forceinline__ uint32_t tile_elements() const {
-    return 16 * TILE_PIECES / element_bytes();
+    return TILE_BYTES / element_bytes();
   }
 
   __device__ __forceinline__ void tile(const Job &job, uint32_t tile) {
-    // Moving is the same for all sizes; only ends and odd addresses need to know them.
     const uint32_t bytes = job.elements * element_bytes();
-    if (work_.flags & CINCH_ALIGNED) {
-      move_tile<uint8_t, true>(job, tile, bytes);
-    } else if (((uintptr_t)work_.input | (uintptr_t)work_.output | bytes) % 4 == 0) {
-      move_tile<uint32_t, false>(job, tile, bytes);
+    if (is_whole(work_, tile, bytes)) {
+      move_tile<true>(job, tile, bytes, element_bytes());
     } else {
-      move_tile<uint8_t, false>(job, tile, bytes);
+      move_tile<false>(job, tile, bytes, element_bytes());
     }
   }
 

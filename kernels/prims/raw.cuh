@@ -20,25 +20,25 @@ class RawSimple {
       : work_(work), nranks_(comm.nranks) {}
 
   __device__ __forceinline__ uint32_t element_bytes() const { return SIZE; }
-  __device__ __forceinline__ uint32_t tile_elements() const { return TILE_PIECES * N; }
+  __device__ __forceinline__ uint32_t tile_elements() const { return TILE_BYTES / SIZE; }
 
-  __device__ __forceinline__ void tile(const Job &job, uint32_t tile) {
+  __device__ __forceinline__ void tile(const Job &job, uint32_t tile) const {
     const bool as_is = !(work_.flags & CINCH_PREMULTIPLY);
     const bool moves = job.op == CINCH_RECV || job.op == CINCH_RECV_COPY_SEND ||
                        ((job.op == CINCH_SEND || job.op == CINCH_COPY) && as_is);
     const uint32_t bytes = job.elements * SIZE;
-    if (work_.flags & CINCH_ALIGNED) {
-      moves ? move_tile<Bits, true>(job, tile, bytes) : sum_tile<true>(job, tile, bytes);
+    if (is_whole(work_, tile, bytes)) {
+      moves ? move_tile<true>(job, tile, bytes, SIZE) : sum_tile<true>(job, tile, bytes);
     } else {
-      moves ? move_tile<Bits, false>(job, tile, bytes) : sum_tile<false>(job, tile, bytes);
+      moves ? move_tile<false>(job, tile, bytes, SIZE) : sum_tile<false>(job, tile, bytes);
     }
   }
 
  private:
   using Acc = typename E::Acc;
-  using Bits = typename E::Bits;
   static constexpr uint32_t SIZE = sizeof(typename E::Storage);
   static constexpr uint32_t N = 16 / SIZE;
+  static constexpr uint32_t NO_OWN = 0xff;
   // Pieces whose accumulators a lane holds at once: 16 registers of 4 bytes and more are dear.
   static constexpr uint32_t TOGETHER = SIZE >= 4 ? 4 : SIZE == 2 ? 2 : 1;
 
@@ -46,31 +46,50 @@ class RawSimple {
     Acc at[TOGETHER][N];
   };
 
-  __device__ __forceinline__ void add(Terms &sum, const Terms &term, bool &started) const {
+  __device__ __forceinline__ void add(Terms &sum, const Terms &term) const {
     const uint32_t combine = work_.combine;
 #pragma unroll
     for (uint32_t u = 0; u < TOGETHER; ++u) {
 #pragma unroll
       for (uint32_t k = 0; k < N; ++k) {
-        sum.at[u][k] = started ? E::combine(sum.at[u][k], term.at[u][k], combine) : term.at[u][k];
+        sum.at[u][k] = E::combine(sum.at[u][k], term.at[u][k], combine);
       }
     }
-    started = true;
   }
 
-  // The own contribution, multiplied if it is to be.
-  template <bool ALIGNED>
-  __device__ __forceinline__ void load_user(const uint8_t *from, uint32_t first, uint32_t pieces,
-                                            uint32_t bytes, bool own, Terms &into) const {
+  template <bool WHOLE>
+  __device__ __forceinline__ void load(const uint8_t *from, uint32_t first, uint32_t bytes,
+                                       Terms &into) const {
+    uint4 v[TOGETHER];
+#pragma unroll
+    for (uint32_t u = 0; u < TOGETHER; ++u) {
+      v[u] = load_piece<WHOLE>(from, first + u * WARP, bytes, SIZE);
+    }
+#pragma unroll
+    for (uint32_t u = 0; u < TOGETHER; ++u) E::unpack(v[u], into.at[u]);
+  }
+
+  // A slot holds whole pieces, but not whole tiles.
+  template <bool WHOLE>
+  __device__ __forceinline__ void load_source(const uint8_t *from, uint32_t first, uint32_t bytes,
+                                              Terms &into) const {
     uint4 v[TOGETHER];
 #pragma unroll
     for (uint32_t u = 0; u < TOGETHER; ++u) {
       const uint32_t i = first + u * WARP;
-      v[u] = i < pieces ? load_piece16<Bits, ALIGNED>(from, i, bytes) : make_uint4(0, 0, 0, 0);
+      v[u] = WHOLE || 16 * i < bytes ? load_piece<true>(from, i, bytes, SIZE)
+                                     : make_uint4(0, 0, 0, 0);
     }
 #pragma unroll
     for (uint32_t u = 0; u < TOGETHER; ++u) E::unpack(v[u], into.at[u]);
-    if (!own || !(work_.flags & CINCH_PREMULTIPLY)) return;
+  }
+
+  // The own contribution, multiplied if it is to be.
+  template <bool WHOLE>
+  __device__ __forceinline__ void load_own(const Job &job, uint32_t first, uint32_t bytes,
+                                           Terms &into) const {
+    load<WHOLE>(job.input, first, bytes, into);
+    if (!(work_.flags & CINCH_PREMULTIPLY)) return;
 #pragma unroll
     for (uint32_t u = 0; u < TOGETHER; ++u) {
 #pragma unroll
@@ -80,57 +99,74 @@ class RawSimple {
     }
   }
 
-  __device__ __forceinline__ void load_source(const uint8_t *from, uint32_t first, uint32_t pieces,
-                                              Terms &into) const {
-    uint4 v[TOGETHER];
-#pragma unroll
-    for (uint32_t u = 0; u < TOGETHER; ++u) {
-      const uint32_t i = first + u * WARP;
-      v[u] = i < pieces ? load_vector(from + 16 * (uint64_t)i) : make_uint4(0, 0, 0, 0);
+  template <bool WHOLE>
+  __device__ __forceinline__ void add_sources(const Job &job, uint32_t first, uint32_t bytes,
+                                              uint32_t begin, uint32_t end, Terms &sum) const {
+#pragma unroll 1
+    for (uint32_t r = begin; r < end; ++r) {
+      Terms term;
+      load_source<WHOLE>(job.source(r), first, bytes, term);
+      add(sum, term);
     }
-#pragma unroll
-    for (uint32_t u = 0; u < TOGETHER; ++u) E::unpack(v[u], into.at[u]);
   }
 
-  template <bool ALIGNED>
+  template <bool WHOLE>
   __device__ __forceinline__ void sum_tile(const Job &job, uint32_t tile, uint32_t bytes) const {
-    const uint32_t pieces = (bytes + 15) / 16;
-    const uint32_t begin = tile * TILE_PIECES + threadIdx.x % WARP;
 #pragma unroll 1
     for (uint32_t part = 0; part < UNROLL; part += TOGETHER) {
-      const uint32_t first = begin + part * WARP;
-      if (first >= pieces) return;
-      Terms sum;
-      bool started = false;
-      Terms own;
-      const bool reads = job.reads();
-      const uint32_t after = job.own_after;
-      if (reads) load_user<ALIGNED>(job.input, first, pieces, bytes, true, own);
-      if (reads && (after == 0 || job.nrecv == 0)) add(sum, own, started);
-      for (uint32_t r = 0; r < job.nrecv; ++r) {
-        Terms term;
-        load_source(job.source(r), first, pieces, term);
-        add(sum, term, started);
-        if (reads && after == r + 1) add(sum, own, started);
+      const uint32_t first = tile * TILE_PIECES + part * WARP + lane_id();
+      if (!WHOLE && 16 * first >= bytes) return;
+      sum_pieces<WHOLE>(job, first, bytes);
+    }
+  }
+
+  template <bool WHOLE>
+  __device__ __forceinline__ void sum_pieces(const Job &job, uint32_t first,
+                                             uint32_t bytes) const {
+    Terms sum;
+    const uint32_t after = job.reads() ? job.own_after : NO_OWN;
+    if (job.nrecv == 0 || after == 0) {
+      load_own<WHOLE>(job, first, bytes, sum);
+      add_sources<WHOLE>(job, first, bytes, 0, job.nrecv, sum);
+    } else {
+      load_source<WHOLE>(job.source(0), first, bytes, sum);
+      add_sources<WHOLE>(job, first, bytes, 1, min(after, (uint32_t)job.nrecv), sum);
+      if (after <= job.nrecv) {
+        Terms own;
+        load_own<WHOLE>(job, first, bytes, own);
+        add(sum, own);
+        add_sources<WHOLE>(job, first, bytes, after, job.nrecv, sum);
       }
-      if (job.op == CINCH_REDUCE) {
-        Terms term;
-        load_user<ALIGNED>(job.output, first, pieces, bytes, false, term);
-        add(sum, term, started);
+    }
+    if (job.op == CINCH_REDUCE) {
+      Terms term;
+      load<WHOLE>(job.output, first, bytes, term);
+      add(sum, term);
+    }
+    if (job.is_final() && (work_.flags & CINCH_AVERAGE)) {
+#pragma unroll
+      for (uint32_t u = 0; u < TOGETHER; ++u) {
+#pragma unroll
+        for (uint32_t k = 0; k < N; ++k) sum.at[u][k] = E::divide(sum.at[u][k], nranks_);
       }
-      const bool divides = job.is_final() && (work_.flags & CINCH_AVERAGE);
+    }
+    uint4 v[TOGETHER];
+#pragma unroll
+    for (uint32_t u = 0; u < TOGETHER; ++u) v[u] = E::pack(sum.at[u]);
+#pragma unroll 1
+    for (uint32_t t = 0; t < job.nsend; ++t) {
+      uint8_t *target = job.target(t);
 #pragma unroll
       for (uint32_t u = 0; u < TOGETHER; ++u) {
         const uint32_t i = first + u * WARP;
-        if (i >= pieces) return;
-        if (divides) {
-#pragma unroll
-          for (uint32_t k = 0; k < N; ++k) sum.at[u][k] = E::divide(sum.at[u][k], nranks_);
-        }
-        const uint4 v = E::pack(sum.at[u]);
-        for (uint32_t t = 0; t < job.nsend; ++t) store_vector(job.target(t) + 16 * (uint64_t)i, v);
-        if (job.writes()) store_piece16<Bits, ALIGNED>(job.output, i, bytes, v);
+        if (WHOLE || 16 * i < bytes) store_piece<true>(target, i, bytes, SIZE, v[u]);
       }
+    }
+    if (!job.writes()) return;
+#pragma unroll
+    for (uint32_t u = 0; u < TOGETHER; ++u) {
+      const uint32_t i = first + u * WARP;
+      if (WHOLE || 16 * i < bytes) store_piece<WHOLE>(job.output, i, bytes, SIZE, v[u]);
     }
   }
 

@@ -1,85 +1,90 @@
 // Reading and writing the user's buffers in pieces of 16 or 8 bytes, whatever their alignment.
 //
-// A chunk starts at a multiple of 64 bytes of its buffer, so that its alignment is the buffer's.
+// WHOLE: the buffer is aligned to the piece and the piece lies inside it, so that it is one access;
+// otherwise a piece is put together from elements, out of line. A chunk starts at a multiple of 64
+// bytes of its buffer, so that its alignment is the buffer's.
 #pragma once
 
 #include "ptx/memory.cuh"
 
 namespace cinch {
 
-// Piece `i` (of 16 bytes) of a buffer of `bytes`; zeros beyond its end. ALIGNED: the buffer starts
-// at a multiple of 16. T: an unsigned integer as large as an element.
-template <class T, bool ALIGNED>
-__device__ __forceinline__ uint4 load_piece16(const uint8_t *buffer, uint32_t i, uint32_t bytes) {
-  const uint8_t *at = buffer + 16 * i;
-  if (ALIGNED && 16 * i + 16 <= bytes) return load_vector(at);
-  union {
-    uint4 v;
-    T t[16 / sizeof(T)];
-  } piece;
-  piece.v = make_uint4(0, 0, 0, 0);
-  const uint32_t left = bytes - 16 * i;
-#pragma unroll
-  for (uint32_t k = 0; k < 16 / sizeof(T); ++k) {
-    if (k * sizeof(T) < left) piece.t[k] = ((const T *)at)[k];
+// Up to 16 bytes at `at` in elements of `size` bytes, `left` of them inside the buffer.
+static __device__ __noinline__ uint4 gather(const uint8_t *at, uint32_t size, uint32_t left) {
+  uint64_t half[2] = {0, 0};
+#pragma unroll 1
+  for (uint32_t k = 0; k < 16 && k < left; k += size) {
+    uint64_t element;
+    if (size == 1) {
+      element = at[k];
+    } else if (size == 2) {
+      element = *(const uint16_t *)(at + k);
+    } else if (size == 4) {
+      element = *(const uint32_t *)(at + k);
+    } else {
+      element = *(const uint64_t *)(at + k);
+    }
+    const uint64_t placed = element << (k % 8 * 8);
+    (k < 8 ? half[0] : half[1]) |= placed;
   }
-  return piece.v;
+  return make_uint4((uint32_t)half[0], (uint32_t)(half[0] >> 32), (uint32_t)half[1],
+                    (uint32_t)(half[1] >> 32));
 }
 
-template <class T, bool ALIGNED>
-__device__ __forceinline__ void store_piece16(uint8_t *buffer, uint32_t i, uint32_t bytes,
-                                              uint4 value) {
-  uint8_t *at = buffer + 16 * i;
-  if (ALIGNED && 16 * i + 16 <= bytes) return store_vector(at, value);
-  union {
-    uint4 v;
-    T t[16 / sizeof(T)];
-  } piece;
-  piece.v = value;
-  const uint32_t left = bytes - 16 * i;
-#pragma unroll
-  for (uint32_t k = 0; k < 16 / sizeof(T); ++k) {
-    if (k * sizeof(T) < left) ((T *)at)[k] = piece.t[k];
+static __device__ __noinline__ void scatter(uint8_t *at, uint32_t size, uint32_t left, uint4 v) {
+  const uint64_t low = v.x | (uint64_t)v.y << 32, high = v.z | (uint64_t)v.w << 32;
+#pragma unroll 1
+  for (uint32_t k = 0; k < 16 && k < left; k += size) {
+    const uint64_t element = (k < 8 ? low : high) >> (k % 8 * 8);
+    if (size == 1) {
+      at[k] = (uint8_t)element;
+    } else if (size == 2) {
+      *(uint16_t *)(at + k) = (uint16_t)element;
+    } else if (size == 4) {
+      *(uint32_t *)(at + k) = (uint32_t)element;
+    } else {
+      *(uint64_t *)(at + k) = element;
+    }
   }
 }
 
-// The same for pieces of 8 bytes. ALIGNED: the buffer starts at a multiple of 8.
-template <class T, bool ALIGNED>
-__device__ __forceinline__ uint64_t load_piece8(const uint8_t *buffer, uint32_t i,
-                                                uint32_t bytes) {
-  const uint8_t *at = buffer + 8 * i;
-  if (ALIGNED && 8 * i + 8 <= bytes) return *(const uint64_t *)at;
-  union {
-    uint64_t v;
-    T t[8 / sizeof(T)];
-  } piece;
-  piece.v = 0;
-  const uint32_t left = bytes > 8 * i ? bytes - 8 * i : 0;
-#pragma unroll
-  for (uint32_t k = 0; k < 8 / sizeof(T); ++k) {
-    if (k * sizeof(T) < left) piece.t[k] = ((const T *)at)[k];
-  }
-  return piece.v;
+// Piece `i` (of 16 bytes) of a buffer of `bytes`, in elements of `size` bytes; zeros beyond its
+// end.
+template <bool WHOLE>
+__device__ __forceinline__ uint4 load_piece(const uint8_t *buffer, uint32_t i, uint32_t bytes,
+                                            uint32_t size) {
+  const uint8_t *at = buffer + 16 * (uint64_t)i;
+  if (WHOLE) return load_vector(at);
+  return gather(at, size, bytes > 16 * i ? bytes - 16 * i : 0);
 }
 
-template <class T, bool ALIGNED>
-__device__ __forceinline__ void store_piece8(uint8_t *buffer, uint32_t i, uint32_t bytes,
-                                             uint64_t value) {
-  uint8_t *at = buffer + 8 * i;
-  if (ALIGNED && 8 * i + 8 <= bytes) {
+template <bool WHOLE>
+__device__ __forceinline__ void store_piece(uint8_t *buffer, uint32_t i, uint32_t bytes,
+                                            uint32_t size, uint4 value) {
+  uint8_t *at = buffer + 16 * (uint64_t)i;
+  if (WHOLE) return store_vector(at, value);
+  scatter(at, size, bytes > 16 * i ? bytes - 16 * i : 0, value);
+}
+
+// Word `i` (of 8 bytes), likewise.
+__device__ __forceinline__ uint64_t load_word(const uint8_t *buffer, uint32_t i, uint32_t bytes,
+                                              uint32_t size, bool aligned) {
+  const uint8_t *at = buffer + 8 * (uint64_t)i;
+  if (aligned && 8 * i + 8 <= bytes) return *(const uint64_t *)at;
+  const uint32_t left = bytes > 8 * i ? min(bytes - 8 * i, 8u) : 0;
+  const uint4 v = gather(at, size, left);
+  return v.x | (uint64_t)v.y << 32;
+}
+
+__device__ __forceinline__ void store_word(uint8_t *buffer, uint32_t i, uint32_t bytes,
+                                           uint32_t size, bool aligned, uint64_t value) {
+  uint8_t *at = buffer + 8 * (uint64_t)i;
+  if (aligned && 8 * i + 8 <= bytes) {
     *(uint64_t *)at = value;
     return;
   }
-  union {
-    uint64_t v;
-    T t[8 / sizeof(T)];
-  } piece;
-  piece.v = value;
-  const uint32_t left = bytes > 8 * i ? bytes - 8 * i : 0;
-#pragma unroll
-  for (uint32_t k = 0; k < 8 / sizeof(T); ++k) {
-    if (k * sizeof(T) < left) ((T *)at)[k] = piece.t[k];
-  }
+  const uint32_t left = bytes > 8 * i ? min(bytes - 8 * i, 8u) : 0;
+  scatter(at, size, left, make_uint4((uint32_t)value, (uint32_t)(value >> 32), 0, 0));
 }
 
 }  // namespace cinch
