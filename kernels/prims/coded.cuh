@@ -19,6 +19,7 @@ namespace cinch {
 constexpr uint32_t HELD = 16;             // elements of a lane
 constexpr uint32_t WARP_TILE = HELD * WARP;
 
+
 template <class E, class C>
 class CodedSimple {
  public:
@@ -39,31 +40,30 @@ class CodedSimple {
     const uint32_t end = min(begin + tile_elements(), n);
     if (job.op == CINCH_RECV_COPY_SEND) forward(job, begin, end);
     const bool encodes = job.op == CINCH_SEND || (job.nsend > 0 && job.op != CINCH_RECV_COPY_SEND);
+    const bool twice = C::scaled && encodes && tile_elements() > WARP_TILE;
     float abs_max = 0;
-    if (C::scaled && encodes && tile_elements() > WARP_TILE) {
+    // One copy of the code for both rounds: the compiler's time and the instruction cache.
+#pragma unroll 1
+    for (uint32_t round = twice ? 0 : 1; round < 2; ++round) {
+#pragma unroll 1
       for (uint32_t at = begin; at < end; at += WARP_TILE) {
         float x[HELD];
         total(job, at, x);
-        abs_max = codec_.larger(abs_max, codec_.abs_max(x));
+        if (C::scaled && encodes && (round == 0 || !twice)) {
+          abs_max = codec_.larger(twice ? abs_max : 0, codec_.abs_max(x));
+        }
+        if (round == 0) continue;
+        if (encodes) send(job, at, x, abs_max);
+        if (job.writes()) store_user(job, at, x);
       }
-    }
-    for (uint32_t at = begin; at < end; at += WARP_TILE) {
-      float x[HELD];
-      total(job, at, x);
-      if (encodes) {
-        if (C::scaled && tile_elements() == WARP_TILE) abs_max = codec_.abs_max(x);
-        send(job, at, x, abs_max);
-      }
-      if (job.writes()) store_user(job, at, x);
     }
   }
 
  private:
-  using Storage = typename E::Storage;
-  static constexpr uint32_t SIZE = sizeof(Storage);
+  using Bits = typename E::Bits;
+  static constexpr uint32_t SIZE = sizeof(Bits);
   static constexpr uint32_t PIECES = HELD * SIZE / 16;
   static constexpr uint32_t N = 16 / SIZE;
-  static constexpr uint32_t MAX_SOURCES = 0xff;
   // Sources whose codes are in flight together.
   static constexpr uint32_t AHEAD = C::code_bytes == 1 ? 4 : 2;
 
@@ -92,9 +92,9 @@ class CodedSimple {
         for (uint32_t k = 0; k < N; ++k) x[p * N + k] = part[k];
       }
     } else {
-      const Storage *from = (const Storage *)job.input + mine(at);
+      const Bits *from = (const Bits *)job.input + mine(at);
 #pragma unroll
-      for (uint32_t k = 0; k < HELD; ++k) x[k] = mine(at) + k < job.elements ? E::load(from + k) : 0;
+      for (uint32_t k = 0; k < HELD; ++k) x[k] = mine(at) + k < job.elements ? E::widen(from[k]) : 0;
     }
     if (work_.flags & CINCH_PREMULTIPLY) {
 #pragma unroll
@@ -113,29 +113,31 @@ class CodedSimple {
         store_piece<true>(job.output, mine(at) / N + p, 0, SIZE, E::pack(part));
       }
     } else {
-      Storage *to = (Storage *)job.output + mine(at);
+      Bits *to = (Bits *)job.output + mine(at);
 #pragma unroll
       for (uint32_t k = 0; k < HELD; ++k) {
-        if (mine(at) + k < job.elements) E::store(to + k, x[k]);
+        if (mine(at) + k < job.elements) to[k] = E::narrow(x[k]);
       }
     }
   }
 
-  // What a step computes from this lane's elements: a sum, a received chunk, or the input.
+  // What a step computes from this lane's elements: a sum, a received chunk, or the input. The
+  // sum starts with -0, to which every number adds as it is.
   __device__ __forceinline__ void total(const Job &job, uint32_t at, float (&x)[HELD]) const {
-    const uint32_t after = job.reads() ? job.own_after : MAX_SOURCES;
-    if (job.nrecv == 0 || after == 0) {
-      load_term(job, at, x);
-      add_sources(job, at, 0, job.nrecv, x);
-    } else {
-      typename C::Codes codes;
-      codec_.load(job.source(0), job.elements, mine(at), codes);
-      codec_.decode(codes, x);
-      add_sources(job, at, 1, min(after, (uint32_t)job.nrecv), x);
-      if (after <= job.nrecv) {
-        add_own(job, at, x);
-        add_sources(job, at, after, job.nrecv, x);
+    const bool reads = job.reads() || job.nrecv == 0;
+    const uint32_t after = reads ? job.own_after : job.nrecv;
+#pragma unroll
+    for (uint32_t k = 0; k < HELD; ++k) x[k] = -0.0f;
+#pragma unroll 1
+    for (uint32_t part = 0; part < 2; ++part) {
+      if (part == 1 && reads) {
+        float own[HELD];
+        load_own(job, at, own);
+        if (job.sums() && job.own == CINCH_OWN_CODED) as_coded(job, at, own);
+#pragma unroll
+        for (uint32_t k = 0; k < HELD; ++k) x[k] = E::combine(x[k], own[k], Combine::sum);
       }
+      add_sources(job, at, part == 0 ? 0 : after, part == 0 ? after : job.nrecv, x);
     }
     if (job.is_final() && (work_.flags & CINCH_AVERAGE)) {
 #pragma unroll
@@ -159,37 +161,33 @@ class CodedSimple {
     }
   }
 
-  // The own contribution as it enters the sum: exact, or as the peers see it.
-  __device__ __forceinline__ void load_term(const Job &job, uint32_t at, float (&x)[HELD]) const {
-    load_own(job, at, x);
-    if (!job.sums() || job.own != CINCH_OWN_CODED) return;
+  // What the peers see of the own contribution. Only one-shot schedules ask for it, so it is kept
+  // out of the way.
+  __device__ __forceinline__ void as_coded(const Job &job, uint32_t at, float (&x)[HELD]) const {
+    float copy[HELD];
+#pragma unroll
+    for (uint32_t k = 0; k < HELD; ++k) copy[k] = x[k];
+    round_trip(job, at, copy);
+#pragma unroll
+    for (uint32_t k = 0; k < HELD; ++k) x[k] = copy[k];
+  }
+
+  __device__ __noinline__ void round_trip(const Job &job, uint32_t at, float (&x)[HELD]) const {
     float abs_max = 0;
-    if (C::scaled) abs_max = own_abs_max(job, at, x);
+    if (C::scaled) {
+      // Of the whole block, as it was encoded.
+      const uint32_t begin = at / tile_elements() * tile_elements();
+      const uint32_t end = min(begin + tile_elements(), job.elements);
+#pragma unroll 1
+      for (uint32_t other = begin; other < end; other += WARP_TILE) {
+        float y[HELD];
+        load_own(job, other, y);
+        abs_max = codec_.larger(abs_max, codec_.abs_max(y));
+      }
+    }
     typename C::Codes codes;
     codec_.encode(x, abs_max, codes);
     codec_.decode(codes, x);
-  }
-
-  // Of the block that this lane's elements are in.
-  __device__ __forceinline__ float own_abs_max(const Job &job, uint32_t at,
-                                               const float (&x)[HELD]) const {
-    if (tile_elements() == WARP_TILE) return codec_.abs_max(x);
-    const uint32_t begin = at / tile_elements() * tile_elements();
-    const uint32_t end = min(begin + tile_elements(), job.elements);
-    float abs_max = 0;
-    for (uint32_t other = begin; other < end; other += WARP_TILE) {
-      float y[HELD];
-      load_own(job, other, y);
-      abs_max = codec_.larger(abs_max, codec_.abs_max(y));
-    }
-    return abs_max;
-  }
-
-  __device__ __forceinline__ void add_own(const Job &job, uint32_t at, float (&x)[HELD]) const {
-    float own[HELD];
-    load_term(job, at, own);
-#pragma unroll
-    for (uint32_t k = 0; k < HELD; ++k) x[k] = __fadd_rn(x[k], own[k]);
   }
 
   // Encodes, sends to all targets, and leaves in `x` what they will decode.

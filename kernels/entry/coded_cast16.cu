@@ -1,0 +1,3 @@
+#include "entry/coded.cuh"
+
+CINCH_CODED(cast16, Cast16)

@@ -1,0 +1,3 @@
+#include "entry/coded.cuh"
+
+CINCH_CODED(cast_bf16, CastBf16)

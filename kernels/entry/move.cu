@@ -1,0 +1,9 @@
+// Calls that neither reduce nor encode. Moving is the same for all types, so one does for all.
+#include "entry/launch.cuh"
+#include "prims/ll.cuh"
+#include "prims/ll128.cuh"
+#include "prims/move.cuh"
+
+CINCH_INTERPRETER(cinch_move, cinch::MoveSimple)
+CINCH_INTERPRETER(cinch_move_ll, cinch::RawLL<cinch::U8, false>)
+CINCH_INTERPRETER(cinch_move_ll128, cinch::RawLL128<cinch::U8, false>)
