@@ -1,6 +1,8 @@
 //! Runs plans: walks the steps of each lane, waits without hanging, moves bytes.
 
 mod batch;
+#[allow(unsafe_code)]
+pub mod gpu;
 mod host;
 mod run;
 mod state;

@@ -15,7 +15,9 @@ use crate::codec::{self, Codec};
 use crate::error::{Error, Result};
 use crate::schedule::{Pattern, Place, Schedule};
 use crate::simd::Isa;
-use crate::types::{Algorithm, CallSignature, CodecSpec, Collective, DType, ReduceOp, ScaleRule};
+use crate::types::{
+    Algorithm, CallSignature, CodecSpec, Collective, DType, Protocol, ReduceOp, ScaleRule,
+};
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
@@ -85,6 +87,8 @@ pub struct Plan {
     pub notes_input: Vec<bool>,
     /// Lanes that have work.
     pub channels: usize,
+    /// How messages are carried.
+    pub protocol: Protocol,
 }
 
 impl Plan {
@@ -219,6 +223,7 @@ impl Planner {
             pattern,
             notes_input,
             channels: best.channels,
+            protocol: Protocol::Simple,
         })
     }
 

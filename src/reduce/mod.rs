@@ -136,8 +136,12 @@ impl std::fmt::Debug for Reducer {
     }
 }
 
-/// The factor in the accumulator type of `dtype`, in the low bits of a word.
-fn factor_word(dtype: DType, scalar: Scalar) -> Result<u64> {
+/// The factor of a pre-multiplied sum in the accumulator type of `dtype`, in the low bits of a
+/// word.
+///
+/// # Errors
+/// Invalid argument if one is integer and the other is not.
+pub fn factor_word(dtype: DType, scalar: Scalar) -> Result<u64> {
     match (dtype.accumulator(), scalar) {
         (DType::F32, Scalar::Float(factor)) => Ok((factor as f32).to_bits().into()),
         (DType::F64, Scalar::Float(factor)) => Ok(factor.to_bits()),

@@ -102,3 +102,50 @@ impl fmt::Display for TransportKind {
         f.write_str(self.name())
     }
 }
+
+/// How a kernel carries the messages of a call. The host has but [`Protocol::Simple`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Protocol {
+    /// Payload, then a counter.
+    Simple = 0,
+    /// 8 payload bytes and 8 flag bytes a packet: half the bandwidth, least latency.
+    Ll = 1,
+    /// 120 payload bytes and 8 flag bytes a line; where a line of 128 bytes arrives whole.
+    Ll128 = 2,
+    /// The fused one-shot all-reduce, in packets of its own.
+    Fused = 3,
+}
+
+impl Protocol {
+    /// Every protocol, in numeric order.
+    pub const ALL: [Protocol; 4] = [
+        Protocol::Simple,
+        Protocol::Ll,
+        Protocol::Ll128,
+        Protocol::Fused,
+    ];
+
+    /// Lower-case name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Protocol::Simple => "simple",
+            Protocol::Ll => "ll",
+            Protocol::Ll128 => "ll128",
+            Protocol::Fused => "fused",
+        }
+    }
+
+    /// The protocol with this name.
+    pub fn from_name(name: &str) -> Option<Protocol> {
+        Protocol::ALL
+            .into_iter()
+            .find(|protocol| protocol.name() == name)
+    }
+}
+
+impl fmt::Display for Protocol {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}

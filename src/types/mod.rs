@@ -10,7 +10,7 @@ mod dtype;
 mod reduce_op;
 mod signature;
 
-pub use algorithm::{Algorithm, TransportKind};
+pub use algorithm::{Algorithm, Protocol, TransportKind};
 pub use codec_spec::{CodecKind, CodecSpec, DEFAULT_BLOCK, ScaleRule};
 pub use collective::{Collective, Extent};
 pub use device::DeviceChoice;

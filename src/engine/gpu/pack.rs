@@ -1,0 +1,350 @@
+//! Schedules as kernels read them: chains joined, places resolved, waits taken together.
+//!
+//! The host splits fans into steps of bounded width; a kernel takes any fan in one step, so a
+//! chain becomes one step here, and so do sends of the same chunk.
+//!
+//! Consecutive steps of one stage and op that do not concern each other form a batch. A kernel
+//! takes the waits of a batch together, so that N waits cost one latency instead of N. A step of
+//! a batch may thus start later than in the host's walk, never earlier, and a rank may hold back
+//! what a peer waits for; that no rank then waits for ever at two slots a connection is shown by
+//! running every schedule (see the tests).
+
+use super::abi::{self, Combine, Work};
+use crate::error::{Error, ErrorKind, Result};
+use crate::mem::abi::MAX_RANKS;
+use crate::plan::Plan;
+use crate::reduce;
+use crate::schedule::{self, Op, Own, Pattern, Place, Schedule};
+use crate::types::ReduceOp;
+
+/// Most steps of a batch.
+pub const BATCH_STEPS: usize = 32;
+/// Most messages and slots that a batch waits for.
+pub const BATCH_WAITS: usize = 64;
+
+/// One rank's part of a pass, packed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PackedSchedule {
+    /// Steps, in order of stage.
+    pub steps: Vec<abi::Step>,
+    /// Peers of the steps.
+    pub peers: Vec<u8>,
+    /// Stages of a pass.
+    pub stages: u16,
+}
+
+impl PackedSchedule {
+    /// Packs `schedule`, whose chunks lie where `pattern` says.
+    ///
+    /// # Errors
+    /// Unsupported if it is for more ranks, steps or stages than a kernel can number.
+    pub fn new(schedule: &Schedule, pattern: &Pattern) -> Result<PackedSchedule> {
+        if schedule.nranks > MAX_RANKS {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                format!(
+                    "a communicator on GPUs has at most {MAX_RANKS} ranks, not {}",
+                    schedule.nranks
+                ),
+            ));
+        }
+        let joined = join(&schedule.steps);
+        let mut peers = Vec::new();
+        let mut steps = Vec::with_capacity(joined.len());
+        for step in &joined {
+            let place = |place: Option<Place>| match place {
+                Some(Place::Block(block)) => (0, block as u16),
+                Some(Place::Part { index, .. }) => (index as u16, 0),
+                None => (0, 0),
+            };
+            let (in_part, in_block) = place(pattern.input(schedule.rank, step.chunk));
+            let (out_part, out_block) = place(pattern.output(schedule.rank, step.chunk));
+            // A rank may forward a part that it neither reads nor keeps.
+            let part = if pattern.parts() == 1 {
+                0
+            } else {
+                step.chunk as u16
+            };
+            debug_assert!(in_part == 0 || in_part == part);
+            debug_assert!(out_part == 0 || out_part == part);
+            let (own, own_after) = match step.own {
+                Own::Absent => (abi::OWN_ABSENT, 0),
+                Own::Exact { after } => (abi::OWN_EXACT, after),
+                Own::Coded { after } => (abi::OWN_CODED, after),
+            };
+            steps.push(abi::Step {
+                op: step.op as u8,
+                own,
+                own_after,
+                batch: 0,
+                stage: numbered("stages", step.stage)?,
+                part,
+                in_block,
+                out_block,
+                peers: numbered("peers", peers.len())?,
+                nrecv: step.recv.len() as u8,
+                nsend: step.send.len() as u8,
+            });
+            peers.extend(step.recv.iter().chain(&step.send));
+        }
+        for (first, len) in batches(&joined) {
+            steps[first].batch = len as u8;
+        }
+        numbered("steps", steps.len())?;
+        Ok(PackedSchedule {
+            steps,
+            peers,
+            stages: numbered("stages", schedule.stages)?,
+        })
+    }
+}
+
+fn numbered(what: &str, number: usize) -> Result<u16> {
+    u16::try_from(number).map_err(|_| {
+        Error::new(
+            ErrorKind::Unsupported,
+            format!("a schedule of {number} {what} is more than a kernel can number"),
+        )
+    })
+}
+
+/// A step of any fan.
+struct Joined {
+    stage: usize,
+    op: Op,
+    chunk: usize,
+    own: Own,
+    recv: Vec<u8>,
+    send: Vec<u8>,
+}
+
+/// Chains as one step each, and so the sends of one chunk, which travel as the same bytes.
+fn join(steps: &[schedule::Step]) -> Vec<Joined> {
+    let mut joined: Vec<Joined> = Vec::new();
+    let mut more = false;
+    for step in steps {
+        let ranks = |peers: &[u32]| peers.iter().map(|&rank| rank as u8).collect::<Vec<u8>>();
+        let (recv, send) = (ranks(&step.recv_from), ranks(&step.send_to));
+        let continues = more;
+        more = step.more;
+        if let Some(last) = joined.last_mut() {
+            let same = last.stage == step.stage as usize && last.chunk == step.chunk as usize;
+            if continues {
+                let before = last.recv.len() as u8;
+                match step.own {
+                    Own::Absent => {}
+                    Own::Exact { after } => {
+                        last.own = Own::Exact {
+                            after: before + after,
+                        };
+                    }
+                    Own::Coded { after } => {
+                        last.own = Own::Coded {
+                            after: before + after,
+                        };
+                    }
+                }
+                // All steps of a chain that forwards mean one message.
+                if step.op != Op::RecvCopySend {
+                    last.recv.extend(recv);
+                }
+                last.send.extend(send);
+                continue;
+            }
+            let source =
+                step.op == Op::RecvReduceCopySend && recv.is_empty() && step.own == Own::FIRST;
+            if same && last.op == Op::Send && (step.op == Op::Send || source) && !step.more {
+                last.op = step.op;
+                last.own = step.own;
+                last.send.extend(send);
+                continue;
+            }
+        }
+        joined.push(Joined {
+            stage: step.stage as usize,
+            op: step.op,
+            chunk: step.chunk as usize,
+            own: step.own,
+            recv,
+            send,
+        });
+    }
+    joined
+}
+
+/// First step and length of each batch. Steps of a batch have one stage and op, no connection in
+/// common, and different chunks unless they only send.
+fn batches(steps: &[Joined]) -> Vec<(usize, usize)> {
+    let mut found = Vec::new();
+    let mut first = 0;
+    while first < steps.len() {
+        let mut waits = 0;
+        let (mut from, mut to) = (0u32, 0u32);
+        let mut len = 0;
+        for step in &steps[first..] {
+            let bits = |peers: &[u8]| peers.iter().fold(0u32, |bits, &peer| bits | 1 << peer);
+            let (recv, send) = (bits(&step.recv), bits(&step.send));
+            let more = step.recv.len() + step.send.len();
+            let members = &steps[first..first + len];
+            let joins = len == 0
+                || (len < BATCH_STEPS
+                    && waits + more <= BATCH_WAITS
+                    && (step.stage, step.op) == (steps[first].stage, steps[first].op)
+                    && from & recv == 0
+                    && to & send == 0
+                    && (step.op == Op::Send
+                        || members.iter().all(|member| member.chunk != step.chunk)));
+            if !joins {
+                break;
+            }
+            from |= recv;
+            to |= send;
+            waits += more;
+            len += 1;
+        }
+        found.push((first, len));
+        first += len;
+    }
+    found
+}
+
+/// What a launch works on: works, steps and peers, in the order of [`abi::Args::blob`].
+#[derive(Clone, Debug, Default)]
+pub struct Blob {
+    works: Vec<Work>,
+    steps: Vec<abi::Step>,
+    peers: Vec<u8>,
+    blocks: usize,
+}
+
+impl Blob {
+    /// Adds a call whose other fields are in `work`; it gets the next blocks of the launch.
+    ///
+    /// # Errors
+    /// Unsupported if the launch grows beyond what a kernel can number.
+    pub fn add(&mut self, schedule: &PackedSchedule, mut work: Work) -> Result<()> {
+        let peers = numbered("peers", self.peers.len())?;
+        numbered("peers", self.peers.len() + schedule.peers.len())?;
+        work.first_block = numbered("blocks", self.blocks)?;
+        work.steps = numbered("steps", self.steps.len())?;
+        work.nsteps = numbered("steps", schedule.steps.len())?;
+        work.stages = schedule.stages;
+        self.blocks += usize::from(work.channels);
+        self.steps
+            .extend(schedule.steps.iter().map(|step| abi::Step {
+                peers: step.peers + peers,
+                ..*step
+            }));
+        self.peers.extend(&schedule.peers);
+        self.works.push(work);
+        Ok(())
+    }
+
+    /// Blocks of the launch.
+    pub fn blocks(&self) -> usize {
+        self.blocks
+    }
+
+    /// Works, steps and peers.
+    pub fn counts(&self) -> [u32; 3] {
+        [self.works.len(), self.steps.len(), self.peers.len()].map(|count| count as u32)
+    }
+
+    /// Bytes that it takes.
+    pub fn len(&self) -> usize {
+        size_of_val(&self.works[..]) + size_of_val(&self.steps[..]) + self.peers.len()
+    }
+
+    /// Whether there is nothing to do.
+    pub fn is_empty(&self) -> bool {
+        self.works.is_empty()
+    }
+
+    /// Writes it to the beginning of `to`, which has room.
+    ///
+    /// # Panics
+    /// If it has not.
+    pub fn write(&self, to: &mut [u8]) {
+        let (works, rest) = to.split_at_mut(size_of_val(&self.works[..]));
+        let (steps, rest) = rest.split_at_mut(size_of_val(&self.steps[..]));
+        works.copy_from_slice(abi::bytes_of(&self.works));
+        steps.copy_from_slice(abi::bytes_of(&self.steps));
+        rest[..self.peers.len()].copy_from_slice(&self.peers);
+    }
+
+    /// The works.
+    pub fn works(&self) -> &[Work] {
+        &self.works
+    }
+}
+
+/// Device addresses of one call's input and output; 0 where there is none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Addresses {
+    /// Of the input.
+    pub input: u64,
+    /// Of the output.
+    pub output: u64,
+}
+
+/// The work of one call, without its place in a launch.
+///
+/// # Errors
+/// As [`arithmetic`].
+pub fn work(plan: &Plan, op: ReduceOp, at: Addresses) -> Result<Work> {
+    let (combine, factor, mut flags) = arithmetic(plan, op)?;
+    if (at.input | at.output).is_multiple_of(16) {
+        flags |= abi::ALIGNED;
+    }
+    Ok(Work {
+        input: at.input,
+        output: at.output,
+        count: plan.count as u64,
+        chunk: plan.geometry.chunk() as u64,
+        factor,
+        parts: plan.pattern.parts() as u32,
+        passes: u32::try_from(plan.geometry.passes()).map_err(|_| {
+            Error::new(
+                ErrorKind::Unsupported,
+                format!(
+                    "{} of {} {} takes {} passes, more than a kernel can number; raise \
+                     CINCH_BUFFER_BYTES",
+                    plan.collective,
+                    plan.count,
+                    plan.dtype,
+                    plan.geometry.passes()
+                ),
+            )
+        })?,
+        channels: plan.channels as u16,
+        combine: combine as u8,
+        flags,
+        ..Work::default()
+    })
+}
+
+/// How contributions are combined, the factor, and the flags that follow from the operator.
+///
+/// # Errors
+/// Invalid argument if the factor does not fit the elements.
+pub fn arithmetic(plan: &Plan, op: ReduceOp) -> Result<(Combine, u64, u8)> {
+    if !plan.collective.reduces() {
+        return Ok((Combine::Sum, 0, 0));
+    }
+    Ok(match op {
+        ReduceOp::Sum => (Combine::Sum, 0, 0),
+        ReduceOp::Prod => (Combine::Prod, 0, 0),
+        ReduceOp::Max => (Combine::Max, 0, 0),
+        ReduceOp::Min => (Combine::Min, 0, 0),
+        ReduceOp::Avg => (Combine::Sum, 0, abi::AVERAGE),
+        ReduceOp::PreMulSum(scalar) => (
+            Combine::Sum,
+            reduce::factor_word(plan.dtype, scalar)?,
+            abi::PREMULTIPLY,
+        ),
+    })
+}
+
+#[cfg(test)]
+#[path = "pack_tests.rs"]
+mod tests;
