@@ -95,6 +95,7 @@ impl HostEngine {
             channels: links.channels,
             algorithm: config.algorithm,
             machine,
+            gpu: None,
         };
         HostEngine {
             planner: Planner::new(limits, links.rank, isa),

@@ -5,10 +5,12 @@
 
 mod cost;
 mod geometry;
+mod gpu;
 mod select;
 
 pub use cost::{Machine, Work, seconds};
 pub use geometry::Geometry;
+pub use gpu::GpuLimits;
 pub use select::{Candidate, Limits, candidates, explain};
 
 use crate::codec::{self, Codec};
@@ -133,6 +135,8 @@ struct Key {
 #[derive(Debug)]
 pub struct Planner {
     limits: Limits,
+    /// Lanes that there are, whatever the limits say.
+    lanes: usize,
     rank: usize,
     isa: Isa,
     plans: HashMap<Key, Arc<Plan>>,
@@ -151,11 +155,21 @@ impl Planner {
     pub fn new(limits: Limits, rank: usize, isa: Isa) -> Planner {
         Planner {
             limits,
+            lanes: usize::MAX,
             rank,
             isa,
             plans: HashMap::new(),
             latest: VecDeque::new(),
         }
+    }
+
+    /// Plans from now on as another communicator of as many ranks would, in the lanes of this
+    /// one: for tests that compare the bits of two engines, which follow from the cut.
+    pub fn imitate(&mut self, limits: Limits) {
+        self.lanes = self.limits.channels;
+        self.limits = limits;
+        self.plans.clear();
+        self.latest.clear();
     }
 
     /// What selection goes by.
@@ -222,8 +236,8 @@ impl Planner {
             count: request.count,
             pattern,
             notes_input,
-            channels: best.channels,
-            protocol: Protocol::Simple,
+            channels: best.channels.min(self.lanes),
+            protocol: best.protocol,
         })
     }
 

@@ -1,11 +1,12 @@
 //! Candidates and their costs.
 
 use super::cost::{Machine, Work, seconds};
+use super::gpu::{self, GpuLimits};
 use super::{Geometry, Request, chunk_max, granule};
 use crate::codec::{Codec, Reencode};
 use crate::error::{Error, ErrorKind, Result};
 use crate::schedule::{self, CostCounts};
-use crate::types::{Algorithm, ScaleRule, TransportKind};
+use crate::types::{Algorithm, Protocol, ScaleRule, TransportKind};
 use std::fmt::Write;
 
 /// What selection goes by besides the request; equal on all ranks.
@@ -23,6 +24,8 @@ pub struct Limits {
     pub algorithm: Option<Algorithm>,
     /// The machine.
     pub machine: Machine,
+    /// Where the buffers are on GPUs: what counts there.
+    pub gpu: Option<GpuLimits>,
 }
 
 /// One way to serve a request.
@@ -40,6 +43,8 @@ pub struct Candidate {
     pub hops: usize,
     /// Predicted time.
     pub seconds: f64,
+    /// How messages are carried.
+    pub protocol: Protocol,
 }
 
 /// Every way to serve `request`, or the one that was asked for.
@@ -70,12 +75,12 @@ pub fn candidates(
                 ),
             ));
         }
-        return Ok(vec![candidate(request, limits, codec, asked)?]);
+        return ways(request, limits, codec, &[asked]);
     }
     if let Some(preferred) = limits.algorithm
         && all.contains(&preferred)
     {
-        return Ok(vec![candidate(request, limits, codec, preferred)?]);
+        return ways(request, limits, codec, &[preferred]);
     }
     // A ring rounds a partial sum at every hop; with a codec that loses each time, the others
     // have the same bytes and at most two roundings (a tree: one a level).
@@ -87,10 +92,44 @@ pub fn candidates(
         .copied()
         .filter(|&algorithm| !(loses && algorithm == Algorithm::Ring))
         .collect();
-    gentler
-        .into_iter()
-        .map(|algorithm| candidate(request, limits, codec, algorithm))
-        .collect()
+    ways(request, limits, codec, &gentler)
+}
+
+/// Every way to serve `request` by one of `algorithms`.
+fn ways(
+    request: &Request,
+    limits: &Limits,
+    codec: Option<&dyn Codec>,
+    algorithms: &[Algorithm],
+) -> Result<Vec<Candidate>> {
+    let Some(gpu) = &limits.gpu else {
+        return algorithms
+            .iter()
+            .map(|&algorithm| candidate(request, limits, codec, algorithm))
+            .collect();
+    };
+    let mut found = Vec::new();
+    for &algorithm in algorithms {
+        for protocol in gpu::protocols(request, limits, gpu, algorithm) {
+            found.push(gpu::candidate(
+                request, limits, gpu, codec, algorithm, protocol,
+            )?);
+        }
+    }
+    // Asked for the fused kernel where one algorithm has it: the others are not what was asked.
+    if gpu
+        .protocol
+        .is_some_and(|asked| found.iter().any(|one| one.protocol == asked))
+    {
+        found.retain(|one| Some(one.protocol) == gpu.protocol);
+    }
+    Ok(found)
+}
+
+/// The busiest of a few ranks stands for all: the same few on every rank, so that all ranks
+/// arrive at the same number.
+pub(super) fn busiest(request: &Request, nranks: usize) -> [usize; 3] {
+    [request.root, (request.root + 1) % nranks, nranks / 2]
 }
 
 fn candidate(
@@ -115,14 +154,8 @@ fn candidate(
     let wire_bytes = codec.map_or(chunk * request.dtype.size(), |codec| {
         codec.wire_bytes(chunk)
     });
-    // The busiest of a few ranks stands for all: the same few on every rank, so that all ranks
-    // arrive at the same number.
     let mut busiest = (0.0, CostCounts::default());
-    for rank in [
-        request.root,
-        (request.root + 1) % limits.nranks,
-        limits.nranks / 2,
-    ] {
+    for rank in self::busiest(request, limits.nranks) {
         let counts = schedule::cost_counts(&pattern.schedule(rank)?);
         let work = Work {
             counts,
@@ -147,6 +180,7 @@ fn candidate(
         counts,
         hops,
         seconds,
+        protocol: Protocol::Simple,
     })
 }
 
@@ -171,7 +205,13 @@ pub fn explain(request: &Request, limits: &Limits, candidates: &[Candidate]) -> 
             ""
         },
     );
-    text += "  algorithm  chunk(elements)  passes  lanes  hops  sends  predicted(us)\n";
+    let protocol = |name: &str| match limits.gpu {
+        Some(_) => format!("  {name:<8}"),
+        None => String::new(),
+    };
+    text += "  algorithm";
+    text += &protocol("protocol");
+    text += "  chunk(elements)  passes  lanes  hops  sends  predicted(us)\n";
     for candidate in candidates {
         let mark = if candidate.seconds == best {
             " <- cheapest"
@@ -181,8 +221,9 @@ pub fn explain(request: &Request, limits: &Limits, candidates: &[Candidate]) -> 
         // Writing to a string cannot fail.
         let _ = writeln!(
             text,
-            "  {:<9}  {:>15}  {:>6}  {:>5}  {:>4}  {:>5}  {:>13.2}{mark}",
+            "  {:<9}{}  {:>15}  {:>6}  {:>5}  {:>4}  {:>5}  {:>13.2}{mark}",
             candidate.algorithm.name(),
+            protocol(candidate.protocol.name()),
             candidate.geometry.chunk(),
             candidate.geometry.passes(),
             candidate.channels,

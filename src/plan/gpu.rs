@@ -1,0 +1,259 @@
+//! Candidates for kernels: protocol, channels and cut of a call whose buffers are on GPUs.
+//!
+//! Everything here follows from the request and from what all ranks know, so that all ranks
+//! launch alike.
+
+use super::select::{Candidate, Limits};
+use super::{Geometry, Request, chunk_max, granule};
+use crate::codec::Codec;
+use crate::error::Result;
+use crate::mem::{BoxShape, abi};
+use crate::schedule::{self, CostCounts};
+use crate::types::{Algorithm, CodecKind, Collective, Protocol};
+
+/// Channels of calls without a codec: what fills NVLink, and leaves the other multiprocessors to
+/// the user.
+const RAW_CHANNELS: usize = 32;
+/// Channels of calls with one: encoding takes instructions, and so multiprocessors.
+const CODED_CHANNELS: usize = 64;
+/// Blocks of the fused one-shot.
+const FUSED_BLOCKS: usize = 32;
+/// Bytes of elements that each of them has at least.
+const FUSED_SHARE: usize = 2 << 10;
+/// Bytes of elements below which a chunk is not cut further: a message costs more than it brings.
+const SMALLEST_CHUNK: usize = 2 << 10;
+/// Message bytes up to which packets of 8 and 8 bytes are considered.
+const LL_BYTES: usize = 64 << 10;
+/// Message bytes up to which lines of 120 and 8 bytes are.
+const LL128_BYTES: usize = 1 << 20;
+
+/// What selection goes by on GPUs; equal on all ranks.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct GpuLimits {
+    /// Payload bytes of a slot, and lanes, of simple, ll and ll128.
+    pub fifos: [(usize, usize); abi::PROTOCOLS],
+    /// Payload bytes of a fused one-shot, at most.
+    pub oneshot_bytes: usize,
+    /// Blocks that one rank may launch so that those of all ranks on its GPU are resident at
+    /// once: the least of all ranks.
+    pub resident: usize,
+    /// `CINCH_GPU_CHANNELS`.
+    pub channels: usize,
+    /// Whether lines arrive whole between all pairs.
+    pub ll128: bool,
+    /// `CINCH_PROTO`, where it is not auto.
+    pub protocol: Option<Protocol>,
+}
+
+impl GpuLimits {
+    /// The limits of boxes of this shape.
+    pub fn new(shape: &BoxShape, resident: usize, channels: usize) -> GpuLimits {
+        let fifo = |protocol| {
+            let fifo = shape.fifo(protocol);
+            (fifo.slot_bytes as usize, fifo.lanes as usize)
+        };
+        GpuLimits {
+            fifos: abi::Protocol::ALL.map(fifo),
+            oneshot_bytes: shape.oneshot_bytes(),
+            resident,
+            channels,
+            ll128: false,
+            protocol: None,
+        }
+    }
+
+    /// Most channels of a call. Both ends of a message must arrive at one number, and a rank may
+    /// send to and receive from everybody in one launch.
+    fn channels(&self, request: &Request, protocol: Protocol, nranks: usize) -> usize {
+        let cap = if request.codec.is_lossy() {
+            CODED_CHANNELS
+        } else {
+            RAW_CHANNELS
+        };
+        let resident = match request.collective {
+            Collective::SendRecv => self.resident / (2 * nranks),
+            _ => self.resident,
+        };
+        let lanes = self.fifos[protocol as usize].1;
+        cap.min(self.channels).min(lanes).min(resident).max(1)
+    }
+
+    /// Messages between a rank and others, to and fro, that fit one launch.
+    pub fn messages(&self, channels: usize) -> usize {
+        (self.resident / (2 * channels)).max(1)
+    }
+}
+
+/// The protocols that may carry `request`, by `algorithm`.
+pub(super) fn protocols(
+    request: &Request,
+    limits: &Limits,
+    gpu: &GpuLimits,
+    algorithm: Algorithm,
+) -> Vec<Protocol> {
+    // A codec's chunks are checked and forwarded as slots.
+    if request.codec.is_lossy() {
+        return vec![Protocol::Simple];
+    }
+    let bytes = bytes(request, limits.nranks);
+    let fuses = request.collective == Collective::AllReduce
+        && algorithm == Algorithm::OneShot
+        && limits.nranks > 1
+        && bytes <= gpu.oneshot_bytes;
+    let possible = |protocol: Protocol| match protocol {
+        Protocol::Simple | Protocol::Ll => true,
+        Protocol::Ll128 => gpu.ll128,
+        Protocol::Fused => fuses,
+    };
+    if let Some(asked) = gpu.protocol
+        && possible(asked)
+    {
+        return vec![asked];
+    }
+    let sensible = |protocol: &Protocol| match protocol {
+        Protocol::Simple | Protocol::Fused => true,
+        Protocol::Ll => bytes <= LL_BYTES,
+        Protocol::Ll128 => bytes <= LL128_BYTES,
+    };
+    let all = Protocol::ALL.into_iter();
+    all.filter(|&p| possible(p)).filter(sensible).collect()
+}
+
+/// Bytes of the largest buffer.
+fn bytes(request: &Request, nranks: usize) -> usize {
+    let blocks = match request.collective {
+        Collective::AllReduce | Collective::Broadcast | Collective::Reduce => 1,
+        Collective::SendRecv => 1,
+        _ => nranks,
+    };
+    request.count * request.dtype.size() * blocks
+}
+
+/// Channels and cut: as many channels as there may be, each with the same number of chunks, none
+/// larger than a slot, and none smaller than is worth a message.
+pub(super) fn cut(
+    request: &Request,
+    limits: &Limits,
+    gpu: &GpuLimits,
+    codec: Option<&dyn Codec>,
+    protocol: Protocol,
+    parts: usize,
+) -> Result<(Geometry, usize)> {
+    let granule = granule(request.dtype, codec);
+    let size = request.dtype.size();
+    if protocol == Protocol::Fused {
+        let whole = request.count.max(1).next_multiple_of(granule);
+        let geometry = Geometry::new(request.count, 1, granule, whole);
+        let blocks = (request.count * size).div_ceil(FUSED_SHARE);
+        let most = FUSED_BLOCKS.min(gpu.resident).min(gpu.channels);
+        return Ok((geometry, blocks.clamp(1, most.max(1))));
+    }
+    let slot = gpu.fifos[protocol as usize].0;
+    let most = chunk_max(slot, request.dtype, request.codec, codec)?;
+    let channels = gpu.channels(request, protocol, limits.nranks);
+    let lanes = parts * channels;
+    let rounds = request.count.div_ceil(lanes * most).max(1);
+    let even = request.count.div_ceil(lanes * rounds);
+    let chunk = even
+        .max(SMALLEST_CHUNK / size)
+        .next_multiple_of(granule)
+        .min(most);
+    let geometry = Geometry::new(request.count, parts, granule, chunk);
+    Ok((geometry, channels.min(geometry.passes())))
+}
+
+/// Costs on the H200 with NVLink; to be refitted where rows of `benches/baselines` say so.
+mod costs {
+    /// From the launch to the first message, for the interpreter and for a fused kernel.
+    pub const LAUNCH: [f64; 2] = [4e-6, 2e-6];
+    /// From a published message to the peer's next action; along a ring the peer already waits.
+    pub const HOP: f64 = 2.5e-6;
+    pub const HOP_RING: f64 = 1.35e-6;
+    pub const HOP_LL: f64 = 1e-6;
+    pub const HOP_LL128: f64 = 1.3e-6;
+    /// Bytes a second that a rank sends to all others, and to its neighbour.
+    pub const WIRE: f64 = 330e9;
+    pub const WIRE_RING: f64 = 360e9;
+    /// Bytes a second that one channel sends.
+    pub const WIRE_CHANNEL: f64 = 15e9;
+    /// Seconds for each byte of elements that is loaded or stored.
+    pub const ELEMENT_BYTE: f64 = 0.1e-12;
+}
+
+/// Seconds per element of encode and decode of all channels together.
+fn codec_seconds(kind: CodecKind) -> (f64, f64) {
+    match kind {
+        CodecKind::Raw => (0.0, 0.0),
+        CodecKind::CastBf16 | CodecKind::Cast16 => (0.3e-12, 0.2e-12),
+        CodecKind::Linear8 => (0.6e-12, 0.3e-12),
+        CodecKind::Dynamic8 => (0.9e-12, 0.4e-12),
+        CodecKind::Static8 | CodecKind::Mantissa8 => (0.7e-12, 0.4e-12),
+    }
+}
+
+/// Predicted seconds of a candidate, in which the busiest rank does `counts` in a pass.
+pub(super) fn seconds(
+    request: &Request,
+    candidate: &Candidate,
+    counts: &CostCounts,
+    wire_bytes: usize,
+) -> f64 {
+    use costs::*;
+    let ring = candidate.algorithm == Algorithm::Ring;
+    let (launch, hop, share) = match candidate.protocol {
+        Protocol::Simple if ring => (LAUNCH[0], HOP_RING, 1.0),
+        Protocol::Simple => (LAUNCH[0], HOP, 1.0),
+        Protocol::Ll => (LAUNCH[0], HOP_LL, 0.5),
+        Protocol::Ll128 => (LAUNCH[0], HOP_LL128, 0.9),
+        Protocol::Fused => (LAUNCH[1], HOP_LL, 0.5),
+    };
+    let fastest = if ring { WIRE_RING } else { WIRE };
+    let wire = share * fastest.min(candidate.channels as f64 * WIRE_CHANNEL);
+    let passes = candidate.geometry.passes() as f64;
+    let chunk = candidate.geometry.chunk() as f64;
+    let (encode, decode) = codec_seconds(request.codec.kind);
+    let touched = (counts.encodes + counts.decodes + counts.reduces) as f64;
+    launch
+        + candidate.hops as f64 * hop
+        + passes * counts.sends as f64 * wire_bytes as f64 / wire
+        + passes * chunk * touched * request.dtype.size() as f64 * ELEMENT_BYTE
+        + passes * chunk * (counts.encodes as f64 * encode + counts.decodes as f64 * decode)
+}
+
+/// One way to serve `request` with kernels.
+pub(super) fn candidate(
+    request: &Request,
+    limits: &Limits,
+    gpu: &GpuLimits,
+    codec: Option<&dyn Codec>,
+    algorithm: Algorithm,
+    protocol: Protocol,
+) -> Result<Candidate> {
+    let pattern = super::pattern(request, algorithm, limits.nranks);
+    let (geometry, channels) = cut(request, limits, gpu, codec, protocol, pattern.parts())?;
+    let chunk = geometry.chunk();
+    let wire_bytes = codec.map_or(chunk * request.dtype.size(), |codec| {
+        codec.wire_bytes(chunk)
+    });
+    let mut candidate = Candidate {
+        algorithm,
+        geometry,
+        channels,
+        counts: CostCounts::default(),
+        hops: schedule::hops(request.collective, algorithm, limits.nranks),
+        seconds: 0.0,
+        protocol,
+    };
+    for rank in super::select::busiest(request, limits.nranks) {
+        let counts = schedule::cost_counts(&pattern.schedule(rank)?);
+        let seconds = seconds(request, &candidate, &counts, wire_bytes);
+        if seconds >= candidate.seconds {
+            (candidate.seconds, candidate.counts) = (seconds, counts);
+        }
+    }
+    Ok(candidate)
+}
+
+#[cfg(test)]
+#[path = "gpu_tests.rs"]
+mod tests;

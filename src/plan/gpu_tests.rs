@@ -1,0 +1,164 @@
+use super::*;
+use crate::plan::{Machine, Plan, Planner};
+use crate::simd::Isa;
+use crate::types::{CodecSpec, DType, ReduceOp, TransportKind};
+
+fn limits(nranks: usize, resident: usize) -> Limits {
+    let shape = BoxShape::new(nranks, 64 << 20, 64).unwrap();
+    Limits {
+        nranks,
+        slot_bytes: 0,
+        slots: 2,
+        channels: 64,
+        algorithm: None,
+        machine: Machine {
+            transport: TransportKind::Cuda,
+            oversubscribed: false,
+        },
+        gpu: Some(GpuLimits {
+            ll128: true,
+            ..GpuLimits::new(&shape, resident, 64)
+        }),
+    }
+}
+
+fn request(collective: Collective, count: usize, codec: &str) -> Request {
+    Request {
+        collective,
+        dtype: DType::F32,
+        op: ReduceOp::Sum,
+        count,
+        root: 0,
+        peer: usize::from(collective == Collective::SendRecv),
+        codec: codec.parse::<CodecSpec>().unwrap(),
+        algorithm: None,
+        tensor: None,
+    }
+}
+
+fn plan(limits: Limits, request: &Request) -> std::sync::Arc<Plan> {
+    Planner::new(limits, 0, Isa::Scalar).plan(request).unwrap()
+}
+
+#[test]
+fn sizes_choose_protocol_and_algorithm() {
+    let chosen = |bytes: usize, codec: &str| {
+        let plan = plan(
+            limits(8, 132),
+            &request(Collective::AllReduce, bytes / 4, codec),
+        );
+        (plan.algorithm, plan.protocol)
+    };
+    for bytes in [8, 1 << 10, 16 << 10, 64 << 10] {
+        assert_eq!(chosen(bytes, "raw"), (Algorithm::OneShot, Protocol::Fused));
+    }
+    assert_eq!(
+        chosen(512 << 10, "raw"),
+        (Algorithm::Direct, Protocol::Ll128)
+    );
+    for bytes in [2 << 20, 16 << 20] {
+        assert_eq!(chosen(bytes, "raw"), (Algorithm::Direct, Protocol::Simple));
+    }
+    for bytes in [64 << 20, 1 << 30] {
+        assert_eq!(chosen(bytes, "raw"), (Algorithm::Ring, Protocol::Simple));
+    }
+    for bytes in [16 << 20, 1 << 30] {
+        let wanted = (Algorithm::Direct, Protocol::Simple);
+        assert_eq!(chosen(bytes, "linear8"), wanted);
+    }
+}
+
+#[test]
+fn chunks_fit_slots_and_channels_fit_the_gpu() {
+    for nranks in [2, 3, 8, 32] {
+        for resident in [4, 16, 132] {
+            for collective in Collective::ALL {
+                for codec in ["raw", "linear8", "cast16"] {
+                    for count in [0, 1, 1000, 65_537, 20_000_003] {
+                        let limits = limits(nranks, resident);
+                        let gpu = limits.gpu.unwrap();
+                        let plan = plan(limits, &request(collective, count, codec));
+                        let geometry = plan.geometry;
+                        assert!(plan.channels <= resident.min(64) && plan.channels >= 1);
+                        assert!(
+                            plan.channels <= geometry.passes() || plan.protocol == Protocol::Fused
+                        );
+                        if plan.protocol != Protocol::Fused {
+                            let (slot, lanes) = gpu.fifos[plan.protocol as usize];
+                            assert!(plan.wire_bytes(geometry.chunk()) <= slot);
+                            assert!(plan.channels <= lanes);
+                        }
+                        if collective == Collective::SendRecv {
+                            let blocks = 2 * plan.channels * gpu.messages(plan.channels);
+                            assert!(blocks <= resident.max(2));
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn large_messages_load_all_channels_alike() {
+    let plan = plan(
+        limits(8, 132),
+        &request(Collective::AllReduce, 1 << 26, "linear8"),
+    );
+    assert_eq!((plan.channels, plan.geometry.passes() % 64), (64, 0));
+    let one_gpu = self::plan(
+        limits(8, 16),
+        &request(Collective::AllReduce, 1 << 20, "raw"),
+    );
+    assert_eq!((one_gpu.channels, one_gpu.geometry.passes() % 16), (16, 0));
+}
+
+#[test]
+fn a_protocol_that_is_asked_for_is_taken_where_it_can_be() {
+    let asking = |protocol| {
+        let mut limits = limits(4, 132);
+        limits.gpu = limits.gpu.map(|gpu| GpuLimits {
+            protocol: Some(protocol),
+            ll128: false,
+            ..gpu
+        });
+        limits
+    };
+    let all_reduce = |count, codec: &str| request(Collective::AllReduce, count, codec);
+    let cases = [
+        (Protocol::Ll, all_reduce(1 << 20, "raw"), Protocol::Ll),
+        (Protocol::Simple, all_reduce(1, "raw"), Protocol::Simple),
+        (
+            Protocol::Fused,
+            all_reduce(32 << 10, "raw"),
+            Protocol::Fused,
+        ),
+        (
+            Protocol::Fused,
+            all_reduce(1 << 20, "raw"),
+            Protocol::Simple,
+        ),
+        (
+            Protocol::Ll,
+            all_reduce(1 << 20, "linear8"),
+            Protocol::Simple,
+        ),
+    ];
+    for (asked, request, taken) in cases {
+        assert_eq!(plan(asking(asked), &request).protocol, taken, "{asked}");
+    }
+    // Lines do not arrive whole here.
+    let plan = plan(asking(Protocol::Ll128), &all_reduce(1 << 18, "raw"));
+    assert_ne!(plan.protocol, Protocol::Ll128);
+}
+
+#[test]
+fn the_table_names_protocols() {
+    let planner = Planner::new(limits(8, 132), 0, Isa::Scalar);
+    let text = planner
+        .explain(&request(Collective::AllReduce, 256, "raw"))
+        .unwrap();
+    for word in ["protocol", "fused", "ll128", "cheapest", "cuda"] {
+        assert!(text.contains(word), "{text}");
+    }
+}
