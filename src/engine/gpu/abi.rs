@@ -6,6 +6,8 @@ use crate::schedule::Op;
 
 /// Bytes that a launch passes by value.
 pub const ARGS_BYTES: usize = 4096;
+/// Most steps of a batch.
+pub const MAX_BATCH: usize = 32;
 /// Bytes of [`Args::blob`].
 pub const BLOB_BYTES: usize = ARGS_BYTES - 24 - 584;
 
@@ -71,6 +73,10 @@ pub struct Step {
     pub nrecv: u8,
     /// Messages that it sends.
     pub nsend: u8,
+    /// In the first step of a batch: bit r is set if the batch receives from rank r.
+    pub recv_mask: u32,
+    /// In the first step of a batch: bit r is set if the batch sends to rank r.
+    pub send_mask: u32,
 }
 
 /// One call, or one message of a group (`cinch_work`).
@@ -165,7 +171,7 @@ pub struct OneshotArgs {
     pub unused: [u16; 3],
 }
 
-const _: () = assert!(size_of::<Step>() == 16 && size_of::<Work>() == 136);
+const _: () = assert!(size_of::<Step>() == 24 && size_of::<Work>() == 136);
 const _: () = assert!(size_of::<Args>() == ARGS_BYTES && size_of::<OneshotArgs>() == 688);
 const _: () = assert!(std::mem::offset_of!(Args, far) == 584);
 const _: () = assert!(std::mem::offset_of!(Args, blob) == 608);
@@ -183,7 +189,7 @@ pub(super) fn bytes_of<T: Plain>(items: &[T]) -> &[u8] {
 /// # Safety
 /// Every byte of a value is initialised.
 pub(super) unsafe trait Plain: Copy {}
-// SAFETY: 16 bytes of fields in 16 bytes; see the asserts.
+// SAFETY: 24 bytes of fields in 24 bytes; see the asserts.
 unsafe impl Plain for Step {}
 // SAFETY: 136 bytes of fields in 136 bytes.
 unsafe impl Plain for Work {}
@@ -210,7 +216,7 @@ mod tests {
             };
         }
         fields!("cinch_step", Step, op own own_after batch stage part in_block out_block peers
-            nrecv nsend);
+            nrecv nsend recv_mask send_mask);
         fields!("cinch_work", Work, input output count chunk factor signature parts passes
             first_block channels first_lane stages steps nsteps combine flags unused codec);
         fields!("cinch_args", Args, comm far nworks nsteps npeers unused blob);
@@ -248,6 +254,9 @@ mod tests {
         ("CINCH_ALIGNED", ALIGNED as usize),
         ("CINCH_ARGS_BYTES", ARGS_BYTES),
         ("CINCH_BLOB_BYTES", BLOB_BYTES),
+        ("CINCH_MAX_BATCH", MAX_BATCH),
+        ("CINCH_MAX_RANKS", crate::mem::abi::MAX_RANKS),
+        ("CINCH_MAX_LANES", crate::mem::abi::MAX_LANES),
     ];
 
     /// A C program that prints the same lines from the header.

@@ -17,11 +17,6 @@ use crate::reduce;
 use crate::schedule::{self, Op, Own, Pattern, Place, Schedule};
 use crate::types::ReduceOp;
 
-/// Most steps of a batch.
-pub const BATCH_STEPS: usize = 32;
-/// Most messages and slots that a batch waits for.
-pub const BATCH_WAITS: usize = 64;
-
 /// One rank's part of a pass, packed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PackedSchedule {
@@ -84,11 +79,15 @@ impl PackedSchedule {
                 peers: numbered("peers", peers.len())?,
                 nrecv: step.recv.len() as u8,
                 nsend: step.send.len() as u8,
+                recv_mask: 0,
+                send_mask: 0,
             });
             peers.extend(step.recv.iter().chain(&step.send));
         }
-        for (first, len) in batches(&joined) {
-            steps[first].batch = len as u8;
+        for batch in batches(&joined) {
+            let first = &mut steps[batch.first];
+            first.batch = batch.len as u8;
+            (first.recv_mask, first.send_mask) = (batch.from, batch.to);
         }
         numbered("steps", steps.len())?;
         Ok(PackedSchedule {
@@ -172,38 +171,45 @@ fn join(steps: &[schedule::Step]) -> Vec<Joined> {
     joined
 }
 
-/// First step and length of each batch. Steps of a batch have one stage and op, no connection in
-/// common, and different chunks unless they only send.
-fn batches(steps: &[Joined]) -> Vec<(usize, usize)> {
-    let mut found = Vec::new();
-    let mut first = 0;
-    while first < steps.len() {
-        let mut waits = 0;
-        let (mut from, mut to) = (0u32, 0u32);
-        let mut len = 0;
-        for step in &steps[first..] {
-            let bits = |peers: &[u8]| peers.iter().fold(0u32, |bits, &peer| bits | 1 << peer);
-            let (recv, send) = (bits(&step.recv), bits(&step.send));
-            let more = step.recv.len() + step.send.len();
-            let members = &steps[first..first + len];
-            let joins = len == 0
-                || (len < BATCH_STEPS
-                    && waits + more <= BATCH_WAITS
-                    && (step.stage, step.op) == (steps[first].stage, steps[first].op)
-                    && from & recv == 0
-                    && to & send == 0
-                    && (step.op == Op::Send
-                        || members.iter().all(|member| member.chunk != step.chunk)));
-            if !joins {
-                break;
+/// Steps whose waits are taken together.
+#[derive(Default)]
+struct Batch {
+    first: usize,
+    len: usize,
+    /// Bit r: receives from rank r.
+    from: u32,
+    /// Bit r: sends to rank r.
+    to: u32,
+}
+
+/// Steps of a batch have one stage and op, no connection in common, and different chunks unless
+/// they only send.
+fn batches(steps: &[Joined]) -> Vec<Batch> {
+    let mut found: Vec<Batch> = Vec::new();
+    let bits = |peers: &[u8]| peers.iter().fold(0u32, |bits, &peer| bits | 1 << peer);
+    for (index, step) in steps.iter().enumerate() {
+        let (from, to) = (bits(&step.recv), bits(&step.send));
+        let joins = |batch: &&mut Batch| {
+            let members = &steps[batch.first..index];
+            batch.len < abi::MAX_BATCH
+                && (step.stage, step.op) == (members[0].stage, members[0].op)
+                && batch.from & from == 0
+                && batch.to & to == 0
+                && (step.op == Op::Send || members.iter().all(|one| one.chunk != step.chunk))
+        };
+        match found.last_mut().filter(joins) {
+            Some(batch) => {
+                batch.len += 1;
+                batch.from |= from;
+                batch.to |= to;
             }
-            from |= recv;
-            to |= send;
-            waits += more;
-            len += 1;
+            None => found.push(Batch {
+                first: index,
+                len: 1,
+                from,
+                to,
+            }),
         }
-        found.push((first, len));
-        first += len;
     }
     found
 }
