@@ -2,11 +2,36 @@
 
 use super::{Call, Communicator};
 use crate::error::{Error, Result};
-use crate::mem::UserBuffers;
+use crate::mem::{DeviceBuffers, UserBuffers};
 use crate::types::{CodecSpec, Collective, DType, ReduceOp, Scalar, ScaleRule};
 
+/// Where a call's buffers are: address and bytes of each.
+pub(super) struct Places {
+    input: (usize, usize),
+    output: (usize, usize),
+}
+
+impl From<&UserBuffers<'_>> for Places {
+    fn from(buffers: &UserBuffers<'_>) -> Places {
+        Places {
+            input: (buffers.input_address(), buffers.input_bytes()),
+            output: (buffers.output_address(), buffers.output_bytes()),
+        }
+    }
+}
+
+impl From<&DeviceBuffers<'_>> for Places {
+    fn from(buffers: &DeviceBuffers<'_>) -> Places {
+        let place = |(address, bytes): (u64, usize)| (address as usize, bytes);
+        Places {
+            input: place(buffers.input()),
+            output: place(buffers.output()),
+        }
+    }
+}
+
 /// Everything that can be said of a call and its buffers.
-pub(super) fn call(comm: &Communicator, call: &Call, buffers: &UserBuffers<'_>) -> Result<()> {
+pub(super) fn call(comm: &Communicator, call: &Call, buffers: &Places) -> Result<()> {
     shape(comm, call)?;
     sizes(comm, call, buffers)?;
     overlap(comm, call, buffers)
@@ -59,7 +84,7 @@ pub(super) fn shape(comm: &Communicator, call: &Call) -> Result<()> {
     Ok(())
 }
 
-fn sizes(comm: &Communicator, call: &Call, buffers: &UserBuffers<'_>) -> Result<()> {
+fn sizes(comm: &Communicator, call: &Call, buffers: &Places) -> Result<()> {
     let is_root = call.root == comm.rank();
     let (mut input, mut output) = (
         call.collective.input_extent(is_root),
@@ -67,15 +92,15 @@ fn sizes(comm: &Communicator, call: &Call, buffers: &UserBuffers<'_>) -> Result<
     );
     if call.collective == Collective::SendRecv && call.root == call.peer {
         // A message to oneself: the sending call has the input, the receiving one the output.
-        if buffers.input_bytes() == 0 {
+        if buffers.input.1 == 0 {
             input = crate::types::Extent::Unused;
             output = crate::types::Extent::Count;
         }
     }
     let size = call.dtype.size();
     for (what, extent, bytes) in [
-        ("input", input, buffers.input_bytes()),
-        ("output", output, buffers.output_bytes()),
+        ("input", input, buffers.input.1),
+        ("output", output, buffers.output.1),
     ] {
         let need = extent
             .elements(call.count, comm.nranks())
@@ -97,7 +122,7 @@ fn sizes(comm: &Communicator, call: &Call, buffers: &UserBuffers<'_>) -> Result<
 }
 
 /// Input and output are disjoint, or in place as NCCL defines it.
-fn overlap(comm: &Communicator, call: &Call, buffers: &UserBuffers<'_>) -> Result<()> {
+fn overlap(comm: &Communicator, call: &Call, buffers: &Places) -> Result<()> {
     let (nranks, rank) = (comm.nranks(), comm.rank());
     let is_root = call.root == rank;
     let size = call.dtype.size();
@@ -105,17 +130,17 @@ fn overlap(comm: &Communicator, call: &Call, buffers: &UserBuffers<'_>) -> Resul
         extent.elements(call.count, nranks).unwrap_or(usize::MAX) * size
     };
     let input = (
-        buffers.input_address(),
+        buffers.input.0,
         extent(call.collective.input_extent(is_root)),
     );
     let output = (
-        buffers.output_address(),
+        buffers.output.0,
         extent(call.collective.output_extent(is_root)),
     );
     if input.1 == 0
         || output.1 == 0
-        || buffers.input_bytes() == 0
-        || buffers.output_bytes() == 0
+        || buffers.input.1 == 0
+        || buffers.output.1 == 0
         || input.0 + input.1 <= output.0
         || output.0 + output.1 <= input.0
     {

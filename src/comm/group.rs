@@ -1,9 +1,11 @@
 //! Groups of calls.
 
-use super::{Call, Communicator, PanicGuard, Report, check};
+use super::check::{self, Places};
+use super::{Call, Communicator, PanicGuard, Report};
 use crate::engine::Batch;
+use crate::engine::gpu::GpuCall;
 use crate::error::{Error, Result};
-use crate::mem::UserBuffers;
+use crate::mem::{DeviceBuffers, UserBuffers};
 use crate::types::{CodecSpec, Collective};
 
 /// Calls that run together: needed for sends and receives that depend on each other, and for one
@@ -18,7 +20,38 @@ struct Entry<'a> {
     comm: &'a Communicator,
     call: Call,
     codec: CodecSpec,
-    buffers: Option<UserBuffers<'a>>,
+    buffers: Option<Buffers<'a>>,
+}
+
+#[derive(Debug)]
+enum Buffers<'a> {
+    Host(UserBuffers<'a>),
+    Gpu(DeviceBuffers<'a>),
+}
+
+impl<'a> Buffers<'a> {
+    fn output_bytes(&self) -> usize {
+        match self {
+            Buffers::Host(buffers) => buffers.output_bytes(),
+            Buffers::Gpu(buffers) => buffers.output().1,
+        }
+    }
+
+    /// The buffers of a message to oneself: those of its send and its receive as one, and what is
+    /// left for the receive.
+    fn joined(send: Buffers<'a>, recv: Buffers<'a>) -> Option<(Buffers<'a>, Buffers<'a>)> {
+        match (send, recv) {
+            (Buffers::Host(send), Buffers::Host(recv)) => Some((
+                Buffers::Host(UserBuffers::joined(send, recv)),
+                Buffers::Host(UserBuffers::new(&[], &mut [])),
+            )),
+            (Buffers::Gpu(send), Buffers::Gpu(recv)) => Some((
+                Buffers::Gpu(DeviceBuffers::joined(send, recv)),
+                Buffers::Gpu(recv.emptied()),
+            )),
+            _ => None,
+        }
+    }
 }
 
 impl<'a> Group<'a> {
@@ -38,19 +71,45 @@ impl<'a> Group<'a> {
         buffers: UserBuffers<'a>,
     ) -> Result<()> {
         comm.check_fault()?;
-        check::call(comm, call, &buffers)?;
+        comm.host_side()?;
+        check::call(comm, call, &Places::from(&buffers))?;
         let codec = check::codec(comm, call)?;
         self.calls.push(Entry {
             comm,
             call: *call,
             codec,
-            buffers: Some(buffers),
+            buffers: Some(Buffers::Host(buffers)),
+        });
+        Ok(())
+    }
+
+    /// Adds a call on a GPU. Nothing is queued before [`Group::run`].
+    ///
+    /// # Errors
+    /// As the checks of [`Communicator::call_on`]; the group stays as it was.
+    pub fn add_on(
+        &mut self,
+        comm: &'a Communicator,
+        call: &Call,
+        buffers: DeviceBuffers<'a>,
+    ) -> Result<()> {
+        comm.check_fault()?;
+        let codec = comm.check_on(call, &buffers)?;
+        self.calls.push(Entry {
+            comm,
+            call: *call,
+            codec,
+            buffers: Some(Buffers::Gpu(buffers)),
         });
         Ok(())
     }
 
     /// Runs all calls. Those of one communicator start in order; sends and receives between two
     /// collectives run at once. Reports come in the order in which calls were added.
+    ///
+    /// Calls on GPUs are queued on their streams, those of all communicators before anything
+    /// waits; the sends and receives of one communicator have one stream. Then the calls on host
+    /// memory run to their ends.
     ///
     /// # Errors
     /// The first failure, with which the communicators of the group fail.
@@ -65,6 +124,9 @@ impl<'a> Group<'a> {
         comms.sort_by_key(|comm| std::ptr::from_ref(*comm) as usize);
         self.pair_own_messages()?;
         let _guards: Vec<PanicGuard<'_>> = comms.iter().map(|comm| PanicGuard(comm)).collect();
+        let mut reports = vec![None; self.calls.len()];
+        self.queue(&comms, &mut reports)?;
+        comms.retain(|comm| comm.gpu().is_none());
         let mut engines = Vec::with_capacity(comms.len());
         for comm in &comms {
             engines.push(comm.engine()?);
@@ -77,13 +139,14 @@ impl<'a> Group<'a> {
                 .enumerate()
                 .filter(|(_, entry)| std::ptr::eq(entry.comm, *comm))
                 .filter_map(|(index, entry)| {
-                    let buffers = entry.buffers.take()?;
+                    let Some(Buffers::Host(buffers)) = entry.buffers.take() else {
+                        return None;
+                    };
                     Some((index, entry.call.request(entry.codec), buffers))
                 })
                 .collect();
             batches.push(Batch::new(engine, calls)?);
         }
-        let mut reports = vec![None; self.calls.len()];
         let mut failure = None;
         // Each communicator's engine gets a turn until all are done.
         let mut scans = 0;
@@ -130,6 +193,47 @@ impl<'a> Group<'a> {
             .into_iter()
             .map(|report| report.ok_or_else(|| Error::internal("a call of a group has no report")))
             .collect()
+    }
+
+    /// Queues what is on GPUs, communicator by communicator: no launch waits for another. A group
+    /// that cannot be queued as a whole fails its communicators, unless nothing of it was.
+    fn queue(&mut self, comms: &[&Communicator], reports: &mut [Option<Report>]) -> Result<()> {
+        let mut queued: Vec<&Communicator> = Vec::new();
+        for comm in comms.iter().filter(|comm| comm.gpu().is_some()) {
+            let mut indices = Vec::new();
+            let mut calls = Vec::new();
+            for (index, entry) in self.calls.iter_mut().enumerate() {
+                if std::ptr::eq(entry.comm, *comm)
+                    && let Some(Buffers::Gpu(buffers)) = entry.buffers.take()
+                {
+                    indices.push(index);
+                    calls.push(GpuCall {
+                        request: entry.call.request(entry.codec),
+                        buffers,
+                    });
+                }
+            }
+            let side = comm.gpu_side()?;
+            let ran = side
+                .engine()
+                .and_then(|mut engine| comm.queue(&mut engine, &calls));
+            match ran {
+                Ok(ran) => {
+                    for (index, report) in indices.into_iter().zip(ran) {
+                        reports[index] = Some(report);
+                    }
+                    queued.push(comm);
+                }
+                Err(error) => {
+                    let why = "another call of the same group failed";
+                    for other in queued {
+                        other.fail(error.clone().context(why));
+                    }
+                    return Err(error);
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Joins each message of a rank to itself with its receive: the first send with the first
@@ -179,9 +283,11 @@ impl<'a> Group<'a> {
             }
             let input = self.calls[send].buffers.take();
             let output = self.calls[recv].buffers.take();
-            if let (Some(input), Some(output)) = (input, output) {
-                self.calls[send].buffers = Some(UserBuffers::joined(input, output));
-                self.calls[recv].buffers = Some(UserBuffers::new(&[], &mut []));
+            if let (Some(input), Some(output)) = (input, output)
+                && let Some((both, rest)) = Buffers::joined(input, output)
+            {
+                self.calls[send].buffers = Some(both);
+                self.calls[recv].buffers = Some(rest);
                 self.calls[recv].call.count = 0;
             }
         }

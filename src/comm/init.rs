@@ -1,6 +1,6 @@
 //! Joining and splitting.
 
-use super::{CommInfo, Communicator};
+use super::{CommInfo, Communicator, Side, device};
 use crate::bootstrap::{self, ExchangeRef, Star, UniqueId};
 use crate::config::{Config, launcher_environment};
 use crate::engine::HostEngine;
@@ -10,7 +10,7 @@ use crate::simd::Isa;
 use crate::sync::Fault;
 use crate::sys::log::{self, Level};
 use crate::transport::{self, ConnectContext};
-use crate::types::TransportKind;
+use crate::types::{DeviceChoice, TransportKind};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, Once};
 use std::time::Instant;
@@ -105,36 +105,20 @@ pub(super) fn connect(
 ) -> Result<Communicator> {
     let isa = Isa::from_setting(&config.simd)?;
     agree(&exchange, &config)?;
-    let links = transport::connect_all(&ConnectContext {
-        exchange: &*exchange,
-        config: &config,
-        fault: &fault,
-        deadline: Instant::now() + config.init_timeout,
-    })
-    .inspect_err(|error| exchange.announce(error))?;
-    let machine = machine(&exchange, &config, links.oversubscribed);
-    let info = CommInfo {
-        transports: links.kinds.clone(),
-        channels: links.channels,
-        slot_bytes: links.slot_bytes,
-        slots: links.slots,
-        buffer_bytes: links.buffer_bytes,
+    let (info, side) = if config.device == DeviceChoice::Host {
+        let (info, engine) = on_host(&exchange, &fault, &config, isa)?;
+        (info, Side::Host(Box::new(Mutex::new(engine))))
+    } else {
+        let (info, side) = device::connect(&exchange, &fault, &config, isa)?;
+        (info, Side::Gpu(side))
     };
-    let engine = HostEngine::new(
-        links,
-        exchange.clone(),
-        fault.clone(),
-        &config,
-        isa,
-        machine,
-    );
     let comm = Communicator {
         exchange,
         fault,
         announced: AtomicBool::new(false),
         config,
         info,
-        engine: Mutex::new(engine),
+        side,
     };
     if log::enabled(Level::Info) {
         log_connected(&comm);
@@ -142,15 +126,49 @@ pub(super) fn connect(
     Ok(comm)
 }
 
+/// Connects this rank's memory with that of all others.
+fn on_host(
+    exchange: &ExchangeRef,
+    fault: &Arc<Fault>,
+    config: &Config,
+    isa: Isa,
+) -> Result<(CommInfo, HostEngine)> {
+    let links = transport::connect_all(&ConnectContext {
+        exchange: &**exchange,
+        config,
+        fault,
+        deadline: Instant::now() + config.init_timeout,
+    })
+    .inspect_err(|error| exchange.announce(error))?;
+    let machine = machine(exchange, config, links.oversubscribed);
+    let info = CommInfo {
+        transports: links.kinds.clone(),
+        channels: links.channels,
+        slot_bytes: links.slot_bytes,
+        slots: links.slots,
+        buffer_bytes: links.buffer_bytes,
+    };
+    let engine = HostEngine::new(links, exchange.clone(), fault.clone(), config, isa, machine);
+    Ok((info, engine))
+}
+
 /// Compares the settings that decide what runs.
 fn agree(exchange: &ExchangeRef, config: &Config) -> Result<()> {
     let mine = format!(
-        "CINCH_CODEC={} CINCH_CODEC_MIN_BYTES={} CINCH_ALGO={}",
+        "CINCH_DEVICE={} CINCH_CODEC={} CINCH_CODEC_MIN_BYTES={} CINCH_ALGO={} CINCH_PROTO={} \
+         CINCH_GPU_CHANNELS={}",
+        // Which GPU is each rank's own business.
+        match config.device {
+            DeviceChoice::Host => "host",
+            DeviceChoice::Current | DeviceChoice::Cuda(_) => "cuda",
+        },
         config.codec,
         config.codec_min_bytes,
         config
             .algorithm
             .map_or("auto", |algorithm| algorithm.name()),
+        config.protocol.map_or("auto", |protocol| protocol.name()),
+        config.gpu_channels,
     );
     let texts = exchange.all_gather(mine.as_bytes())?;
     let peers = exchange.peers();

@@ -2,11 +2,13 @@
 
 mod call;
 mod check;
+mod device;
 mod group;
 mod init;
 mod typed;
 
 pub use call::{Call, Report};
+use check::Places;
 pub use group::Group;
 
 use crate::bootstrap::{ExchangeRef, PeerInfo, UniqueId};
@@ -14,8 +16,10 @@ use crate::config::Config;
 use crate::engine::HostEngine;
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::UserBuffers;
+use crate::plan::Limits;
 use crate::sync::Fault;
 use crate::types::TransportKind;
+use device::GpuSide;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -35,9 +39,17 @@ pub struct Communicator {
     announced: AtomicBool,
     config: Config,
     info: CommInfo,
-    /// Everything that a running call needs. `abort` must not take it: it frees those who wait
-    /// inside.
-    engine: Mutex<HostEngine>,
+    side: Side,
+}
+
+/// Everything that a running call needs. `abort` must not take its lock: it frees those who wait
+/// inside.
+#[derive(Debug)]
+enum Side {
+    /// Buffers are in host memory.
+    Host(Box<Mutex<HostEngine>>),
+    /// Buffers are on a GPU.
+    Gpu(GpuSide),
 }
 
 /// What a communicator is made of, for `cinch info` and logs.
@@ -114,7 +126,8 @@ impl Communicator {
     /// for [`Communicator::abort`] and drop, and the output is undefined.
     pub fn call(&self, call: &Call, buffers: UserBuffers<'_>) -> Result<Report> {
         self.check_fault()?;
-        check::call(self, call, &buffers)?;
+        self.host_side()?;
+        check::call(self, call, &Places::from(&buffers))?;
         check::alone(self, call)?;
         let codec = check::codec(self, call)?;
         let mut engine = self.engine()?;
@@ -125,11 +138,15 @@ impl Communicator {
         self.settle(result)
     }
 
-    /// Returns when every rank has called it.
+    /// Returns when every rank has called it. On a GPU it does not wait for calls that are queued.
     ///
     /// # Errors
     /// As [`Communicator::call`].
     pub fn barrier(&self) -> Result<()> {
+        if self.gpu().is_some() {
+            self.check_fault()?;
+            return self.settle(self.exchange.barrier());
+        }
         self.all_reduce_in_place::<u8>(&mut [], crate::types::ReduceOp::Sum)
             .map(|_| ())
     }
@@ -141,8 +158,11 @@ impl Communicator {
     pub fn explain(&self, call: &Call) -> Result<String> {
         check::shape(self, call)?;
         let codec = check::codec(self, call)?;
-        let engine = self.engine()?;
-        engine.explain(&call.request(codec))
+        let request = call.request(codec);
+        match &self.side {
+            Side::Host(_) => self.engine()?.explain(&request),
+            Side::Gpu(side) => side.engine()?.explain(&request),
+        }
     }
 
     /// Splits into communicators of equal `color`, ranked by `key`, then by rank. A rank without
@@ -177,14 +197,34 @@ impl Communicator {
     /// As [`Communicator::call`].
     pub fn finalize(&self) -> Result<()> {
         self.check_fault()?;
-        let engine = self.engine()?;
-        let result = self.exchange.barrier();
-        drop(engine);
+        let result = match &self.side {
+            Side::Host(_) => {
+                let _engine = self.engine()?;
+                self.exchange.barrier()
+            }
+            // Whatever any rank has queued writes to the memory of others.
+            Side::Gpu(side) => {
+                let engine = side.engine()?;
+                let ended = engine.wait(self.config.timeout);
+                ended.and_then(|()| self.exchange.barrier())
+            }
+        };
         self.settle(result)
     }
 
+    fn host_side(&self) -> Result<&Mutex<HostEngine>> {
+        match &self.side {
+            Side::Host(engine) => Ok(engine),
+            Side::Gpu(side) => Err(Error::invalid_usage(format!(
+                "host buffers on a communicator of {}: pass device addresses and a stream \
+                 (call_on), or join with CINCH_DEVICE=host",
+                side.context().device()
+            ))),
+        }
+    }
+
     fn engine(&self) -> Result<MutexGuard<'_, HostEngine>> {
-        self.engine.lock().map_err(|_| {
+        self.host_side()?.lock().map_err(|_| {
             Error::internal("an earlier call on this communicator panicked; it cannot go on")
         })
     }
@@ -231,8 +271,44 @@ impl Drop for PanicGuard<'_> {
     }
 }
 
+impl Communicator {
+    /// Cuts messages of host memory from now on as `other` does, which has as many ranks: two
+    /// engines must give the same bits for the same cut. For tests.
+    ///
+    /// # Errors
+    /// Invalid usage if this communicator is on a GPU; invalid argument if the ranks differ.
+    pub fn imitate(&self, limits: Limits) -> Result<()> {
+        if limits.nranks != self.nranks() {
+            return Err(Error::invalid_argument(format!(
+                "a communicator of {} ranks cannot cut as one of {} does",
+                self.nranks(),
+                limits.nranks
+            )));
+        }
+        self.engine()?.imitate(limits);
+        Ok(())
+    }
+
+    /// What this communicator selects and cuts by.
+    ///
+    /// # Errors
+    /// Internal if an earlier call panicked.
+    pub fn limits(&self) -> Result<Limits> {
+        match &self.side {
+            Side::Host(_) => Ok(*self.engine()?.limits()),
+            Side::Gpu(side) => Ok(*side.engine()?.limits()),
+        }
+    }
+}
+
 impl Drop for Communicator {
     fn drop(&mut self) {
+        if let Side::Gpu(side) = &self.side
+            && let Ok(mut engine) = side.engine()
+        {
+            // Peers that still wait for this rank's part get it before they hear that it left.
+            engine.end();
+        }
         self.exchange.leave();
     }
 }

@@ -1,7 +1,7 @@
 //! The table of settings.
 
 use super::Config;
-use crate::types::{Algorithm, TransportKind};
+use crate::types::{Algorithm, Protocol, TransportKind};
 use std::time::Duration;
 
 /// One setting.
@@ -180,6 +180,15 @@ pub const KNOBS: &[Knob] = &[
             one_of(text, Algorithm::from_name).map(|value| config.algorithm = value)
         },
         show: |config| config.algorithm.map_or("auto", Algorithm::name).into(),
+    },
+    Knob {
+        name: "CINCH_PROTO",
+        range: "auto, simple, ll, ll128 or fused",
+        help: "how kernels carry messages without a codec, where they can that way",
+        apply: |config, text| {
+            one_of(text, Protocol::from_name).map(|value| config.protocol = value)
+        },
+        show: |config| config.protocol.map_or("auto", Protocol::name).into(),
     },
     Knob {
         name: "CINCH_CODEC",

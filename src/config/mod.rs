@@ -9,7 +9,7 @@ pub use knobs::{KNOBS, Knob};
 pub use launch::{LAUNCHER_VARIABLES, launcher_environment};
 
 use crate::error::{Error, Result};
-use crate::types::{Algorithm, CodecSpec, DeviceChoice, TransportKind};
+use crate::types::{Algorithm, CodecSpec, DeviceChoice, Protocol, TransportKind};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -34,6 +34,8 @@ pub struct Config {
     pub gpu_channels: usize,
     /// Algorithm to use, `None` = the cheapest by the cost model.
     pub algorithm: Option<Algorithm>,
+    /// Protocol of kernels to use where it can be, `None` = the cheapest by the cost model.
+    pub protocol: Option<Protocol>,
     /// Codec of calls that name none and admit it.
     pub codec: CodecSpec,
     /// Below this many bytes of input the default codec stays out: exact is as fast.
@@ -89,6 +91,7 @@ impl Default for Config {
             p2p_disable: false,
             gpu_channels: 64,
             algorithm: None,
+            protocol: None,
             codec: CodecSpec::RAW,
             codec_min_bytes: 0,
             timeout: Duration::from_secs(60),
@@ -198,6 +201,7 @@ mod tests {
             ("CINCH_P2P_DISABLE", "yes"),
             ("CINCH_GPU_CHANNELS", "65"),
             ("CINCH_ALGO", "magic"),
+            ("CINCH_PROTO", "ll64"),
             ("CINCH_SIMD", "avx1024"),
         ] {
             let error = Config::default()

@@ -1,6 +1,7 @@
 //! The engine of one communicator, for host memory.
 
 use super::Report;
+use super::numbers::CallNumbers;
 use super::run::{Lane, Run};
 use super::state::{Arithmetic, Scratch};
 use crate::bootstrap::ExchangeRef;
@@ -35,13 +36,10 @@ pub struct HostEngine {
     /// Scales of `tensor=K` codecs of calls that are not running.
     scales: HashMap<ScaleKey, TensorScales>,
     timeout: Duration,
-    /// Collectives so far.
-    calls: u64,
+    numbers: CallNumbers,
     /// Signatures of the latest collectives, by sequence number modulo their number: to tell a
     /// peer that lags behind what this rank ran in its place.
     recent: [[u64; SIGNATURE_WORDS]; RECENT],
-    /// Messages so far to and from each rank.
-    messages: Vec<[u64; 2]>,
 }
 
 /// Combinations of type and operator whose functions are kept at hand.
@@ -99,7 +97,7 @@ impl HostEngine {
         };
         HostEngine {
             planner: Planner::new(limits, links.rank, isa),
-            messages: vec![[0; 2]; links.nranks],
+            numbers: CallNumbers::new(links.rank, links.nranks),
             arithmetics: VecDeque::new(),
             spare_lanes: Vec::new(),
             common_transport: common(&links.kinds),
@@ -110,7 +108,6 @@ impl HostEngine {
             scratch: Scratch::new(),
             scales: HashMap::new(),
             timeout: config.timeout,
-            calls: 0,
             recent: [[0; SIGNATURE_WORDS]; RECENT],
         }
     }
@@ -158,6 +155,17 @@ impl HostEngine {
         }
     }
 
+    /// What selection goes by.
+    pub fn limits(&self) -> &Limits {
+        self.planner.limits()
+    }
+
+    /// Cuts messages from now on as another communicator of as many ranks does: see
+    /// [`Planner::imitate`].
+    pub fn imitate(&mut self, limits: Limits) {
+        self.planner.imitate(limits);
+    }
+
     /// The candidates for `request`, as text.
     ///
     /// # Errors
@@ -168,15 +176,7 @@ impl HostEngine {
 
     /// Number of this call among those that must come in the same order on its ranks.
     pub(super) fn next_sequence(&mut self, request: &Request) -> u64 {
-        let counter = if request.collective == Collective::SendRecv {
-            let sends = request.root == self.links.rank;
-            let other = if sends { request.peer } else { request.root };
-            &mut self.messages[other][usize::from(!sends)]
-        } else {
-            &mut self.calls
-        };
-        *counter += 1;
-        *counter - 1
+        self.numbers.next(request)
     }
 
     /// Takes the scales that a call keeps, if it keeps any; a new call starts without.

@@ -4,6 +4,7 @@ mod batch;
 #[allow(unsafe_code)]
 pub mod gpu;
 mod host;
+mod numbers;
 mod run;
 mod state;
 mod step;

@@ -3,6 +3,7 @@
 pub mod abi;
 mod boxes;
 mod control;
+mod device_buffers;
 mod doorbell;
 mod region;
 mod slots;
@@ -10,6 +11,7 @@ mod user;
 
 pub use boxes::{BoxShape, PRIVATE_BYTES};
 pub use control::ControlWords;
+pub use device_buffers::DeviceBuffers;
 pub use doorbell::{DOORBELL_BYTES, Ringer, Sleeper};
 pub use region::Region;
 pub use slots::{

@@ -78,9 +78,10 @@ impl GpuLimits {
         cap.min(self.channels).min(lanes).min(resident).max(1)
     }
 
-    /// Messages between a rank and others, to and fro, that fit one launch.
-    pub fn messages(&self, channels: usize) -> usize {
-        (self.resident / (2 * channels)).max(1)
+    /// How many peers a rank may exchange messages with in one launch.
+    pub fn peers_at_once(&self, nranks: usize) -> usize {
+        // Where there is room for all, messages get as many channels as leave it so.
+        (self.resident / 2).clamp(1, nranks)
     }
 }
 

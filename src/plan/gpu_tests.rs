@@ -89,7 +89,7 @@ fn chunks_fit_slots_and_channels_fit_the_gpu() {
                             assert!(plan.channels <= lanes);
                         }
                         if collective == Collective::SendRecv {
-                            let blocks = 2 * plan.channels * gpu.messages(plan.channels);
+                            let blocks = 2 * plan.channels * gpu.peers_at_once(nranks);
                             assert!(blocks <= resident.max(2));
                         }
                     }

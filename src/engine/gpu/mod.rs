@@ -1,4 +1,479 @@
 //! Runs plans on a GPU: packs them for the kernels, and launches those on the caller's stream.
+//!
+//! A call is one launch. Sends and receives between two collectives of a group are one launch
+//! together: the k-th message of each pair and direction goes with the k-th launch, and both ends
+//! arrive at the same k. No host thread waits in a call for anything but locks; what a kernel
+//! waits for too long, and what it finds wrong, the [`watchdog`] turns into the communicator's
+//! fault.
 
 pub mod abi;
+mod blobs;
+pub mod device;
+pub mod kernels;
+mod launch;
+mod order;
 pub mod pack;
+mod watchdog;
+mod wiring;
+
+pub use watchdog::Watchdog;
+pub use wiring::Wiring;
+
+use super::Report;
+use super::numbers::CallNumbers;
+use crate::bootstrap::ExchangeRef;
+use crate::config::Config;
+use crate::error::{Error, ErrorKind, Result};
+use crate::gpu::{Context, Stream};
+use crate::mem::{DeviceBuffers, abi as shared};
+use crate::plan::{GpuLimits, Limits, Machine, Plan, Planner, Request};
+use crate::simd::Isa;
+use crate::sync::Fault;
+use crate::sys::cuda::CuStream;
+use crate::sys::log::{self, Level};
+use crate::types::{Collective, SIGNATURE_WORDS, ScaleRule, TransportKind};
+use blobs::BlobPool;
+use kernels::Kernels;
+use launch::{Prepared, capture_of, copy, own_context};
+use order::Order;
+use pack::{Addresses, Blob};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// One call with its buffers on this rank's GPU.
+#[derive(Clone, Copy, Debug)]
+pub struct GpuCall<'a> {
+    /// The call.
+    pub request: Request,
+    /// Its buffers, and the stream on which it runs.
+    pub buffers: DeviceBuffers<'a>,
+}
+
+impl GpuCall<'_> {
+    fn at(&self) -> Addresses {
+        Addresses {
+            input: self.buffers.input().0,
+            output: self.buffers.output().0,
+        }
+    }
+}
+
+/// Runs the calls of one communicator on one GPU.
+#[derive(Debug)]
+pub struct GpuEngine {
+    // Dropped from first to last: the watchdog looks at memory of the wiring.
+    _watchdog: Watchdog,
+    context: Arc<Context>,
+    kernels: Arc<Kernels>,
+    wiring: Arc<dyn Wiring>,
+    exchange: ExchangeRef,
+    fault: Arc<Fault>,
+    planner: Planner,
+    numbers: CallNumbers,
+    order: Order,
+    blobs: BlobPool,
+    /// What plans need to be launched, by the plan's address; each holds its plan.
+    prepared: HashMap<usize, Arc<Prepared>>,
+    timeout: Duration,
+    rank: usize,
+    nranks: usize,
+    /// Whether the last [`GpuEngine::run`] left nothing behind.
+    untouched: bool,
+    ended: bool,
+}
+
+/// Plans whose packing is kept.
+const PREPARED: usize = 1024;
+
+/// How long a communicator that is dropped waits for kernels that were told to stop.
+const STOPPING: Duration = Duration::from_secs(2);
+
+/// What an engine is made of.
+#[derive(Debug)]
+pub struct Parts {
+    /// Of the GPU.
+    pub context: Arc<Context>,
+    /// Loaded there.
+    pub kernels: Arc<Kernels>,
+    /// The connections.
+    pub wiring: Arc<dyn Wiring>,
+    /// The out-of-band side.
+    pub exchange: ExchangeRef,
+    /// Raised when something goes wrong.
+    pub fault: Arc<Fault>,
+    /// Blocks that a rank may have resident at once: the least of all ranks.
+    pub resident: usize,
+}
+
+impl GpuEngine {
+    /// The engine of one rank.
+    ///
+    /// # Errors
+    /// Those of the driver.
+    pub fn new(parts: Parts, config: &Config, isa: Isa) -> Result<GpuEngine> {
+        let Parts {
+            context,
+            kernels,
+            wiring,
+            exchange,
+            fault,
+            resident,
+        } = parts;
+        let (rank, nranks) = (exchange.rank(), exchange.peers().len());
+        let gpu = GpuLimits {
+            ll128: wiring.lines_arrive_whole(),
+            protocol: config.protocol,
+            ..GpuLimits::new(wiring.shape(), resident, config.gpu_channels)
+        };
+        let limits = Limits {
+            nranks,
+            slot_bytes: gpu.fifos[0].0,
+            slots: wiring.shape().fifo(shared::Protocol::Simple).depth as usize,
+            channels: gpu.fifos[0].1,
+            algorithm: config.algorithm,
+            machine: Machine {
+                transport: TransportKind::Cuda,
+                oversubscribed: false,
+            },
+            gpu: Some(gpu),
+        };
+        Ok(GpuEngine {
+            _watchdog: Watchdog::start(&wiring, &fault, &exchange, config.timeout)?,
+            planner: Planner::new(limits, rank, isa),
+            numbers: CallNumbers::new(rank, nranks),
+            order: Order::new(&context)?,
+            blobs: BlobPool::new(&context)?,
+            prepared: HashMap::new(),
+            timeout: config.timeout,
+            context,
+            kernels,
+            wiring,
+            exchange,
+            fault,
+            rank,
+            nranks,
+            untouched: true,
+            ended: false,
+        })
+    }
+
+    /// The GPU's context.
+    pub fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
+    /// What selection goes by.
+    pub fn limits(&self) -> &Limits {
+        self.planner.limits()
+    }
+
+    /// The candidates for `request`, as text.
+    ///
+    /// # Errors
+    /// As for [`Planner::plan`].
+    pub fn explain(&self, request: &Request) -> Result<String> {
+        self.planner.explain(request)
+    }
+
+    /// Queues calls, in order; returns before they have run. Reports come in their order.
+    ///
+    /// # Errors
+    /// Before anything is launched: unsupported if a call cannot run on a GPU; invalid usage if
+    /// streams are of another context, or mix captures in a way that has no order. What a launch
+    /// fails with after that fails the communicator.
+    pub fn run(&mut self, calls: &[GpuCall<'_>]) -> Result<Vec<Report>> {
+        self.untouched = true;
+        let mut prepared = Vec::with_capacity(calls.len());
+        for call in calls {
+            prepared.push(self.prepare(&call.request)?);
+        }
+        let capture = self.capture(calls)?;
+        self.untouched = false;
+        let mut reports = Vec::with_capacity(calls.len());
+        let mut messages = Vec::new();
+        for (index, call) in calls.iter().enumerate() {
+            let run = &prepared[index];
+            let signature = self.begin(call, &run.plan, capture);
+            reports.push(self.report(call, run));
+            if call.request.count == 0 {
+                continue;
+            }
+            if call.request.collective != Collective::SendRecv {
+                self.messages(calls, &prepared, &messages, capture)?;
+                messages.clear();
+                self.collective(call, run, signature, capture)?;
+            } else {
+                messages.push((index, signature));
+            }
+        }
+        self.messages(calls, &prepared, &messages, capture)?;
+        Ok(reports)
+    }
+
+    /// Whether the last run failed before it queued anything: all is as it was.
+    pub fn is_untouched(&self) -> bool {
+        self.untouched
+    }
+
+    /// Whether anything that this communicator launched outside captures may still run.
+    ///
+    /// # Errors
+    /// Timeout if it still does after `deadline`; those of the driver.
+    pub fn wait(&self, deadline: Duration) -> Result<()> {
+        self.order.wait(deadline)
+    }
+
+    /// What launching the plan of `request` takes.
+    fn prepare(&mut self, request: &Request) -> Result<Arc<Prepared>> {
+        if let ScaleRule::Tensor { .. } = request.codec.scale
+            && request.codec.kind.has_scale()
+        {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                format!(
+                    "{} with codec {}: scales that live from call to call are kept for host \
+                     buffers only; give the codec a block (\"{}:block=256\")",
+                    request.collective,
+                    request.codec,
+                    request.codec.kind.name()
+                ),
+            ));
+        }
+        let plan = self.planner.plan(request)?;
+        let key = Arc::as_ptr(&plan).addr();
+        if let Some(known) = self.prepared.get(&key) {
+            return Ok(known.clone());
+        }
+        let made = Arc::new(Prepared::new(plan, &self.kernels)?);
+        if self.prepared.len() >= PREPARED {
+            self.prepared.clear();
+        }
+        self.prepared.insert(key, made.clone());
+        Ok(made)
+    }
+
+    /// The capture that all streams of these calls belong to, if they do to one.
+    fn capture(&self, calls: &[GpuCall<'_>]) -> Result<Option<u64>> {
+        let mut found: Option<Option<u64>> = None;
+        for call in calls {
+            let stream = self.stream(call.buffers.stream());
+            own_context(&self.context, &stream)?;
+            let capture = capture_of(&stream)?;
+            match found {
+                None => found = Some(capture),
+                Some(first) if first == capture => {}
+                Some(_) => {
+                    return Err(Error::invalid_usage(format!(
+                        "rank {}: the streams of one group are not all in the same capture; \
+                         capture all calls of a group together, or none",
+                        self.rank
+                    )));
+                }
+            }
+        }
+        let messages = calls
+            .iter()
+            .filter(|call| call.request.collective == Collective::SendRecv);
+        let mut streams = messages.map(|call| call.buffers.stream());
+        if let Some(first) = streams.next()
+            && streams.any(|stream| stream != first)
+        {
+            return Err(Error::invalid_usage(format!(
+                "rank {}: the sends and receives of one group and communicator run as one launch; \
+                 give them one stream",
+                self.rank
+            )));
+        }
+        Ok(found.flatten())
+    }
+
+    fn stream(&self, handle: usize) -> Stream {
+        // SAFETY: live until `run` returns, by the contract of `DeviceBuffers`; the value does not
+        // outlive it.
+        unsafe { Stream::borrowed(&self.context, CuStream(handle)) }
+    }
+
+    /// Takes the call's place in the order of calls. What a graph replays is not told to the
+    /// control side: it would be compared with what other ranks do at another time.
+    fn begin(
+        &mut self,
+        call: &GpuCall<'_>,
+        plan: &Plan,
+        capture: Option<u64>,
+    ) -> [u64; SIGNATURE_WORDS] {
+        let sequence = self.numbers.next(&call.request);
+        let signature = call.request.signature(plan.algorithm, sequence).words();
+        if capture.is_none() {
+            self.exchange.note_call(signature);
+        }
+        signature
+    }
+
+    fn collective(
+        &mut self,
+        call: &GpuCall<'_>,
+        run: &Prepared,
+        signature: [u64; SIGNATURE_WORDS],
+        capture: Option<u64>,
+    ) -> Result<()> {
+        let stream = self.stream(call.buffers.stream());
+        if run.only_copies(call.request.op) {
+            return self.queue(&stream, capture, |_| {
+                copy(&stream, call.at(), run.plan.count * run.plan.dtype.size())
+            });
+        }
+        if let Some(fused) = run.fused(call, signature)? {
+            return self.queue(&stream, capture, |engine| {
+                fused.launch(run, &*engine.wiring, engine.timeout, &stream)
+            });
+        }
+        let mut blob = Blob::default();
+        run.add_to(&mut blob, call, signature)?;
+        self.launch(run, &blob, &stream, capture)
+    }
+
+    /// Launches what may run at once together, each launch the same messages on both ends.
+    fn messages(
+        &mut self,
+        calls: &[GpuCall<'_>],
+        prepared: &[Arc<Prepared>],
+        messages: &[(usize, [u64; SIGNATURE_WORDS])],
+        capture: Option<u64>,
+    ) -> Result<()> {
+        let Some(&(first, _)) = messages.first() else {
+            return Ok(());
+        };
+        let stream = self.stream(calls[first].buffers.stream());
+        let gpu = self.planner.limits().gpu;
+        let at_once = gpu.map_or(1, |gpu| gpu.peers_at_once(self.nranks));
+        let mut earlier: HashMap<(usize, usize), usize> = HashMap::new();
+        // What both ends know of a message, in the order in which both launch.
+        let mut launches: BTreeMap<(usize, usize, &str), Vec<usize>> = BTreeMap::new();
+        for (position, &(index, _)) in messages.iter().enumerate() {
+            let request = &calls[index].request;
+            let pair = (request.root, request.peer);
+            if pair.0 == pair.1 {
+                let bytes = request.count * request.dtype.size();
+                self.queue(&stream, capture, |_| {
+                    copy(&stream, calls[index].at(), bytes)
+                })?;
+                continue;
+            }
+            let turn = earlier.entry(pair).or_default();
+            let distance = (pair.1 + self.nranks - pair.0) % self.nranks;
+            let name = prepared[index].function.name();
+            let key = (*turn, distance / at_once, name);
+            launches.entry(key).or_default().push(position);
+            *turn += 1;
+        }
+        for positions in launches.values() {
+            let mut blob = Blob::default();
+            for &position in positions {
+                let (index, signature) = messages[position];
+                prepared[index].add_to(&mut blob, &calls[index], signature)?;
+            }
+            let (index, _) = messages[positions[0]];
+            self.launch(&prepared[index], &blob, &stream, capture)?;
+        }
+        Ok(())
+    }
+
+    fn launch(
+        &mut self,
+        run: &Prepared,
+        blob: &Blob,
+        stream: &Stream,
+        capture: Option<u64>,
+    ) -> Result<()> {
+        self.queue(stream, capture, |engine| {
+            let view = engine.wiring.view(run.fifo(), engine.timeout);
+            let mut args = launch::args(view, blob);
+            let mut buffer = None;
+            if blob.len() > abi::BLOB_BYTES {
+                (args.far, buffer) = engine.blobs.place(blob, capture.is_some())?;
+            } else {
+                blob.write(&mut args.blob);
+            }
+            // SAFETY: the interpreter takes `cinch_args`; the addresses in it are of the wiring,
+            // which lives until no kernel uses it (see `drop`), of the blob, and of the caller's
+            // buffers, which he vouches for.
+            unsafe {
+                run.function
+                    .launch(blob.blocks() as u32, kernels::THREADS, 0, stream, &args)?;
+            }
+            engine.blobs.launched(buffer, stream)
+        })
+    }
+
+    /// Queues something behind this communicator's last launch.
+    fn queue(
+        &mut self,
+        stream: &Stream,
+        capture: Option<u64>,
+        what: impl FnOnce(&mut GpuEngine) -> Result<()>,
+    ) -> Result<()> {
+        self.order.enter(stream, capture)?;
+        what(self)?;
+        self.order.leave(stream, capture)
+    }
+
+    fn report(&self, call: &GpuCall<'_>, run: &Prepared) -> Report {
+        let moves = call.request.count > 0
+            && self.nranks > 1
+            && (call.request.collective != Collective::SendRecv
+                || call.request.root != call.request.peer);
+        Report {
+            codec: call.request.codec,
+            algorithm: run.plan.algorithm,
+            transport: moves.then_some(TransportKind::Cuda),
+            channels: run.plan.channels,
+            wire_bytes: run.wire_bytes,
+            input: None,
+        }
+    }
+}
+
+impl GpuEngine {
+    /// Waits until the kernels of this rank have ended, which use memory that goes with it. One
+    /// that waits for a peer ends by its own deadline, or because the fault is raised.
+    pub fn end(&mut self) {
+        if std::mem::replace(&mut self.ended, true) {
+            return;
+        }
+        let patience = if self.fault.is_raised() {
+            STOPPING
+        } else {
+            self.timeout
+        };
+        let mut ended = self.order.wait(patience);
+        if ended.is_err() {
+            self.wiring.abort();
+            ended = self.order.wait(STOPPING);
+        }
+        if let Err(error) = ended
+            && error.kind() == ErrorKind::Timeout
+        {
+            // Freeing would wait for the kernel without a deadline, or pull memory from under it.
+            log::line(
+                Level::Warn,
+                format_args!(
+                    "rank {}: a call has not ended, so its memory is kept: {error}",
+                    self.rank
+                ),
+            );
+            std::mem::forget((self.wiring.clone(), self.kernels.clone()));
+            self.blobs.leak();
+        }
+    }
+}
+
+impl Drop for GpuEngine {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+#[cfg(test)]
+#[path = "engine_tests.rs"]
+mod tests;

@@ -298,10 +298,8 @@ pub struct Addresses {
 /// # Errors
 /// As [`arithmetic`].
 pub fn work(plan: &Plan, op: ReduceOp, at: Addresses) -> Result<Work> {
-    let (combine, factor, mut flags) = arithmetic(plan, op)?;
-    if (at.input | at.output).is_multiple_of(16) {
-        flags |= abi::ALIGNED;
-    }
+    let (combine, factor, flags) = arithmetic(plan, op)?;
+    let flags = flags | aligned(at);
     Ok(Work {
         input: at.input,
         output: at.output,
@@ -327,6 +325,15 @@ pub fn work(plan: &Plan, op: ReduceOp, at: Addresses) -> Result<Work> {
         flags,
         ..Work::default()
     })
+}
+
+/// The flag that says where vectors of 16 bytes may be loaded and stored.
+pub fn aligned(at: Addresses) -> u8 {
+    if (at.input | at.output).is_multiple_of(16) {
+        abi::ALIGNED
+    } else {
+        0
+    }
 }
 
 /// How contributions are combined, the factor, and the flags that follow from the operator.

@@ -1,0 +1,210 @@
+//! Communicators whose buffers are on GPUs: joining, checks, calls on a stream.
+
+use super::check::{self, Places};
+use super::{Call, CommInfo, Communicator, PanicGuard, Report, Side};
+use crate::bootstrap::ExchangeRef;
+use crate::config::Config;
+use crate::engine::gpu::device;
+use crate::engine::gpu::kernels::Kernels;
+use crate::engine::gpu::{GpuCall, GpuEngine, Parts, Wiring};
+use crate::error::{Error, ErrorKind, Result};
+use crate::gpu::Context;
+use crate::mem::DeviceBuffers;
+use crate::mem::abi::Protocol;
+use crate::simd::Isa;
+use crate::sync::Fault;
+use crate::transport::ConnectContext;
+use crate::transport::cuda::{self, DeviceLinks};
+use crate::types::{CodecSpec, TransportKind};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+/// The part of a communicator that is on a GPU.
+#[derive(Debug)]
+pub(super) struct GpuSide {
+    context: Arc<Context>,
+    engine: Mutex<GpuEngine>,
+}
+
+impl GpuSide {
+    pub(super) fn engine(&self) -> Result<MutexGuard<'_, GpuEngine>> {
+        self.engine.lock().map_err(|_| {
+            Error::internal("an earlier call on this communicator panicked; it cannot go on")
+        })
+    }
+
+    pub(super) fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+}
+
+/// Connects this rank's GPU with those of all others. All ranks call it together.
+pub(super) fn connect(
+    exchange: &ExchangeRef,
+    fault: &Arc<Fault>,
+    config: &Config,
+    isa: Isa,
+) -> Result<(CommInfo, GpuSide)> {
+    // Told to the others, so that they do not wait for a rank that cannot come.
+    try_connect(exchange, fault, config, isa).inspect_err(|error| exchange.announce(error))
+}
+
+fn try_connect(
+    exchange: &ExchangeRef,
+    fault: &Arc<Fault>,
+    config: &Config,
+    isa: Isa,
+) -> Result<(CommInfo, GpuSide)> {
+    let context = device::open(config.device)?;
+    let kernels = Kernels::of(&context)?;
+    let blocks = kernels.resident_blocks()?;
+    let connecting = ConnectContext {
+        exchange: &**exchange,
+        config,
+        fault,
+        deadline: std::time::Instant::now() + config.init_timeout,
+    };
+    let links = cuda::connect(&connecting, &context)?;
+    let resident = resident(exchange, &context, blocks)?;
+    let info = info(&links);
+    let parts = Parts {
+        context: context.clone(),
+        kernels,
+        wiring: Arc::new(links),
+        exchange: exchange.clone(),
+        fault: fault.clone(),
+        resident,
+    };
+    let engine = Mutex::new(GpuEngine::new(parts, config, isa)?);
+    Ok((info, GpuSide { context, engine }))
+}
+
+/// Blocks that each rank may have resident at once: the ranks of a GPU share its multiprocessors,
+/// and the least of all ranks counts for all, since their channels must be as many.
+fn resident(exchange: &ExchangeRef, context: &Context, blocks: u32) -> Result<usize> {
+    let mut said = context.device().uuid.to_vec();
+    said.extend(blocks.to_le_bytes());
+    let all = exchange.all_gather(&said)?;
+    let mut seats = Vec::with_capacity(all.len());
+    for (seat, peer) in all.iter().zip(exchange.peers()) {
+        let foreign = || {
+            let text = format!("{peer} described its GPU in another format: use one version");
+            Error::new(ErrorKind::Mismatch, text)
+        };
+        let (uuid, blocks) = seat.split_at_checked(16).ok_or_else(foreign)?;
+        let blocks: [u8; 4] = blocks.try_into().map_err(|_| foreign())?;
+        seats.push((uuid, u32::from_le_bytes(blocks) as usize));
+    }
+    let crowd = |uuid: &[u8]| seats.iter().filter(|(other, _)| *other == uuid).count();
+    let shares = seats.iter().map(|(uuid, blocks)| blocks / crowd(uuid));
+    match shares.min() {
+        Some(least) if least >= 2 => Ok(least),
+        _ => Err(Error::new(
+            ErrorKind::Unsupported,
+            format!(
+                "{} ranks share a GPU, whose multiprocessors hold too few blocks for all of them \
+                 at once; start fewer ranks on each GPU",
+                seats.iter().map(|(uuid, _)| crowd(uuid)).max().unwrap_or(0)
+            ),
+        )),
+    }
+}
+
+fn info(links: &DeviceLinks) -> CommInfo {
+    let fifo = links.shape().fifo(Protocol::Simple);
+    let served = links.paths.iter();
+    CommInfo {
+        transports: served
+            .map(|path| path.as_ref().map(|_| TransportKind::Cuda))
+            .collect(),
+        channels: fifo.lanes as usize,
+        slot_bytes: fifo.slot_bytes as usize,
+        slots: fifo.depth as usize,
+        buffer_bytes: links.device_bytes,
+    }
+}
+
+impl Communicator {
+    /// The GPU that the communicator's buffers are on; `None` if they are in host memory.
+    pub fn gpu(&self) -> Option<&Arc<Context>> {
+        match &self.side {
+            Side::Host(_) => None,
+            Side::Gpu(side) => Some(side.context()),
+        }
+    }
+
+    /// Queues one call on the buffers' stream, and returns before it has run: what comes later in
+    /// the stream comes after it. What goes wrong then is the communicator's
+    /// [`Communicator::async_error`].
+    ///
+    /// Calls of one communicator run in the order in which they are made, whatever their streams.
+    /// A stream that is being captured records the call; the graph may be launched any number of
+    /// times while the communicator lives, in an order with other calls that is the same on all
+    /// ranks and that the caller's streams enforce.
+    ///
+    /// # Errors
+    /// Before anything is queued: invalid usage on a communicator of host memory, or for a stream
+    /// of another context; invalid argument if the call or its buffers are impossible, misaligned,
+    /// or not on this GPU; unsupported if a GPU cannot run it. Otherwise the reason why the
+    /// communicator has failed.
+    pub fn call_on(&self, call: &Call, buffers: DeviceBuffers<'_>) -> Result<Report> {
+        self.check_fault()?;
+        let codec = self.check_on(call, &buffers)?;
+        check::alone(self, call)?;
+        let side = self.gpu_side()?;
+        let mut engine = side.engine()?;
+        let _guard = PanicGuard(self);
+        let call = GpuCall {
+            request: call.request(codec),
+            buffers,
+        };
+        let mut reports = self.queue(&mut engine, &[call])?;
+        reports
+            .pop()
+            .ok_or_else(|| Error::internal("a call has no report"))
+    }
+
+    /// Everything that can be said of a call on this GPU; the codec that will run.
+    pub(super) fn check_on(&self, call: &Call, buffers: &DeviceBuffers<'_>) -> Result<CodecSpec> {
+        let side = self.gpu_side()?;
+        check::call(self, call, &Places::from(buffers))?;
+        let size = call.dtype.size();
+        for (what, (address, bytes)) in [("input", buffers.input()), ("output", buffers.output())] {
+            if bytes == 0 {
+                continue;
+            }
+            let what = format!("{}: the {what} buffer", call.collective);
+            if !address.is_multiple_of(size as u64) {
+                return Err(Error::invalid_argument(format!(
+                    "{what} at {address:#x} is not aligned to the {size} bytes of a {} element",
+                    call.dtype
+                )));
+            }
+            device::check_address(side.context(), &what, address)?;
+        }
+        check::codec(self, call)
+    }
+
+    /// Queues calls that were checked. What is refused before the first launch leaves the
+    /// communicator as it was.
+    pub(super) fn queue(
+        &self,
+        engine: &mut GpuEngine,
+        calls: &[GpuCall<'_>],
+    ) -> Result<Vec<Report>> {
+        match engine.run(calls) {
+            Ok(reports) => Ok(reports),
+            Err(error) if engine.is_untouched() => Err(error),
+            Err(error) => self.settle(Err(error)),
+        }
+    }
+
+    pub(super) fn gpu_side(&self) -> Result<&GpuSide> {
+        match &self.side {
+            Side::Gpu(side) => Ok(side),
+            Side::Host(_) => Err(Error::invalid_usage(
+                "device buffers or a stream on a communicator of host memory: pass NULL for the \
+                 stream, or join with CINCH_DEVICE=cuda",
+            )),
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! The kernels of a GPU: all of them loaded before the first launch, and found by name.
+//!
+//! A kernel that the driver loads at its first launch may wait for all others to end, for ever if
+//! one of them waits for it; so none is left for later.
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::gpu::{Context, Function, Module, kernels};
+use crate::plan::Plan;
+use crate::types::{CodecKind, DType, Protocol};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+/// Threads of a block.
+pub const THREADS: u32 = 512;
+
+/// The kernels that are loaded on one GPU.
+#[derive(Debug)]
+pub struct Kernels {
+    context: Arc<Context>,
+    functions: HashMap<String, Function>,
+}
+
+impl Kernels {
+    /// Those of the GPU of `context`, loaded by the first communicator of the process that asks.
+    ///
+    /// # Errors
+    /// Unsupported if the build has none, or none for this GPU; those of the driver.
+    pub fn of(context: &Arc<Context>) -> Result<Arc<Kernels>> {
+        static LOADED: Mutex<Vec<Weak<Kernels>>> = Mutex::new(Vec::new());
+        let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
+        loaded.retain(|weak| weak.strong_count() > 0);
+        let same = |kernels: &Arc<Kernels>| {
+            Arc::ptr_eq(kernels.context.driver(), context.driver())
+                && kernels.context.handle() == context.handle()
+        };
+        if let Some(known) = loaded.iter().filter_map(Weak::upgrade).find(same) {
+            return Ok(known);
+        }
+        // One that is missing says why.
+        let mut modules = vec![kernels::load(context, "move")?];
+        for fatbin in kernels::fatbins() {
+            if fatbin.name != "move" {
+                modules.push(Module::load(context, fatbin.name, fatbin.bytes)?);
+            }
+        }
+        let found = Arc::new(Kernels::find_in(context, &modules)?);
+        loaded.push(Arc::downgrade(&found));
+        Ok(found)
+    }
+
+    /// The kernels that `modules` have between them.
+    ///
+    /// # Errors
+    /// Those of the driver.
+    pub fn find_in(context: &Arc<Context>, modules: &[Arc<Module>]) -> Result<Kernels> {
+        let mut functions = HashMap::new();
+        for name in names() {
+            for module in modules {
+                match module.function(&name) {
+                    Ok(function) => {
+                        functions.insert(name, function);
+                        break;
+                    }
+                    Err(error) if error.kind() == ErrorKind::Internal => {}
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        Ok(Kernels {
+            context: context.clone(),
+            functions,
+        })
+    }
+
+    /// The kernel of this name.
+    ///
+    /// # Errors
+    /// Unsupported if there is none.
+    pub fn find(&self, name: &str) -> Result<&Function> {
+        self.functions.get(name).ok_or_else(|| {
+            Error::new(
+                ErrorKind::Unsupported,
+                format!("this build of cinch has no kernel {name}; use another codec or protocol"),
+            )
+        })
+    }
+
+    /// Blocks of any kernel that the GPU holds at once.
+    ///
+    /// # Errors
+    /// Those of the driver.
+    pub fn resident_blocks(&self) -> Result<u32> {
+        let mut least = u32::MAX;
+        for function in self.functions.values() {
+            least = least.min(function.blocks_per_multiprocessor(THREADS, 0)?);
+        }
+        Ok(least.min(1) * self.context.device().multiprocessors)
+    }
+}
+
+/// The kernel that runs a plan.
+pub fn name_for(plan: &Plan) -> String {
+    let suffix = match plan.protocol {
+        Protocol::Simple => "",
+        Protocol::Ll => "_ll",
+        Protocol::Ll128 => "_ll128",
+        Protocol::Fused => return format!("cinch_oneshot_{}", plan.dtype),
+    };
+    if plan.codec.is_some() {
+        format!("cinch_coded_{}_{}", plan.spec.kind.name(), plan.dtype)
+    } else if plan.collective.reduces() {
+        format!("cinch_raw_{}{suffix}", plan.dtype)
+    } else {
+        format!("cinch_move{suffix}")
+    }
+}
+
+/// Every name that [`name_for`] can give.
+fn names() -> Vec<String> {
+    let suffixes = ["", "_ll", "_ll128"];
+    let mut names: Vec<String> = suffixes
+        .iter()
+        .map(|suffix| format!("cinch_move{suffix}"))
+        .collect();
+    for dtype in DType::ALL {
+        names.extend(
+            suffixes
+                .iter()
+                .map(|suffix| format!("cinch_raw_{dtype}{suffix}")),
+        );
+        names.push(format!("cinch_oneshot_{dtype}"));
+    }
+    for kind in CodecKind::ALL {
+        for dtype in [DType::F32, DType::F16, DType::BF16] {
+            names.push(format!("cinch_coded_{}_{dtype}", kind.name()));
+        }
+    }
+    names
+}

@@ -1,0 +1,244 @@
+//! From a plan to the arguments of a launch, and what the driver is asked about streams.
+
+use super::GpuCall;
+use super::abi::{self, Args, OneshotArgs};
+use super::kernels::{self, Kernels, THREADS};
+use super::pack::{self, Addresses, Blob, PackedSchedule};
+use super::wiring::Wiring;
+use crate::error::{Error, ErrorKind, Result};
+use crate::gpu::{Context, Function, Stream};
+use crate::mem::abi::{CommView, Protocol as Fifo};
+use crate::plan::Plan;
+use crate::sys::cuda::{CuContext, CuGraph, capture_status};
+use crate::types::{Protocol, ReduceOp, SIGNATURE_WORDS, ScaleRule};
+use std::ffi::c_uint;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A plan, ready to be launched.
+#[derive(Debug)]
+pub(super) struct Prepared {
+    pub plan: Arc<Plan>,
+    pub packed: PackedSchedule,
+    pub function: Function,
+    /// Payload bytes that this rank sends.
+    pub wire_bytes: u64,
+}
+
+impl Prepared {
+    pub fn new(plan: Arc<Plan>, kernels: &Kernels) -> Result<Prepared> {
+        let packed = PackedSchedule::new(&plan.schedule, &plan.pattern)?;
+        Ok(Prepared {
+            function: kernels.find(&kernels::name_for(&plan))?.clone(),
+            wire_bytes: wire_bytes(&plan, &packed),
+            packed,
+            plan,
+        })
+    }
+
+    /// Which FIFOs the kernel uses; the fused kernel has an area of its own.
+    pub fn fifo(&self) -> Fifo {
+        match self.plan.protocol {
+            Protocol::Simple | Protocol::Fused => Fifo::Simple,
+            Protocol::Ll => Fifo::Ll,
+            Protocol::Ll128 => Fifo::Ll128,
+        }
+    }
+
+    /// Whether the call is a copy on one GPU: a single rank's is, unless it multiplies.
+    pub fn only_copies(&self, op: ReduceOp) -> bool {
+        let multiplies = self.plan.collective.reduces() && matches!(op, ReduceOp::PreMulSum(_));
+        self.plan.pattern.nranks == 1 && !multiplies
+    }
+
+    /// Adds a call to the works of a launch.
+    pub fn add_to(
+        &self,
+        blob: &mut Blob,
+        call: &GpuCall<'_>,
+        signature: [u64; SIGNATURE_WORDS],
+    ) -> Result<()> {
+        let mut work = pack::work(&self.plan, call.request.op, call.at())?;
+        work.signature = signature;
+        work.codec = codec_words(&self.plan);
+        blob.add(&self.packed, work)
+    }
+
+    /// The arguments of the fused kernel, if the plan is for it.
+    pub fn fused(
+        &self,
+        call: &GpuCall<'_>,
+        signature: [u64; SIGNATURE_WORDS],
+    ) -> Result<Option<Fused>> {
+        if self.plan.protocol != Protocol::Fused {
+            return Ok(None);
+        }
+        let (combine, factor, flags) = pack::arithmetic(&self.plan, call.request.op)?;
+        Ok(Some(Fused {
+            at: call.at(),
+            combine: combine as u8,
+            flags: flags | pack::aligned(call.at()),
+            factor,
+            signature,
+        }))
+    }
+}
+
+/// What one fused one-shot all-reduce has of its own.
+pub(super) struct Fused {
+    at: Addresses,
+    combine: u8,
+    flags: u8,
+    factor: u64,
+    signature: [u64; SIGNATURE_WORDS],
+}
+
+impl Fused {
+    pub fn launch(
+        &self,
+        run: &Prepared,
+        wiring: &dyn Wiring,
+        timeout: Duration,
+        stream: &Stream,
+    ) -> Result<()> {
+        let (area, half) = wiring.shape().oneshot_area();
+        let args = OneshotArgs {
+            comm: wiring.view(Fifo::Simple, timeout),
+            area,
+            half,
+            epoch: wiring.epoch(),
+            input: self.at.input,
+            output: self.at.output,
+            count: run.plan.count as u64,
+            factor: self.factor,
+            signature: self.signature,
+            combine: self.combine,
+            flags: self.flags,
+            unused: [0; 3],
+        };
+        let blocks = run.plan.channels as u32;
+        // SAFETY: the fused kernel takes `cinch_oneshot_args`; the addresses in it are of the
+        // wiring, which outlives the kernel, and of the caller's buffers, which he vouches for.
+        unsafe { run.function.launch(blocks, THREADS, 0, stream, &args) }
+    }
+}
+
+/// The arguments of an interpreter whose blob is still to be written.
+pub(super) fn args(comm: CommView, blob: &Blob) -> Args {
+    let [nworks, nsteps, npeers] = blob.counts();
+    Args {
+        comm,
+        far: 0,
+        nworks,
+        nsteps,
+        npeers,
+        unused: 0,
+        blob: [0; abi::BLOB_BYTES],
+    }
+}
+
+/// What a kernel needs to know of a plan's codec; of no codec, the bytes of an element.
+fn codec_words(plan: &Plan) -> abi::CodecWords {
+    let mut word = [0; 8];
+    if plan.codec.is_none() {
+        word[0] = plan.dtype.size() as u32;
+        return abi::CodecWords { word };
+    }
+    if let ScaleRule::Block(block) = plan.spec.scale
+        && plan.spec.kind.has_scale()
+    {
+        word[0] = block.trailing_zeros();
+    }
+    abi::CodecWords { word }
+}
+
+/// Payload bytes that a rank sends in all passes.
+fn wire_bytes(plan: &Plan, packed: &PackedSchedule) -> u64 {
+    if plan.protocol == Protocol::Fused {
+        return ((plan.pattern.nranks - 1) * plan.wire_bytes(plan.count)) as u64;
+    }
+    let mut sends = vec![0u64; plan.pattern.parts()];
+    for step in &packed.steps {
+        sends[usize::from(step.part)] += u64::from(step.nsend);
+    }
+    let mut bytes = 0;
+    for (part, sends) in sends.iter().enumerate().filter(|(_, sends)| **sends > 0) {
+        for pass in 0..plan.geometry.passes() {
+            bytes += sends * plan.wire_bytes(plan.geometry.range(pass, part).len()) as u64;
+        }
+    }
+    bytes
+}
+
+/// Queues a copy on this GPU; of a buffer onto itself, nothing.
+pub(super) fn copy(stream: &Stream, at: Addresses, bytes: usize) -> Result<()> {
+    if at.input == at.output || bytes == 0 {
+        return Ok(());
+    }
+    let context = stream.context();
+    let _bound = context.bind()?;
+    // SAFETY: a live stream; buffers of that many bytes, by the caller's word.
+    let queued = unsafe {
+        let api = context.driver().api();
+        api.cuMemcpyAsync(at.output, at.input, bytes, stream.handle())
+    };
+    context.driver().check("cuMemcpyAsync", queued)
+}
+
+/// Refuses a stream of another context than the communicator's.
+pub(super) fn own_context(context: &Arc<Context>, stream: &Stream) -> Result<()> {
+    // 0, 1 and 2 are the default streams of whatever context is current.
+    if stream.handle().0 <= 2 {
+        return Ok(());
+    }
+    let _bound = context.bind()?;
+    let mut found = CuContext::default();
+    // SAFETY: a live stream; writes one handle.
+    let asked = unsafe {
+        let api = context.driver().api();
+        api.cuStreamGetCtx(stream.handle(), &mut found)
+    };
+    context
+        .driver()
+        .check("cuStreamGetCtx", asked)
+        .map_err(|error| error.context("the stream of a call"))?;
+    if found == context.handle() {
+        return Ok(());
+    }
+    Err(Error::new(
+        ErrorKind::InvalidUsage,
+        format!(
+            "the stream belongs to another context than the communicator's, which is the primary \
+             context of {}: use a stream of that GPU",
+            context.device()
+        ),
+    ))
+}
+
+/// The capture that records what is queued on `stream`, if one does.
+pub(super) fn capture_of(stream: &Stream) -> Result<Option<u64>> {
+    let context = stream.context();
+    let _bound = context.bind()?;
+    let (mut status, mut id): (c_uint, u64) = (capture_status::NONE, 0);
+    let mut graph = CuGraph::default();
+    // SAFETY: a live stream; writes the places that are given, and none where NULL.
+    let asked = unsafe {
+        context.driver().api().cuStreamGetCaptureInfo(
+            stream.handle(),
+            &mut status,
+            &mut id,
+            &mut graph,
+            std::ptr::null_mut(),
+            std::ptr::null_mut(),
+        )
+    };
+    context.driver().check("cuStreamGetCaptureInfo", asked)?;
+    match status {
+        capture_status::NONE => Ok(None),
+        capture_status::ACTIVE => Ok(Some(id)),
+        _ => Err(Error::invalid_usage(
+            "the stream's capture was invalidated by an earlier call; end it before the stream is \
+             used again",
+        )),
+    }
+}

@@ -1,0 +1,137 @@
+//! Carries news between kernels and the rest: the communicator's fault to kernels that wait, and
+//! what kernels found wrong to the fault.
+
+use super::wiring::Wiring;
+use crate::bootstrap::{ExchangeRef, PeerInfo};
+use crate::error::{Error, ErrorKind, Result};
+use crate::mem::abi::{self, Trouble};
+use crate::sync::Fault;
+use crate::types::CallSignature;
+use std::sync::Arc;
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// Time between two looks.
+const BEAT: Duration = Duration::from_millis(2);
+
+/// The thread of one communicator that looks; it ends with this value.
+#[derive(Debug)]
+pub struct Watchdog {
+    /// Dropped to end the thread.
+    alive: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Watchdog {
+    /// Starts to look.
+    ///
+    /// # Errors
+    /// System if there can be no thread.
+    pub fn start(
+        wiring: &Arc<dyn Wiring>,
+        fault: &Arc<Fault>,
+        exchange: &ExchangeRef,
+        timeout: Duration,
+    ) -> Result<Watchdog> {
+        let (alive, ends) = mpsc::channel();
+        let watch = Watch {
+            wiring: wiring.clone(),
+            fault: fault.clone(),
+            exchange: exchange.clone(),
+            timeout,
+        };
+        let thread = std::thread::Builder::new()
+            .name("cinch-watchdog".into())
+            .spawn(move || {
+                while ends.recv_timeout(BEAT) == Err(RecvTimeoutError::Timeout) {
+                    watch.look();
+                }
+            })
+            .map_err(|error| Error::system("starting a watchdog thread", error))?;
+        Ok(Watchdog {
+            alive: Some(alive),
+            thread: Some(thread),
+        })
+    }
+}
+
+impl Drop for Watchdog {
+    fn drop(&mut self) {
+        drop(self.alive.take());
+        if let Some(thread) = self.thread.take() {
+            // It only ever sleeps for a beat.
+            let _ = thread.join();
+        }
+    }
+}
+
+struct Watch {
+    wiring: Arc<dyn Wiring>,
+    fault: Arc<Fault>,
+    exchange: ExchangeRef,
+    timeout: Duration,
+}
+
+impl Watch {
+    fn look(&self) {
+        if !self.fault.is_raised()
+            && let Some(error) = self.trouble()
+        {
+            self.fault.raise(error);
+            if let Some(reason) = self.fault.reason() {
+                self.exchange.announce(reason);
+            }
+        }
+        if self.fault.is_raised() {
+            self.wiring.abort();
+        }
+    }
+
+    /// What a kernel has reported.
+    fn trouble(&self) -> Option<Error> {
+        Some(describe(
+            &self.wiring.trouble()?,
+            self.exchange.peers(),
+            self.exchange.rank(),
+            self.timeout,
+        ))
+    }
+}
+
+/// The sentence of a report. Its numbers come from a kernel that saw what peers wrote: nothing is
+/// indexed with them unchecked.
+fn describe(trouble: &Trouble, peers: &[PeerInfo], rank: usize, timeout: Duration) -> Error {
+    let name = |rank: usize| {
+        let peer = peers.get(rank);
+        peer.map_or(format!("rank {rank}"), |peer| peer.to_string())
+    };
+    let (me, peer) = (name(rank), name(trouble.peer as usize));
+    let mine = CallSignature::describe(&trouble.mine);
+    let place = format!(
+        "step {} of pass {} on lane {}",
+        trouble.step, trouble.pass, trouble.lane
+    );
+    if trouble.kind == abi::TROUBLE_MISMATCH {
+        return Error::new(
+            ErrorKind::Mismatch,
+            format!(
+                "ranks disagree: {peer} runs {}, {me} runs {mine} ({place})",
+                CallSignature::describe(&trouble.theirs)
+            ),
+        );
+    }
+    let verb = if trouble.sends != 0 { "take" } else { "send" };
+    let protocol = abi::Protocol::ALL.get(trouble.protocol as usize);
+    Error::new(
+        ErrorKind::Timeout,
+        format!(
+            "{me} has waited {:.1} s (CINCH_TIMEOUT) for {peer} to {verb} message {} of {place} \
+             ({}), in {mine}; it was at {}",
+            timeout.as_secs_f64(),
+            trouble.expected,
+            protocol.map_or("unknown protocol", |protocol| protocol.name()),
+            trouble.seen
+        ),
+    )
+}

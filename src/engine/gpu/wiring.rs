@@ -1,0 +1,54 @@
+//! What the engine knows of a communicator's connections.
+
+use crate::mem::BoxShape;
+use crate::mem::abi::{CommView, Protocol, Trouble};
+use crate::transport::cuda::DeviceLinks;
+use std::fmt::Debug;
+use std::time::Duration;
+
+/// The connections of one GPU rank, alive for as long as the value.
+pub trait Wiring: Send + Sync + Debug {
+    /// The layout of each box.
+    fn shape(&self) -> &BoxShape;
+
+    /// What a kernel needs to know that uses `protocol` and lets each wait last `timeout`.
+    fn view(&self, protocol: Protocol, timeout: Duration) -> CommView;
+
+    /// Device address of the two words of the fused one-shot.
+    fn epoch(&self) -> u64;
+
+    /// Ends every wait of this rank's kernels, now and later.
+    fn abort(&self);
+
+    /// What went wrong first, once a kernel has said so.
+    fn trouble(&self) -> Option<Trouble>;
+
+    /// Whether the ll128 protocol works between all ranks; the same on all ranks.
+    fn lines_arrive_whole(&self) -> bool;
+}
+
+impl Wiring for DeviceLinks {
+    fn shape(&self) -> &BoxShape {
+        &self.shape
+    }
+
+    fn view(&self, protocol: Protocol, timeout: Duration) -> CommView {
+        DeviceLinks::view(self, protocol, timeout)
+    }
+
+    fn epoch(&self) -> u64 {
+        DeviceLinks::epoch(self)
+    }
+
+    fn abort(&self) {
+        self.control().abort();
+    }
+
+    fn trouble(&self) -> Option<Trouble> {
+        self.control().trouble()
+    }
+
+    fn lines_arrive_whole(&self) -> bool {
+        DeviceLinks::lines_arrive_whole(self)
+    }
+}
