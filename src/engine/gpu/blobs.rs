@@ -1,7 +1,7 @@
 //! Memory for blobs that do not fit a launch's arguments.
 
 use super::pack::Blob;
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::{Context, Event, PinnedMemory, Stream};
 use std::sync::Arc;
 
@@ -16,8 +16,14 @@ const BUFFERS: usize = 4;
 pub(super) struct BlobPool {
     context: Arc<Context>,
     buffers: Vec<Buffer>,
-    /// Buffers of captured launches, which may be replayed for as long as the communicator lives.
-    kept: Vec<PinnedMemory>,
+}
+
+/// Where a blob was written.
+pub(super) enum Placed {
+    /// In a buffer of the pool.
+    Pooled(usize),
+    /// In memory of its own, for whoever keeps what the launch needs.
+    Own(PinnedMemory),
 }
 
 #[derive(Debug)]
@@ -35,7 +41,6 @@ impl BlobPool {
         let mut pool = BlobPool {
             context: context.clone(),
             buffers: Vec::new(),
-            kept: Vec::new(),
         };
         for _ in 0..BUFFERS {
             pool.grow()?;
@@ -52,16 +57,23 @@ impl BlobPool {
         Ok(())
     }
 
-    /// Writes `blob` into a buffer for the launch that follows: its device address, and what
-    /// [`BlobPool::launched`] is to be told.
-    pub(super) fn place(&mut self, blob: &Blob, captured: bool) -> Result<(u64, Option<usize>)> {
-        if captured || blob.len() > BUFFER_BYTES {
-            // A graph reads it at every replay; nobody says when the last one was.
+    /// Writes `blob` into memory for the launch that follows: its device address, and whose it is.
+    /// A captured launch gets memory of its own, which a graph reads at every replay.
+    pub(super) fn place(&mut self, blob: &Blob, captured: bool) -> Result<(u64, Placed)> {
+        if blob.len() > BUFFER_BYTES {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                format!(
+                    "a launch of {} bytes of schedule is more than the {BUFFER_BYTES} that there \
+                     is room for; split the group",
+                    blob.len()
+                ),
+            ));
+        }
+        if captured {
             let memory = PinnedMemory::new(&self.context, blob.len())?;
             write(&memory, blob);
-            let address = memory.address();
-            self.kept.push(memory);
-            return Ok((address, None));
+            return Ok((memory.address(), Placed::Own(memory)));
         }
         let mut free = None;
         for (index, buffer) in self.buffers.iter().enumerate() {
@@ -80,21 +92,17 @@ impl BlobPool {
         let buffer = &mut self.buffers[index];
         write(&buffer.memory, blob);
         buffer.used = true;
-        Ok((buffer.memory.address(), Some(index)))
+        Ok((buffer.memory.address(), Placed::Pooled(index)))
     }
 
     /// Gives up the memory: a kernel may still read it.
     pub(super) fn leak(&mut self) {
         std::mem::forget(std::mem::take(&mut self.buffers));
-        std::mem::forget(std::mem::take(&mut self.kept));
     }
 
-    /// The launch that reads the buffer was queued on `stream`.
-    pub(super) fn launched(&mut self, buffer: Option<usize>, stream: &Stream) -> Result<()> {
-        match buffer {
-            Some(index) => self.buffers[index].read.record(stream),
-            None => Ok(()),
-        }
+    /// The launch that reads buffer `index` was queued on `stream`.
+    pub(super) fn launched(&self, index: usize, stream: &Stream) -> Result<()> {
+        self.buffers[index].read.record(stream)
     }
 }
 

@@ -1,1 +1,595 @@
+//! Engines of all ranks on a simulated GPU whose kernels take note of their arguments; the notes
+//! are run by the interpreter of `pack_tests`.
 
+use super::abi::{self, Args, OneshotArgs};
+use super::pack::tests::World;
+use super::*;
+use crate::bootstrap::LocalExchange;
+use crate::gpu::{CaptureMode, Device, DeviceMemory, Driver, Graph, Module};
+use crate::mem::BoxShape;
+use crate::mem::abi::{CommView, Protocol, TROUBLE_MISMATCH, TROUBLE_TIMEOUT, Trouble};
+use crate::sys::cuda::CuResult;
+use crate::sys::cuda::mock::{Machine as Gpus, Process};
+use crate::testing::{Data, Pattern, Problem};
+use crate::types::{Algorithm, CodecSpec, DType, ReduceOp};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+const WAIT: Duration = Duration::from_secs(20);
+
+/// A launch, as a kernel saw it.
+#[derive(Clone)]
+enum Seen {
+    Blob(String, Blob),
+    Fused(Box<OneshotArgs>, u32),
+}
+
+/// A GPU and what was launched on it.
+struct Bench {
+    process: Process,
+    context: Arc<Context>,
+    kernels: Arc<Kernels>,
+    seen: Arc<Mutex<Vec<Seen>>>,
+}
+
+impl Bench {
+    fn new() -> Bench {
+        let gpus = Gpus::new(2);
+        let process = gpus.process();
+        let seen: Arc<Mutex<Vec<Seen>>> = Arc::default();
+        for name in [
+            "cinch_move",
+            "cinch_move_ll",
+            "cinch_raw_f32",
+            "cinch_raw_f32_ll",
+            "cinch_coded_linear8_f32",
+        ] {
+            let seen = seen.clone();
+            gpus.kernel(name, size_of::<Args>(), move |launch| {
+                assert_eq!(launch.block, [kernels::THREADS, 1, 1]);
+                // SAFETY: integers and addresses.
+                let args: Args = unsafe { launch.args() };
+                let counts = [args.nworks, args.nsteps, args.npeers];
+                let blob = match launch.reach(args.far, 64 << 10) {
+                    // SAFETY: a whole pinned buffer, which is written before the launch.
+                    Some(far) => {
+                        Blob::read(unsafe { std::slice::from_raw_parts(far, 64 << 10) }, counts)
+                    }
+                    None => Blob::read(&args.blob, counts),
+                };
+                assert_eq!(blob.blocks(), launch.grid[0] as usize);
+                let seen_one = Seen::Blob(name.into(), blob);
+                seen.lock().unwrap().push(seen_one);
+                CuResult::SUCCESS
+            });
+        }
+        let fused = seen.clone();
+        gpus.kernel(
+            "cinch_oneshot_f32",
+            size_of::<OneshotArgs>(),
+            move |launch| {
+                // SAFETY: integers and addresses.
+                let args: OneshotArgs = unsafe { launch.args() };
+                let seen_one = Seen::Fused(Box::new(args), launch.grid[0]);
+                fused.lock().unwrap().push(seen_one);
+                CuResult::SUCCESS
+            },
+        );
+        let driver = Driver::with(Box::new(process.clone())).unwrap();
+        let context = Context::primary(&Device::at(&driver, 0).unwrap()).unwrap();
+        let module = Module::load(&context, "noted", &[0; 64]).unwrap();
+        let kernels = Kernels::find_in(&context, &[module]).unwrap();
+        Bench {
+            process,
+            context,
+            kernels: Arc::new(kernels),
+            seen,
+        }
+    }
+
+    fn stream(&self) -> Stream {
+        Stream::new(&self.context).unwrap()
+    }
+
+    fn memory(&self, bytes: usize) -> DeviceMemory {
+        DeviceMemory::zeroed(&self.context, bytes.max(4), WAIT).unwrap()
+    }
+
+    /// Engines of all ranks of a communicator.
+    fn ranks(&self, nranks: usize, resident: usize, config: &Config) -> Vec<Rank> {
+        let faults: Vec<Arc<Fault>> = (0..nranks).map(|_| Fault::new()).collect();
+        let exchanges = LocalExchange::world_with(nranks, &faults, config);
+        let ranks = exchanges.into_iter().zip(faults).enumerate();
+        ranks
+            .map(|(rank, (exchange, fault))| {
+                let wires = Arc::new(Wires::new(rank, nranks));
+                let parts = Parts {
+                    context: self.context.clone(),
+                    kernels: self.kernels.clone(),
+                    wiring: wires.clone(),
+                    exchange,
+                    fault: fault.clone(),
+                    resident,
+                };
+                let engine = GpuEngine::new(parts, config, Isa::Scalar).unwrap();
+                Rank {
+                    engine,
+                    wires,
+                    fault,
+                }
+            })
+            .collect()
+    }
+
+    /// What has been launched since the last time.
+    fn take(&self) -> Vec<Seen> {
+        std::mem::take(&mut *self.seen.lock().unwrap())
+    }
+}
+
+struct Rank {
+    engine: GpuEngine,
+    wires: Arc<Wires>,
+    fault: Arc<Fault>,
+}
+
+/// Connections that lead nowhere.
+#[derive(Debug)]
+struct Wires {
+    shape: BoxShape,
+    rank: usize,
+    aborted: AtomicBool,
+    trouble: Mutex<Option<Trouble>>,
+}
+
+impl Wires {
+    fn new(rank: usize, nranks: usize) -> Wires {
+        Wires {
+            shape: BoxShape::new(nranks, 64 << 20, 64).unwrap(),
+            rank,
+            aborted: AtomicBool::new(false),
+            trouble: Mutex::new(None),
+        }
+    }
+}
+
+impl Wiring for Wires {
+    fn shape(&self) -> &BoxShape {
+        &self.shape
+    }
+    fn view(&self, protocol: Protocol, timeout: Duration) -> CommView {
+        CommView {
+            inbox: [0; 32],
+            outbox: [0; 32],
+            cursors: 0,
+            control: 0,
+            timeout_ns: timeout.as_nanos() as u64,
+            rank: self.rank as u32,
+            nranks: self.shape.nranks() as u32,
+            fifo: self.shape.fifo(protocol),
+            protocol: protocol as u32,
+            unused: 0,
+        }
+    }
+    fn epoch(&self) -> u64 {
+        0x1000
+    }
+    fn abort(&self) {
+        self.aborted.store(true, Ordering::Relaxed);
+    }
+    fn trouble(&self) -> Option<Trouble> {
+        *self.trouble.lock().unwrap()
+    }
+    fn lines_arrive_whole(&self) -> bool {
+        false
+    }
+}
+
+fn request(problem: &Problem, codec: &str) -> Request {
+    Request {
+        collective: problem.collective,
+        dtype: problem.dtype,
+        op: problem.op,
+        count: problem.count,
+        root: problem.root,
+        peer: if problem.collective == Collective::SendRecv {
+            problem.peer
+        } else {
+            0
+        },
+        codec: codec.parse::<CodecSpec>().unwrap(),
+        algorithm: None,
+        tensor: None,
+    }
+}
+
+fn call<'a>(
+    request: Request,
+    input: &'a DeviceMemory,
+    output: &'a DeviceMemory,
+    stream: &Stream,
+) -> GpuCall<'a> {
+    let place = |memory: &DeviceMemory| (memory.address(), memory.bytes());
+    // SAFETY: live until the call has run, which it has when it returns.
+    let buffers = unsafe { DeviceBuffers::new(place(input), place(output), stream.handle().0) };
+    GpuCall { request, buffers }
+}
+
+/// A launch as the interpreter of the tests takes it.
+fn blob(seen: Seen) -> Blob {
+    let Seen::Blob(_, blob) = seen else {
+        panic!("a fused launch")
+    };
+    blob
+}
+
+fn simple() -> Config {
+    Config {
+        protocol: Some(crate::types::Protocol::Simple),
+        ..Config::default()
+    }
+}
+
+#[test]
+fn every_collective_is_one_launch_that_gives_the_reference() {
+    let bench = Bench::new();
+    let stream = bench.stream();
+    for nranks in [2, 3, 8] {
+        let mut ranks = bench.ranks(nranks, 16, &simple());
+        for collective in Collective::ALL {
+            for count in [1, 100_003] {
+                let problem = Problem::new(collective, DType::F32, nranks, count);
+                let data = Data {
+                    pattern: Pattern::Small,
+                    dtype: DType::F32,
+                    seed: 5,
+                };
+                let inputs: Vec<Vec<u8>> = (0..nranks)
+                    .map(|rank| data.vec(rank, problem.input_elements(rank)))
+                    .collect();
+                let memory: Vec<_> = (0..nranks)
+                    .map(|rank| {
+                        let input = bench.memory(inputs[rank].len());
+                        input.write(0, &inputs[rank], &stream, WAIT).unwrap();
+                        (input, bench.memory(4 * problem.output_elements(rank)))
+                    })
+                    .collect();
+                let mut launches = Vec::new();
+                for (rank, (input, output)) in memory.iter().enumerate() {
+                    let at_work = collective != Collective::SendRecv
+                        || [problem.root, problem.peer].contains(&rank);
+                    if at_work {
+                        let call = call(request(&problem, "raw"), input, output, &stream);
+                        let reports = ranks[rank].engine.run(&[call]).unwrap();
+                        assert_eq!(reports[0].transport, Some(TransportKind::Cuda));
+                    }
+                    launches.push(bench.take().into_iter().map(blob).collect::<Vec<_>>());
+                    assert_eq!(launches[rank].len(), usize::from(at_work));
+                }
+                assert!(
+                    World::new(&launches, None).run(),
+                    "{collective} on {nranks}"
+                );
+                for (rank, (_, output)) in memory.iter().enumerate() {
+                    let mut bytes = vec![0; 4 * problem.output_elements(rank)];
+                    output.read(0, &mut bytes, &stream, WAIT).unwrap();
+                    let found = problem.check(&inputs, rank, &bytes, 0.0).unwrap();
+                    assert_eq!(found.wrong, 0, "{collective} of {count} on {nranks}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn small_sums_are_fused_and_wire_bytes_are_counted() {
+    let bench = Bench::new();
+    let stream = bench.stream();
+    let mut ranks = bench.ranks(4, 16, &Config::default());
+    let memory = bench.memory(4 << 20);
+    let mut run = |count: usize, codec: &str, op| {
+        let mut problem = Problem::new(Collective::AllReduce, DType::F32, 4, count);
+        problem.op = op;
+        let call = call(request(&problem, codec), &memory, &memory, &stream);
+        (ranks[1].engine.run(&[call]).unwrap()[0], bench.take())
+    };
+    let (report, seen) = run(1000, "raw", ReduceOp::Avg);
+    let Seen::Fused(args, grid) = &seen[0] else {
+        panic!("not fused")
+    };
+    assert_eq!((args.count, *grid as usize), (1000, report.channels));
+    assert_eq!(args.flags, abi::AVERAGE | abi::ALIGNED);
+    assert_eq!(
+        (report.algorithm, report.wire_bytes),
+        (Algorithm::OneShot, 12_000)
+    );
+    // Two-shot: three quarters of the message, twice.
+    let (report, _) = run(1 << 20, "raw", ReduceOp::Sum);
+    assert_eq!(
+        (report.algorithm, report.wire_bytes),
+        (Algorithm::Direct, 6 << 20)
+    );
+    let (report, seen) = run(1 << 20, "linear8", ReduceOp::Sum);
+    assert_eq!(report.wire_bytes, (6 << 20) / 4 / 256 * 260);
+    let Seen::Blob(name, blob) = &seen[0] else {
+        panic!("fused")
+    };
+    assert_eq!(name, "cinch_coded_linear8_f32");
+    assert_eq!(blob.works()[0].codec.word[0], 8, "log2 of a block");
+    let (report, seen) = run(0, "raw", ReduceOp::Sum);
+    assert!(seen.is_empty() && report.transport.is_none());
+}
+
+/// Messages of a group, to and from everybody and several to some, with as few blocks as a GPU
+/// that many ranks share has: launches of all ranks match.
+#[test]
+fn messages_of_a_group_meet() {
+    let bench = Bench::new();
+    let stream = bench.stream();
+    for (nranks, resident) in [(2, 2), (4, 3), (4, 132), (5, 4), (5, 16)] {
+        let mut ranks = bench.ranks(nranks, resident, &simple());
+        let counts = [3usize, 70_000, 1];
+        let word = |from: usize, to: usize, k: usize| (100 * from + 10 * to + k) as f32;
+        let mut launches = Vec::new();
+        let mut outputs = Vec::new();
+        for rank in 0..nranks {
+            let mut memory = Vec::new();
+            for other in (0..nranks).filter(|&other| other != rank) {
+                for (k, &count) in counts.iter().enumerate() {
+                    let sent: Vec<u8> = std::iter::repeat_n(word(rank, other, k), count)
+                        .flat_map(f32::to_le_bytes)
+                        .collect();
+                    let buffers = [bench.memory(4 * count), bench.memory(4 * count)];
+                    buffers[0].write(0, &sent, &stream, WAIT).unwrap();
+                    memory.push((other, k, buffers));
+                }
+            }
+            let mut calls = Vec::new();
+            for (other, k, [input, output]) in &memory {
+                let mut problem =
+                    Problem::new(Collective::SendRecv, DType::F32, nranks, counts[*k]);
+                (problem.root, problem.peer) = (rank, *other);
+                calls.push(call(request(&problem, "raw"), input, output, &stream));
+                (problem.root, problem.peer) = (*other, rank);
+                calls.push(call(request(&problem, "raw"), input, output, &stream));
+            }
+            let reports = ranks[rank].engine.run(&calls).unwrap();
+            assert_eq!(reports.len(), calls.len());
+            launches.push(bench.take().into_iter().map(blob).collect::<Vec<_>>());
+            for blob in &launches[rank] {
+                assert!(blob.blocks() <= resident, "{} of {resident}", blob.blocks());
+            }
+            outputs.push(memory);
+        }
+        assert!(
+            World::new(&launches, None).run(),
+            "{nranks} ranks, {resident} blocks"
+        );
+        for (rank, memory) in outputs.iter().enumerate() {
+            for (other, k, [_, output]) in memory {
+                let mut bytes = vec![0; 4 * counts[*k]];
+                output.read(0, &mut bytes, &stream, WAIT).unwrap();
+                let wanted = word(*other, rank, *k).to_le_bytes();
+                assert!(
+                    bytes.chunks(4).all(|found| found == wanted),
+                    "{other} to {rank}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn streams_of_one_communicator_follow_one_another() {
+    let bench = Bench::new();
+    let (one, two) = (bench.stream(), bench.stream());
+    let mut ranks = bench.ranks(2, 16, &simple());
+    let engine = &mut ranks[0].engine;
+    let memory = bench.memory(4096);
+    let problem = Problem::new(Collective::AllReduce, DType::F32, 2, 1000);
+    let mut run = |stream: &Stream| {
+        let before = bench.process.calls("cuStreamWaitEvent");
+        let call = call(request(&problem, "raw"), &memory, &memory, stream);
+        engine.run(&[call]).unwrap();
+        bench.process.calls("cuStreamWaitEvent") - before
+    };
+    assert_eq!([run(&one), run(&one), run(&two), run(&one)], [0, 0, 1, 1]);
+    bench.take();
+    // A capture has no edge to what is outside, and can be replayed.
+    let graph = Graph::capture(&two, CaptureMode::Global, |stream| {
+        assert_eq!([run(stream), run(stream)], [0, 0]);
+        Ok(())
+    })
+    .unwrap();
+    assert!(bench.take().is_empty());
+    assert_eq!(run(&one), 0);
+    bench.take();
+    graph.launch(&two).unwrap();
+    graph.launch(&two).unwrap();
+    assert_eq!(bench.take().len(), 4);
+}
+
+#[test]
+fn a_replay_outlives_the_communicator() {
+    let bench = Bench::new();
+    let stream = bench.stream();
+    let mut ranks = bench.ranks(2, 16, &simple());
+    let memory = bench.memory(4096);
+    let problem = Problem::new(Collective::Broadcast, DType::F32, 2, 1000);
+    let graph = Graph::capture(&stream, CaptureMode::ThreadLocal, |stream| {
+        let call = call(request(&problem, "raw"), &memory, &memory, stream);
+        ranks[0].engine.run(&[call]).map(drop)
+    })
+    .unwrap();
+    let wires = Arc::downgrade(&ranks[0].wires);
+    drop(ranks);
+    assert!(
+        wires.upgrade().is_some(),
+        "the graph still names its memory"
+    );
+    graph.launch(&stream).unwrap();
+    drop(graph);
+}
+
+#[test]
+fn what_cannot_run_is_refused_before_anything_is_launched() {
+    let bench = Bench::new();
+    let (one, two) = (bench.stream(), bench.stream());
+    let other = Device::at(bench.context.driver(), 1).unwrap();
+    let other = Context::primary(&other).unwrap();
+    let foreign = Stream::new(&other).unwrap();
+    let mut ranks = bench.ranks(2, 16, &simple());
+    let engine = &mut ranks[0].engine;
+    let memory = bench.memory(4096);
+    let sum = request(
+        &Problem::new(Collective::AllReduce, DType::F32, 2, 9),
+        "raw",
+    );
+    let send = request(&Problem::new(Collective::SendRecv, DType::F32, 2, 9), "raw");
+    let kept = request(
+        &Problem::new(Collective::AllReduce, DType::F32, 2, 9),
+        "linear8:tensor=4",
+    );
+    let missing = request(
+        &Problem::new(Collective::AllReduce, DType::F16, 2, 9),
+        "raw",
+    );
+    let mut refused = |calls: &[(Request, &Stream)]| {
+        let calls: Vec<_> = calls
+            .iter()
+            .map(|(request, stream)| call(*request, &memory, &memory, stream))
+            .collect();
+        let error = engine.run(&calls).unwrap_err();
+        assert!(engine.is_untouched(), "{error}");
+        error
+    };
+    let unsupported = ErrorKind::Unsupported;
+    for (calls, kind, said) in [
+        (
+            vec![(sum, &foreign)],
+            ErrorKind::InvalidUsage,
+            "another context",
+        ),
+        (
+            vec![(sum, &one), (kept, &one)],
+            unsupported,
+            "linear8:block=256",
+        ),
+        (
+            vec![(sum, &one), (missing, &one)],
+            unsupported,
+            "cinch_raw_f16",
+        ),
+        (
+            vec![(send, &one), (send, &two)],
+            ErrorKind::InvalidUsage,
+            "one stream",
+        ),
+    ] {
+        let error = refused(&calls);
+        assert_eq!(error.kind(), kind, "{error}");
+        assert!(error.message().contains(said), "{error}");
+    }
+    let _ = Graph::capture(&two, CaptureMode::Relaxed, |two| {
+        let error = refused(&[(sum, &one), (sum, two)]);
+        assert!(error.message().contains("same capture"), "{error}");
+        Ok(())
+    });
+    assert!(bench.take().is_empty());
+}
+
+#[test]
+fn one_rank_copies() {
+    let bench = Bench::new();
+    let stream = bench.stream();
+    let mut ranks = bench.ranks(1, 16, &Config::default());
+    let (input, output) = (bench.memory(40), bench.memory(40));
+    input.fill(7, &stream).unwrap();
+    let problem = Problem::new(Collective::AllReduce, DType::F32, 1, 10);
+    let report = ranks[0]
+        .engine
+        .run(&[call(request(&problem, "raw"), &input, &output, &stream)])
+        .unwrap()[0];
+    assert!(bench.take().is_empty() && report.transport.is_none());
+    let mut bytes = [0; 40];
+    output.read(0, &mut bytes, &stream, WAIT).unwrap();
+    assert_eq!(bytes, [7; 40]);
+}
+
+#[test]
+fn trouble_becomes_a_sentence_on_all_ranks_and_ends_their_kernels() {
+    let bench = Bench::new();
+    let signature = |count| {
+        let problem = Problem::new(Collective::AllReduce, DType::F32, 3, count);
+        request(&problem, "raw")
+            .signature(Algorithm::Direct, 4)
+            .words()
+    };
+    let report = Trouble {
+        state: 2,
+        peer: 2,
+        lane: 5,
+        step: 3,
+        pass: 9,
+        expected: 77,
+        seen: 75,
+        mine: signature(1024),
+        theirs: signature(1000),
+        ..Trouble::default()
+    };
+    for (kind, error_kind, words) in [
+        (
+            TROUBLE_TIMEOUT,
+            ErrorKind::Timeout,
+            vec![
+                "rank 2",
+                "rank 1",
+                "step 3 of pass 9 on lane 5",
+                "77",
+                "75",
+                "1024",
+            ],
+        ),
+        (
+            TROUBLE_MISMATCH,
+            ErrorKind::Mismatch,
+            vec!["rank 2", "rank 1", "1024", "1000", "call 4"],
+        ),
+    ] {
+        let ranks = bench.ranks(3, 16, &Config::default());
+        *ranks[1].wires.trouble.lock().unwrap() = Some(Trouble { kind, ..report });
+        for rank in &ranks {
+            let begin = std::time::Instant::now();
+            while !rank.wires.aborted.load(Ordering::Relaxed) {
+                assert!(begin.elapsed() < WAIT, "no abort");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        let error = ranks[1].fault.check().unwrap_err();
+        assert_eq!(error.kind(), error_kind);
+        for word in words {
+            assert!(error.message().contains(word), "{word}: {error}");
+        }
+    }
+}
+
+#[test]
+fn a_call_that_does_not_end_is_left_behind_with_its_memory() {
+    let bench = Bench::new();
+    let stream = bench.stream();
+    let config = Config {
+        timeout: Duration::from_millis(10),
+        ..simple()
+    };
+    let mut ranks = bench.ranks(2, 16, &config);
+    let memory = bench.memory(4096);
+    let problem = Problem::new(Collective::AllReduce, DType::F32, 2, 1000);
+    let call = call(request(&problem, "raw"), &memory, &memory, &stream);
+    ranks[0].engine.run(&[call]).unwrap();
+    bench.process.hang(true);
+    let wires = ranks[0].wires.clone();
+    drop(ranks);
+    assert!(wires.aborted.load(Ordering::Relaxed), "it was told to stop");
+    assert!(Arc::strong_count(&wires) > 1, "its memory is kept");
+    bench.process.hang(false);
+}

@@ -9,7 +9,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::{Context, Function, Stream};
 use crate::mem::abi::{CommView, Protocol as Fifo};
 use crate::plan::Plan;
-use crate::sys::cuda::{CuContext, CuGraph, capture_status};
+use crate::sys::cuda::{CuContext, CuGraph, CuGraphNode, capture_status};
 use crate::types::{Protocol, ReduceOp, SIGNATURE_WORDS, ScaleRule};
 use std::ffi::c_uint;
 use std::sync::Arc;
@@ -221,15 +221,16 @@ pub(super) fn capture_of(stream: &Stream) -> Result<Option<u64>> {
     let _bound = context.bind()?;
     let (mut status, mut id): (c_uint, u64) = (capture_status::NONE, 0);
     let mut graph = CuGraph::default();
-    // SAFETY: a live stream; writes the places that are given, and none where NULL.
+    let (mut nodes, mut count): (*const CuGraphNode, usize) = (std::ptr::null(), 0);
+    // SAFETY: a live stream; writes one value each.
     let asked = unsafe {
         context.driver().api().cuStreamGetCaptureInfo(
             stream.handle(),
             &mut status,
             &mut id,
             &mut graph,
-            std::ptr::null_mut(),
-            std::ptr::null_mut(),
+            &mut nodes,
+            &mut count,
         )
     };
     context.driver().check("cuStreamGetCaptureInfo", asked)?;

@@ -24,7 +24,7 @@ use super::numbers::CallNumbers;
 use crate::bootstrap::ExchangeRef;
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
-use crate::gpu::{Context, Stream};
+use crate::gpu::{Context, PinnedMemory, Stream};
 use crate::mem::{DeviceBuffers, abi as shared};
 use crate::plan::{GpuLimits, Limits, Machine, Plan, Planner, Request};
 use crate::simd::Isa;
@@ -32,7 +32,7 @@ use crate::sync::Fault;
 use crate::sys::cuda::CuStream;
 use crate::sys::log::{self, Level};
 use crate::types::{Collective, SIGNATURE_WORDS, ScaleRule, TransportKind};
-use blobs::BlobPool;
+use blobs::{BlobPool, Placed};
 use kernels::Kernels;
 use launch::{Prepared, capture_of, copy, own_context};
 use order::Order;
@@ -81,6 +81,13 @@ pub struct GpuEngine {
     /// Whether the last [`GpuEngine::run`] left nothing behind.
     untouched: bool,
     ended: bool,
+}
+
+/// What a captured launch uses besides the caller's buffers.
+struct Replayed {
+    _wiring: Arc<dyn Wiring>,
+    _kernels: Arc<Kernels>,
+    _blob: Option<PinnedMemory>,
 }
 
 /// Plans whose packing is kept.
@@ -325,7 +332,8 @@ impl GpuEngine {
         }
         if let Some(fused) = run.fused(call, signature)? {
             return self.queue(&stream, capture, |engine| {
-                fused.launch(run, &*engine.wiring, engine.timeout, &stream)
+                fused.launch(run, &*engine.wiring, engine.timeout, &stream)?;
+                engine.keep(&stream, capture, None)
             });
         }
         let mut blob = Blob::default();
@@ -389,21 +397,44 @@ impl GpuEngine {
         self.queue(stream, capture, |engine| {
             let view = engine.wiring.view(run.fifo(), engine.timeout);
             let mut args = launch::args(view, blob);
-            let mut buffer = None;
+            let mut placed = None;
             if blob.len() > abi::BLOB_BYTES {
-                (args.far, buffer) = engine.blobs.place(blob, capture.is_some())?;
+                let (far, place) = engine.blobs.place(blob, capture.is_some())?;
+                (args.far, placed) = (far, Some(place));
             } else {
                 blob.write(&mut args.blob);
             }
             // SAFETY: the interpreter takes `cinch_args`; the addresses in it are of the wiring,
-            // which lives until no kernel uses it (see `drop`), of the blob, and of the caller's
-            // buffers, which he vouches for.
+            // which lives until no kernel uses it (see `end` and `keep`), of the blob, and of the
+            // caller's buffers, which he vouches for.
             unsafe {
                 run.function
                     .launch(blob.blocks() as u32, kernels::THREADS, 0, stream, &args)?;
             }
-            engine.blobs.launched(buffer, stream)
+            match placed {
+                Some(Placed::Pooled(index)) => engine.blobs.launched(index, stream),
+                Some(Placed::Own(memory)) => engine.keep(stream, capture, Some(memory)),
+                None => engine.keep(stream, capture, None),
+            }
         })
+    }
+
+    /// Keeps what a captured launch uses for as long as its graph may replay it.
+    fn keep(
+        &self,
+        stream: &Stream,
+        capture: Option<u64>,
+        blob: Option<PinnedMemory>,
+    ) -> Result<()> {
+        if capture.is_none() {
+            return Ok(());
+        }
+        let kept = Arc::new(Replayed {
+            _wiring: self.wiring.clone(),
+            _kernels: self.kernels.clone(),
+            _blob: blob,
+        });
+        stream.keep_for_replay(kept).map(drop)
     }
 
     /// Queues something behind this communicator's last launch.

@@ -12,19 +12,42 @@ use std::sync::Arc;
 
 const SLOTS: usize = 2;
 
-/// All ranks' launches of one call.
-struct World<'a> {
-    blobs: &'a [Blob],
-    inputs: &'a [Vec<f32>],
-    outputs: Vec<Vec<f32>>,
+/// All ranks' launches, those of one rank one after the other. Addresses in works are of memory
+/// of f32 that lives as long.
+pub(in crate::engine::gpu) struct World<'a> {
+    launches: &'a [Vec<Blob>],
     codec: Option<&'a dyn Codec>,
     /// Messages on their way, by lane, sender and receiver.
     wires: HashMap<(usize, usize, usize), VecDeque<Vec<u8>>>,
 }
 
+impl Blob {
+    /// What [`Blob::write`] has written.
+    pub(in crate::engine::gpu) fn read(bytes: &[u8], counts: [u32; 3]) -> Blob {
+        fn take<T: Copy>(bytes: &[u8], count: u32) -> (Vec<T>, &[u8]) {
+            let (front, rest) = bytes.split_at(count as usize * size_of::<T>());
+            // SAFETY: structs of integers, as many as the slice has bytes for.
+            let items = (0..count as usize)
+                .map(|at| unsafe { front.as_ptr().cast::<T>().add(at).read_unaligned() });
+            (items.collect(), rest)
+        }
+        let (works, rest) = take::<Work>(bytes, counts[0]);
+        let (steps, rest) = take(rest, counts[1]);
+        let (peers, _) = take(rest, counts[2]);
+        let blocks = works.iter().map(|work| usize::from(work.channels)).sum();
+        Blob {
+            works,
+            steps,
+            peers,
+            blocks,
+        }
+    }
+}
+
 /// One block of one rank's launch.
 struct Block {
     rank: usize,
+    launch: usize,
     work: Work,
     lane: usize,
     /// Pass, first step and number of steps of each batch, in the order in which they run.
@@ -32,32 +55,52 @@ struct Block {
     at: usize,
 }
 
-impl World<'_> {
+impl<'a> World<'a> {
+    pub fn new(launches: &'a [Vec<Blob>], codec: Option<&'a dyn Codec>) -> World<'a> {
+        World {
+            launches,
+            codec,
+            wires: HashMap::new(),
+        }
+    }
+
     fn blocks(&self) -> Vec<Block> {
         let mut blocks = Vec::new();
-        for (rank, blob) in self.blobs.iter().enumerate() {
-            for work in &blob.works {
-                for channel in 0..u64::from(work.channels) {
-                    let lane = u64::from(work.first_lane) + channel;
-                    blocks.push(Block {
-                        rank,
-                        work: *work,
-                        lane: lane as usize,
-                        batches: order(work, &blob.steps, channel),
-                        at: 0,
-                    });
+        for (rank, launches) in self.launches.iter().enumerate() {
+            for (launch, blob) in launches.iter().enumerate() {
+                for work in &blob.works {
+                    for channel in 0..u64::from(work.channels) {
+                        let lane = u64::from(work.first_lane) + channel;
+                        blocks.push(Block {
+                            rank,
+                            launch,
+                            work: *work,
+                            lane: lane as usize,
+                            batches: order(work, &blob.steps, channel),
+                            at: 0,
+                        });
+                    }
                 }
             }
         }
         blocks
     }
 
-    /// Runs all blocks to their ends; whether they got there.
-    fn run(&mut self) -> bool {
+    /// Runs all blocks to their ends; whether they got there, and nothing was left over.
+    pub fn run(&mut self) -> bool {
         let mut blocks = self.blocks();
         loop {
             let mut moved = false;
-            for block in &mut blocks {
+            for index in 0..blocks.len() {
+                let (rank, launch) = (blocks[index].rank, blocks[index].launch);
+                let earlier = blocks[..index].iter();
+                let waits = earlier
+                    .filter(|other| other.rank == rank && other.launch < launch)
+                    .any(|other| other.at < other.batches.len());
+                if waits {
+                    continue;
+                }
+                let block = &mut blocks[index];
                 while block.at < block.batches.len() && self.ready(block) {
                     self.batch(block);
                     block.at += 1;
@@ -73,16 +116,20 @@ impl World<'_> {
         }
     }
 
-    fn steps(&self, block: &Block) -> &[abi::Step] {
-        let (_, first, len) = block.batches[block.at];
-        &self.blobs[block.rank].steps[first..first + len]
+    fn blob(&self, block: &Block) -> &Blob {
+        &self.launches[block.rank][block.launch]
     }
 
-    fn peers(&self, rank: usize, step: &abi::Step) -> (Vec<usize>, Vec<usize>) {
+    fn steps(&self, block: &Block) -> &[abi::Step] {
+        let (_, first, len) = block.batches[block.at];
+        &self.blob(block).steps[first..first + len]
+    }
+
+    fn peers(&self, block: &Block, step: &abi::Step) -> (Vec<usize>, Vec<usize>) {
         let first = usize::from(step.peers);
         let middle = first + usize::from(step.nrecv);
         let end = middle + usize::from(step.nsend);
-        let peers = &self.blobs[rank].peers;
+        let peers = &self.blob(block).peers;
         let ranks = |peers: &[u8]| peers.iter().map(|&peer| usize::from(peer)).collect();
         (ranks(&peers[first..middle]), ranks(&peers[middle..end]))
     }
@@ -94,7 +141,7 @@ impl World<'_> {
             wire.map_or(0, VecDeque::len)
         };
         self.steps(block).iter().all(|step| {
-            let (recv, send) = self.peers(block.rank, step);
+            let (recv, send) = self.peers(block, step);
             recv.iter().all(|&from| held(from, block.rank) > 0)
                 && send.iter().all(|&to| held(block.rank, to) < SLOTS)
         })
@@ -110,12 +157,12 @@ impl World<'_> {
         let mut sent = Vec::new();
         let mut taken = Vec::new();
         for step in self.steps(block).to_vec() {
-            let (recv, send) = self.peers(rank, &step);
+            let (recv, send) = self.peers(block, &step);
             let received: Vec<Vec<u8>> = recv
                 .iter()
                 .map(|&from| self.wires[&(lane, from, rank)][0].clone())
                 .collect();
-            let message = self.step(rank, &block.work, &step, pass, &received);
+            let message = self.step(&block.work, &step, pass, &received);
             taken.extend(recv.iter().map(|&from| (lane, from, rank)));
             sent.extend(send.iter().map(|&to| ((lane, rank, to), message.clone())));
         }
@@ -140,14 +187,7 @@ impl World<'_> {
     }
 
     /// Runs one step; what it sends, if it does.
-    fn step(
-        &mut self,
-        rank: usize,
-        work: &Work,
-        step: &abi::Step,
-        pass: u64,
-        received: &[Vec<u8>],
-    ) -> Vec<u8> {
+    fn step(&mut self, work: &Work, step: &abi::Step, pass: u64, received: &[Vec<u8>]) -> Vec<u8> {
         let start = ((pass * u64::from(work.parts) + u64::from(step.part)) * work.chunk)
             .min(work.count) as usize;
         let n = (work.chunk as usize).min(work.count as usize - start);
@@ -156,8 +196,10 @@ impl World<'_> {
         let own = || {
             let factor = f32::from_bits(work.factor as u32);
             let scaled = work.flags & abi::PREMULTIPLY != 0;
-            let input = self.inputs[rank][from..from + n].iter();
+            // SAFETY: the caller's memory, of the size that the call implies.
+            let input = unsafe { std::slice::from_raw_parts(input(work).add(from), n) };
             input
+                .iter()
                 .map(|x| if scaled { x * factor } else { *x })
                 .collect::<Vec<f32>>()
         };
@@ -187,7 +229,7 @@ impl World<'_> {
             let mut sum = sum.expect("a sum of nothing");
             let last = op != Op::RecvReduceSend as u8;
             if last && work.flags & abi::AVERAGE != 0 {
-                let nranks = self.blobs.len() as f32;
+                let nranks = self.launches.len() as f32;
                 sum.iter_mut().for_each(|x| *x /= nranks);
             }
             let message = self.encode(&sum);
@@ -197,7 +239,8 @@ impl World<'_> {
             (sum, message)
         };
         if op != Op::RecvReduceSend as u8 {
-            self.outputs[rank][to..to + n].copy_from_slice(&result);
+            // SAFETY: as for the input.
+            unsafe { std::ptr::copy(result.as_ptr(), output(work).add(to), n) };
         }
         message
     }
@@ -230,6 +273,14 @@ impl World<'_> {
             }
         }
     }
+}
+
+fn input(work: &Work) -> *const f32 {
+    std::ptr::with_exposed_provenance(work.input as usize)
+}
+
+fn output(work: &Work) -> *mut f32 {
+    std::ptr::with_exposed_provenance_mut(work.output as usize)
 }
 
 fn span(chunk: usize) -> Span {
@@ -332,7 +383,10 @@ impl Case {
     /// All ranks' outputs; `None` if the ranks wait for each other for ever.
     fn outputs(&self, inputs: &[Vec<u8>]) -> Option<Vec<Vec<f32>>> {
         let nranks = self.problem.nranks;
-        let blobs: Vec<Blob> = (0..nranks)
+        let inputs: Vec<Vec<f32>> = inputs.iter().map(|bytes| floats(bytes)).collect();
+        let elements = (0..nranks).map(|rank| self.problem.output_elements(rank));
+        let mut outputs: Vec<Vec<f32>> = elements.map(|n| vec![f32::NAN; n]).collect();
+        let launches: Vec<Vec<Blob>> = (0..nranks)
             .map(|rank| {
                 let plan = self.plan(rank);
                 let packed = PackedSchedule::new(&plan.schedule, &plan.pattern).unwrap();
@@ -343,21 +397,16 @@ impl Case {
                     *factor = *own;
                 }
                 let mut blob = Blob::default();
-                blob.add(&packed, work(&plan, op, Addresses::default()).unwrap())
-                    .unwrap();
-                blob
+                let at = Addresses {
+                    input: inputs[rank].as_ptr().expose_provenance() as u64,
+                    output: outputs[rank].as_mut_ptr().expose_provenance() as u64,
+                };
+                blob.add(&packed, work(&plan, op, at).unwrap()).unwrap();
+                vec![blob]
             })
             .collect();
-        let inputs: Vec<Vec<f32>> = inputs.iter().map(|bytes| floats(bytes)).collect();
-        let elements = (0..nranks).map(|rank| self.problem.output_elements(rank));
-        let mut world = World {
-            blobs: &blobs,
-            inputs: &inputs,
-            outputs: elements.map(|n| vec![f32::NAN; n]).collect(),
-            codec: self.codec.as_deref(),
-            wires: HashMap::new(),
-        };
-        world.run().then_some(world.outputs)
+        let ended = World::new(&launches, self.codec.as_deref()).run();
+        ended.then_some(outputs)
     }
 
     fn inputs(&self, pattern: Numbers) -> Vec<Vec<u8>> {
