@@ -23,7 +23,7 @@ int main(void) {
     TRY(cinch_comm_size(comm, &nranks));
 
     for (int i = 0; i < 1 << 20; i++) data[i] = (float)(rank + 1);
-    TRY(cinch_all_reduce(data, data, 1 << 20, CINCH_F32, CINCH_SUM, comm));
+    TRY(cinch_all_reduce(data, data, 1 << 20, CINCH_F32, CINCH_SUM, comm, NULL));
     printf("rank %d of %d: %g\n", rank, nranks, data[0]);
 
     TRY(cinch_comm_finalize(comm));

@@ -129,7 +129,7 @@ static void all_reduce(size_t count, cinch_op_t op, int in_place, size_t offset)
     area in = make(count, offset), out = make(count, in_place ? 0 : offset ^ 1);
     size_t at;
     for (at = 0; at < count; at++) put(in.data, at, value(harness_rank, at));
-    OK(cinch_all_reduce(in.data, in_place ? in.data : out.data, count, dtype, op, comm));
+    OK(cinch_all_reduce(in.data, in_place ? in.data : out.data, count, dtype, op, comm, NULL));
     for (at = 0; at < count; at++) {
         EXPECT(in_place ? in.data : out.data, at, combined(op, at));
         if (!in_place) EXPECT(in.data, at, value(harness_rank, at));
@@ -144,7 +144,7 @@ static void reduce(size_t count, cinch_op_t op, int root, int in_place, size_t o
     void *to = !is_root ? NULL : in_place ? in.data : out.data;
     size_t at;
     for (at = 0; at < count; at++) put(in.data, at, value(harness_rank, at));
-    OK(cinch_reduce(in.data, to, count, dtype, op, root, comm));
+    OK(cinch_reduce(in.data, to, count, dtype, op, root, comm, NULL));
     for (at = 0; at < count; at++) {
         if (is_root) EXPECT((unsigned char *)to, at, combined(op, at));
         if (!is_root || !in_place) EXPECT(in.data, at, value(harness_rank, at));
@@ -160,7 +160,7 @@ static void broadcast(size_t count, int root, int in_place, size_t offset) {
     size_t at;
     for (at = 0; is_root && at < count; at++)
         put(in_place ? out.data : in.data, at, value(root, at));
-    OK(cinch_broadcast(from, out.data, count, dtype, root, comm));
+    OK(cinch_broadcast(from, out.data, count, dtype, root, comm, NULL));
     for (at = 0; at < count; at++) EXPECT(out.data, at, value(root, at));
     unmake(in);
     unmake(out);
@@ -171,7 +171,7 @@ static void all_gather(size_t count, int in_place, size_t offset) {
     area in = make(count, offset), out = make(total, offset);
     unsigned char *from = in_place ? out.data + mine * element : in.data;
     for (at = 0; at < count; at++) put(from, at, value(harness_rank, at));
-    OK(cinch_all_gather(from, out.data, count, dtype, comm));
+    OK(cinch_all_gather(from, out.data, count, dtype, comm, NULL));
     for (at = 0; at < total; at++) EXPECT(out.data, at, value((int)(at / count), at % count));
     unmake(in);
     unmake(out);
@@ -183,7 +183,7 @@ static void gather(size_t count, int root, int in_place, size_t offset) {
     area in = make(count, offset), out = make(is_root ? total : 0, offset);
     unsigned char *from = is_root && in_place ? out.data + mine * element : in.data;
     for (at = 0; at < count; at++) put(from, at, value(harness_rank, at));
-    OK(cinch_gather(from, is_root ? out.data : NULL, count, dtype, root, comm));
+    OK(cinch_gather(from, is_root ? out.data : NULL, count, dtype, root, comm, NULL));
     for (at = 0; is_root && at < total; at++)
         EXPECT(out.data, at, value((int)(at / count), at % count));
     unmake(in);
@@ -195,7 +195,7 @@ static void reduce_scatter(size_t count, cinch_op_t op, int in_place, size_t off
     area in = make(total, offset), out = make(count, offset);
     unsigned char *to = in_place ? in.data + mine * element : out.data;
     for (at = 0; at < total; at++) put(in.data, at, value(harness_rank, at));
-    OK(cinch_reduce_scatter(in.data, to, count, dtype, op, comm));
+    OK(cinch_reduce_scatter(in.data, to, count, dtype, op, comm, NULL));
     for (at = 0; at < count; at++) EXPECT(to, at, combined(op, mine + at));
     unmake(in);
     unmake(out);
@@ -207,7 +207,7 @@ static void scatter(size_t count, int root, int in_place, size_t offset) {
     area in = make(is_root ? total : 0, offset), out = make(count, offset);
     unsigned char *to = is_root && in_place ? in.data + mine * element : out.data;
     for (at = 0; is_root && at < total; at++) put(in.data, at, value(root, at));
-    OK(cinch_scatter(is_root ? in.data : NULL, to, count, dtype, root, comm));
+    OK(cinch_scatter(is_root ? in.data : NULL, to, count, dtype, root, comm, NULL));
     for (at = 0; at < count; at++) EXPECT(to, at, value(root, mine + at));
     unmake(in);
     unmake(out);
@@ -218,7 +218,7 @@ static void all_to_all(size_t count, int in_place, size_t offset) {
     area in = make(total, offset), out = make(total, offset);
     unsigned char *to = in_place ? in.data : out.data;
     for (at = 0; at < total; at++) put(in.data, at, value(harness_rank, at));
-    OK(cinch_all_to_all(in.data, to, count, dtype, comm));
+    OK(cinch_all_to_all(in.data, to, count, dtype, comm, NULL));
     for (at = 0; at < total; at++)
         EXPECT(to, at, value((int)(at / count), mine + at % count));
     unmake(in);
@@ -234,13 +234,13 @@ static void send_recv(size_t count, size_t offset) {
     for (at = 0; at < count; at++) put(in.data, at, value(harness_rank, at));
     if (harness_rank == 0) {
         for (peer = 1; peer < harness_nranks; peer++) {
-            OK(cinch_send(in.data, count, dtype, peer, comm));
-            OK(cinch_recv(out.data, count, dtype, peer, comm));
+            OK(cinch_send(in.data, count, dtype, peer, comm, NULL));
+            OK(cinch_recv(out.data, count, dtype, peer, comm, NULL));
             for (at = 0; at < count; at++) EXPECT(out.data, at, value(peer, at));
         }
     } else {
-        OK(cinch_recv(out.data, count, dtype, 0, comm));
-        OK(cinch_send(in.data, count, dtype, 0, comm));
+        OK(cinch_recv(out.data, count, dtype, 0, comm, NULL));
+        OK(cinch_send(in.data, count, dtype, 0, comm, NULL));
         for (at = 0; at < count; at++) EXPECT(out.data, at, value(0, at));
     }
     unmake(in);
@@ -259,7 +259,7 @@ static void premultiplied(size_t count) {
     OK(cinch_op_create_premulsum(comm, dtype == CINCH_I32 ? (void *)&factor32 : (void *)&factor,
                                  dtype, &op));
     for (at = 0; at < count; at++) put(data.data, at, value(harness_rank, at));
-    OK(cinch_all_reduce(data.data, data.data, count, dtype, op, comm));
+    OK(cinch_all_reduce(data.data, data.data, count, dtype, op, comm, NULL));
     for (at = 0; at < count; at++) {
         double sum = 0;
         for (rank = 0; rank < harness_nranks; rank++) sum += value(rank, at) * (rank + 1);

@@ -27,16 +27,16 @@ static void no_communicator(cinch_comm_t *comm, const char *words) {
     FAILS(cinch_comm_abort(comm), INVALID, words);
     FAILS(cinch_comm_async_error(comm, &code), INVALID, words);
     FAILS(cinch_barrier(comm), INVALID, words);
-    FAILS(cinch_all_reduce(in, out, 1, CINCH_F32, CINCH_SUM, comm), INVALID, words);
-    FAILS(cinch_all_gather(in, out, 1, CINCH_F32, comm), INVALID, words);
-    FAILS(cinch_reduce_scatter(in, out, 1, CINCH_F32, CINCH_SUM, comm), INVALID, words);
-    FAILS(cinch_broadcast(in, out, 1, CINCH_F32, 0, comm), INVALID, words);
-    FAILS(cinch_reduce(in, out, 1, CINCH_F32, CINCH_SUM, 0, comm), INVALID, words);
-    FAILS(cinch_gather(in, out, 1, CINCH_F32, 0, comm), INVALID, words);
-    FAILS(cinch_scatter(in, out, 1, CINCH_F32, 0, comm), INVALID, words);
-    FAILS(cinch_all_to_all(in, out, 1, CINCH_F32, comm), INVALID, words);
-    FAILS(cinch_send(in, 1, CINCH_F32, 0, comm), INVALID, words);
-    FAILS(cinch_recv(out, 1, CINCH_F32, 0, comm), INVALID, words);
+    FAILS(cinch_all_reduce(in, out, 1, CINCH_F32, CINCH_SUM, comm, NULL), INVALID, words);
+    FAILS(cinch_all_gather(in, out, 1, CINCH_F32, comm, NULL), INVALID, words);
+    FAILS(cinch_reduce_scatter(in, out, 1, CINCH_F32, CINCH_SUM, comm, NULL), INVALID, words);
+    FAILS(cinch_broadcast(in, out, 1, CINCH_F32, 0, comm, NULL), INVALID, words);
+    FAILS(cinch_reduce(in, out, 1, CINCH_F32, CINCH_SUM, 0, comm, NULL), INVALID, words);
+    FAILS(cinch_gather(in, out, 1, CINCH_F32, 0, comm, NULL), INVALID, words);
+    FAILS(cinch_scatter(in, out, 1, CINCH_F32, 0, comm, NULL), INVALID, words);
+    FAILS(cinch_all_to_all(in, out, 1, CINCH_F32, comm, NULL), INVALID, words);
+    FAILS(cinch_send(in, 1, CINCH_F32, 0, comm, NULL), INVALID, words);
+    FAILS(cinch_recv(out, 1, CINCH_F32, 0, comm, NULL), INVALID, words);
     FAILS(cinch_op_create_premulsum(comm, in, CINCH_F32, &op), INVALID, words);
     FAILS(cinch_op_destroy(comm, 16), INVALID, words);
     OK(cinch_call_default(&call));
@@ -100,6 +100,8 @@ static void configs(void) {
     memset(endless, 'a', sizeof endless);
     BAD_FIELD(codec, endless, "4096");
     BAD_FIELD(network_interface, "", "CINCH_SOCKET_IFNAME");
+    BAD_FIELD(device, "gpu0", "cuda:N");
+    BAD_FIELD(device, "", "CINCH_DEVICE");
     BAD_FIELD(transport, (cinch_transport_t)99, "transport 99");
     BAD_FIELD(algorithm, (cinch_algorithm_t)99, "algorithm 99");
     BAD_FIELD(slots, 3, "power of two");
@@ -198,7 +200,7 @@ static void groups(void) {
     /* An error inside is reported where it happens, and again by the outermost end. */
     OK(cinch_group_start());
     OK(cinch_group_start());
-    FAILS(cinch_all_reduce(&data, &data, 1, CINCH_F32, CINCH_SUM, NULL), INVALID, "comm is NULL");
+    FAILS(cinch_all_reduce(&data, &data, 1, CINCH_F32, CINCH_SUM, NULL, NULL), INVALID, "comm is NULL");
     OK(cinch_group_end());
     FAILS(cinch_group_end(), INVALID, "nothing ran: cinch_all_reduce");
     FAILS(cinch_group_end(), CINCH_ERROR_INVALID_USAGE, "no group is open");
@@ -265,18 +267,18 @@ static void numbers(cinch_comm_t *comm) {
     float in[64] = {0}, out[64] = {0};
     int n = harness_nranks;
     cinch_call_t call;
-    FAILS(cinch_all_reduce(in, out, 1, (cinch_dtype_t)12, CINCH_SUM, comm), INVALID, "dtype 12");
-    FAILS(cinch_all_reduce(in, out, 1, (cinch_dtype_t)~0u, CINCH_SUM, comm), INVALID, "dtype");
-    FAILS(cinch_all_reduce(in, out, 1, CINCH_F32, (cinch_op_t)5, comm), INVALID, "op 5");
-    FAILS(cinch_all_reduce(in, out, 1, CINCH_F32, (cinch_op_t)~0u, comm), INVALID, "op 4294967295");
-    FAILS(cinch_broadcast(in, out, 1, CINCH_F32, -1, comm), INVALID, "root -1");
-    FAILS(cinch_broadcast(in, out, 1, CINCH_F32, n, comm), INVALID, "root");
-    FAILS(cinch_reduce(in, out, 1, CINCH_F32, CINCH_SUM, INT32_MAX, comm), INVALID, "root");
-    FAILS(cinch_gather(in, out, 1, CINCH_F32, INT32_MIN, comm), INVALID, "root");
-    FAILS(cinch_scatter(in, out, 1, CINCH_F32, n, comm), INVALID, "root");
-    FAILS(cinch_send(in, 1, CINCH_F32, -1, comm), INVALID, "peer -1");
-    FAILS(cinch_send(in, 1, CINCH_F32, n, comm), INVALID, "");
-    FAILS(cinch_recv(out, 1, CINCH_F32, n, comm), INVALID, "");
+    FAILS(cinch_all_reduce(in, out, 1, (cinch_dtype_t)12, CINCH_SUM, comm, NULL), INVALID, "dtype 12");
+    FAILS(cinch_all_reduce(in, out, 1, (cinch_dtype_t)~0u, CINCH_SUM, comm, NULL), INVALID, "dtype");
+    FAILS(cinch_all_reduce(in, out, 1, CINCH_F32, (cinch_op_t)5, comm, NULL), INVALID, "op 5");
+    FAILS(cinch_all_reduce(in, out, 1, CINCH_F32, (cinch_op_t)~0u, comm, NULL), INVALID, "op 4294967295");
+    FAILS(cinch_broadcast(in, out, 1, CINCH_F32, -1, comm, NULL), INVALID, "root -1");
+    FAILS(cinch_broadcast(in, out, 1, CINCH_F32, n, comm, NULL), INVALID, "root");
+    FAILS(cinch_reduce(in, out, 1, CINCH_F32, CINCH_SUM, INT32_MAX, comm, NULL), INVALID, "root");
+    FAILS(cinch_gather(in, out, 1, CINCH_F32, INT32_MIN, comm, NULL), INVALID, "root");
+    FAILS(cinch_scatter(in, out, 1, CINCH_F32, n, comm, NULL), INVALID, "root");
+    FAILS(cinch_send(in, 1, CINCH_F32, -1, comm, NULL), INVALID, "peer -1");
+    FAILS(cinch_send(in, 1, CINCH_F32, n, comm, NULL), INVALID, "");
+    FAILS(cinch_recv(out, 1, CINCH_F32, n, comm, NULL), INVALID, "");
     OK(cinch_call_default(&call));
     call.comm = comm;
     call.collective = (cinch_collective_t)10;
@@ -286,27 +288,30 @@ static void numbers(cinch_comm_t *comm) {
 static void buffers(cinch_comm_t *comm) {
     unsigned char memory[4096] = {0};
     float *in = (float *)(void *)memory, *out = (float *)(void *)(memory + 2048);
-    FAILS(cinch_all_reduce(NULL, out, 1, CINCH_F32, CINCH_SUM, comm), INVALID, "sendbuf is NULL");
-    FAILS(cinch_all_reduce(in, NULL, 1, CINCH_F32, CINCH_SUM, comm), INVALID, "recvbuf is NULL");
-    FAILS(cinch_all_gather(NULL, out, 1, CINCH_F32, comm), INVALID, "sendbuf is NULL");
-    FAILS(cinch_all_to_all(in, NULL, 1, CINCH_F32, comm), INVALID, "recvbuf is NULL");
-    FAILS(cinch_broadcast(NULL, NULL, 1, CINCH_F32, harness_rank, comm), INVALID, "is NULL");
-    FAILS(cinch_all_reduce(in, out, SIZE_MAX, CINCH_U8, CINCH_SUM, comm), INVALID, "end of memory");
-    FAILS(cinch_all_reduce(in, out, SIZE_MAX / 2, CINCH_U8, CINCH_SUM, comm), INVALID, "memory");
-    FAILS(cinch_all_reduce(in, out, SIZE_MAX / 4, CINCH_F32, CINCH_SUM, comm), INVALID, "memory");
-    FAILS(cinch_all_reduce(in, out, SIZE_MAX / 4 + 2, CINCH_F32, CINCH_SUM, comm), INVALID, "memory");
-    FAILS(cinch_all_gather(in, out, SIZE_MAX / 8, CINCH_F64, comm), INVALID, "memory");
+    FAILS(cinch_all_reduce(NULL, out, 1, CINCH_F32, CINCH_SUM, comm, NULL), INVALID, "sendbuf is NULL");
+    FAILS(cinch_all_reduce(in, NULL, 1, CINCH_F32, CINCH_SUM, comm, NULL), INVALID, "recvbuf is NULL");
+    FAILS(cinch_all_gather(NULL, out, 1, CINCH_F32, comm, NULL), INVALID, "sendbuf is NULL");
+    FAILS(cinch_all_to_all(in, NULL, 1, CINCH_F32, comm, NULL), INVALID, "recvbuf is NULL");
+    FAILS(cinch_broadcast(NULL, NULL, 1, CINCH_F32, harness_rank, comm, NULL), INVALID, "is NULL");
+    FAILS(cinch_all_reduce(in, out, SIZE_MAX, CINCH_U8, CINCH_SUM, comm, NULL), INVALID, "end of memory");
+    FAILS(cinch_all_reduce(in, out, SIZE_MAX / 2, CINCH_U8, CINCH_SUM, comm, NULL), INVALID, "memory");
+    FAILS(cinch_all_reduce(in, out, SIZE_MAX / 4, CINCH_F32, CINCH_SUM, comm, NULL), INVALID, "memory");
+    FAILS(cinch_all_reduce(in, out, SIZE_MAX / 4 + 2, CINCH_F32, CINCH_SUM, comm, NULL), INVALID, "memory");
+    FAILS(cinch_all_gather(in, out, SIZE_MAX / 8, CINCH_F64, comm, NULL), INVALID, "memory");
     /* Overlaps that are neither in place nor disjoint. */
-    FAILS(cinch_all_reduce(in, in + 1, 8, CINCH_F32, CINCH_SUM, comm), INVALID, "overlap");
-    FAILS(cinch_all_reduce(memory + 1, memory, 8, CINCH_F32, CINCH_SUM, comm), INVALID, "overlap");
-    FAILS(cinch_all_gather(in + 1, in, 8, CINCH_F32, comm), INVALID, "overlap");
-    FAILS(cinch_reduce_scatter(in, in + 1, 8, CINCH_F32, CINCH_SUM, comm), INVALID, "overlap");
-    FAILS(cinch_all_to_all(in, in + 1, 8, CINCH_F32, comm), INVALID, "overlap");
+    FAILS(cinch_all_reduce(in, in + 1, 8, CINCH_F32, CINCH_SUM, comm, NULL), INVALID, "overlap");
+    FAILS(cinch_all_reduce(memory + 1, memory, 8, CINCH_F32, CINCH_SUM, comm, NULL), INVALID, "overlap");
+    FAILS(cinch_all_gather(in + 1, in, 8, CINCH_F32, comm, NULL), INVALID, "overlap");
+    FAILS(cinch_reduce_scatter(in, in + 1, 8, CINCH_F32, CINCH_SUM, comm, NULL), INVALID, "overlap");
+    FAILS(cinch_all_to_all(in, in + 1, 8, CINCH_F32, comm, NULL), INVALID, "overlap");
     /* Nothing, at any address, at odd ones too. */
-    OK(cinch_all_reduce(NULL, NULL, 0, CINCH_F32, CINCH_SUM, comm));
-    OK(cinch_all_gather(NULL, NULL, 0, CINCH_F64, comm));
-    OK(cinch_all_reduce(memory + 1, memory + 1, 0, CINCH_F32, CINCH_SUM, comm));
-    OK(cinch_all_reduce(memory + 1, memory + 2051, 9, CINCH_F32, CINCH_SUM, comm));
+    /* Host memory has no streams. */
+    FAILS(cinch_all_reduce(in, out, 1, CINCH_F32, CINCH_SUM, comm, memory),
+          CINCH_ERROR_INVALID_USAGE, "communicator of host memory");
+    OK(cinch_all_reduce(NULL, NULL, 0, CINCH_F32, CINCH_SUM, comm, NULL));
+    OK(cinch_all_gather(NULL, NULL, 0, CINCH_F64, comm, NULL));
+    OK(cinch_all_reduce(memory + 1, memory + 1, 0, CINCH_F32, CINCH_SUM, comm, NULL));
+    OK(cinch_all_reduce(memory + 1, memory + 2051, 9, CINCH_F32, CINCH_SUM, comm, NULL));
 }
 
 static void codecs(cinch_comm_t *comm) {
@@ -342,16 +347,16 @@ static void operators(cinch_comm_t *comm) {
     FAILS(cinch_op_destroy(comm, (cinch_op_t)12345), INVALID, "op 12345");
     OK(cinch_op_create_premulsum(comm, &factor, CINCH_F32, &op));
     CHECK(op >= CINCH_OP_FIRST_CREATED);
-    FAILS(cinch_all_reduce(wide, wide, 4, CINCH_F64, op, comm), INVALID, "created for f32");
+    FAILS(cinch_all_reduce(wide, wide, 4, CINCH_F64, op, comm, NULL), INVALID, "created for f32");
     OK(cinch_comm_split(comm, 0, 0, &twin));
-    FAILS(cinch_all_reduce(data, data, 4, CINCH_F32, op, twin), INVALID, "alive");
+    FAILS(cinch_all_reduce(data, data, 4, CINCH_F32, op, twin, NULL), INVALID, "alive");
     OK(cinch_comm_finalize(twin));
     OK(cinch_comm_destroy(twin));
-    OK(cinch_all_reduce(data, data, 4, CINCH_F32, op, comm));
+    OK(cinch_all_reduce(data, data, 4, CINCH_F32, op, comm, NULL));
     CHECK(data[3] == 8 * (float)harness_nranks);
     OK(cinch_op_destroy(comm, op));
     FAILS(cinch_op_destroy(comm, op), INVALID, "alive");
-    FAILS(cinch_all_reduce(data, data, 4, CINCH_F32, op, comm), INVALID, "alive");
+    FAILS(cinch_all_reduce(data, data, 4, CINCH_F32, op, comm, NULL), INVALID, "alive");
     OK(cinch_op_create_premulsum(comm, &factor, CINCH_F32, &later));
     CHECK(later != op);
 }
@@ -370,8 +375,8 @@ static void group_with_communicator(cinch_comm_t *comm) {
     float data[4] = {1, 1, 1, 1};
     cinch_comm_t *other = NULL;
     OK(cinch_group_start());
-    OK(cinch_all_reduce(data, data, 4, CINCH_F32, CINCH_SUM, comm));
-    FAILS(cinch_all_reduce(data, data, 4, CINCH_F32, (cinch_op_t)9, comm), INVALID, "op 9");
+    OK(cinch_all_reduce(data, data, 4, CINCH_F32, CINCH_SUM, comm, NULL));
+    FAILS(cinch_all_reduce(data, data, 4, CINCH_F32, (cinch_op_t)9, comm, NULL), INVALID, "op 9");
     FAILS(cinch_group_end(), INVALID, "nothing ran");
     CHECK(data[0] == 1);
     OK(cinch_group_start());
@@ -381,7 +386,7 @@ static void group_with_communicator(cinch_comm_t *comm) {
     FAILS(cinch_comm_destroy(comm), CINCH_ERROR_INVALID_USAGE, "inside a group");
     FAILS(cinch_group_end(), CINCH_ERROR_INVALID_USAGE, "barrier");
     /* None of this harmed the communicator. */
-    OK(cinch_all_reduce(data, data, 4, CINCH_F32, CINCH_SUM, comm));
+    OK(cinch_all_reduce(data, data, 4, CINCH_F32, CINCH_SUM, comm, NULL));
     CHECK(data[0] == (float)harness_nranks);
 }
 
@@ -389,7 +394,7 @@ static void *many_calls(void *comm) {
     int at;
     for (at = 0; at < 50; at++) {
         int64_t data[100] = {41, 42};
-        OK(cinch_all_reduce(data, data, 100, CINCH_I64, CINCH_SUM, (cinch_comm_t *)comm));
+        OK(cinch_all_reduce(data, data, 100, CINCH_I64, CINCH_SUM, (cinch_comm_t *)comm, NULL));
         CHECK(data[0] == 41 && data[1] == 42 && data[99] == 0);
     }
     return NULL;
@@ -416,7 +421,7 @@ static void after_abort(cinch_comm_t *comm) {
     OK(cinch_comm_async_error(twin, &code));
     CHECK(code == CINCH_ERROR_ABORTED);
     CHECK(strstr(cinch_last_error(), "abort") != NULL);
-    FAILS(cinch_all_reduce(data, data, 4, CINCH_F32, CINCH_SUM, twin), CINCH_ERROR_ABORTED, "abort");
+    FAILS(cinch_all_reduce(data, data, 4, CINCH_F32, CINCH_SUM, twin, NULL), CINCH_ERROR_ABORTED, "abort");
     FAILS(cinch_barrier(twin), CINCH_ERROR_ABORTED, "abort");
     OK(cinch_comm_destroy(twin));
     no_communicator(twin, "was destroyed");

@@ -38,13 +38,13 @@ int main(int argc, char **argv) {
 
     std::unique_ptr<cinch_comm_t, Leave> comm(harness_join(argc, argv));
     std::vector<double> data(1000, harness_rank + 1.0);
-    check(cinch_all_reduce(data.data(), data.data(), data.size(), CINCH_F64, CINCH_SUM, comm.get()));
+    check(cinch_all_reduce(data.data(), data.data(), data.size(), CINCH_F64, CINCH_SUM, comm.get(), nullptr));
     for (double value : data) CHECK(value == harness_nranks * (harness_nranks + 1) / 2.0);
 
     cinch_op_t half;
     const double factor = 0.5;
     check(cinch_op_create_premulsum(comm.get(), &factor, CINCH_F64, &half));
-    check(cinch_all_reduce(data.data(), data.data(), data.size(), CINCH_F64, half, comm.get()));
+    check(cinch_all_reduce(data.data(), data.data(), data.size(), CINCH_F64, half, comm.get(), nullptr));
     check(cinch_op_destroy(comm.get(), half));
 
     cinch_call_t call;

@@ -16,8 +16,8 @@ static void ring_exchange(void) {
     for (round = 0; round < 3; round++) {
         for (at = 0; at < COUNT; at++) mine[at] = harness_rank * 1000000 + at + round;
         OK(cinch_group_start());
-        OK(cinch_send(mine, COUNT, CINCH_I32, next, comm));
-        OK(cinch_recv(theirs, COUNT, CINCH_I32, previous, comm));
+        OK(cinch_send(mine, COUNT, CINCH_I32, next, comm, NULL));
+        OK(cinch_recv(theirs, COUNT, CINCH_I32, previous, comm, NULL));
         OK(cinch_group_end());
         for (at = 0; at < COUNT; at++) CHECK(theirs[at] == previous * 1000000 + at + round);
     }
@@ -37,8 +37,8 @@ static void uneven_exchange(void) {
         if (peer == harness_rank) continue;
         for (at = 0; at < (int)sends; at++)
             out[peer][at] = (uint64_t)(harness_rank * 100 + peer) << 32 | (uint64_t)at;
-        OK(cinch_recv(in[peer], receives, CINCH_U64, peer, comm));
-        OK(cinch_send(out[peer], sends, CINCH_U64, peer, comm));
+        OK(cinch_recv(in[peer], receives, CINCH_U64, peer, comm, NULL));
+        OK(cinch_send(out[peer], sends, CINCH_U64, peer, comm, NULL));
     }
     OK(cinch_group_end());
     for (peer = 0; peer < harness_nranks; peer++) {
@@ -73,13 +73,13 @@ static void nested_collectives(void) {
     call.count = 100;
     call.sendbuf = call.recvbuf = same;
     OK(cinch_group_start());
-    OK(cinch_all_reduce(sum, sum, 100, CINCH_F32, CINCH_SUM, comm));
+    OK(cinch_all_reduce(sum, sum, 100, CINCH_F32, CINCH_SUM, comm, NULL));
     OK(cinch_group_start());
     OK(cinch_call(&call, &report));
     OK(cinch_group_end());
     /* The inner end ran nothing. */
     CHECK(report.channels == 12345);
-    OK(cinch_all_reduce(&most, &most, 1, CINCH_F64, CINCH_MAX, twin));
+    OK(cinch_all_reduce(&most, &most, 1, CINCH_F64, CINCH_MAX, twin, NULL));
     OK(cinch_group_end());
     CHECK(report.channels != 12345);
     CHECK(strcmp(report.codec, "raw") == 0);
@@ -96,16 +96,16 @@ static void nested_collectives(void) {
 static void poisoned(void) {
     float data[10] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
     OK(cinch_group_start());
-    OK(cinch_all_reduce(data, data, 10, CINCH_F32, CINCH_SUM, comm));
+    OK(cinch_all_reduce(data, data, 10, CINCH_F32, CINCH_SUM, comm, NULL));
     OK(cinch_group_start());
-    FAILS(cinch_all_reduce(NULL, data, 10, CINCH_F32, CINCH_SUM, comm),
+    FAILS(cinch_all_reduce(NULL, data, 10, CINCH_F32, CINCH_SUM, comm, NULL),
           CINCH_ERROR_INVALID_ARGUMENT, "sendbuf is NULL");
     OK(cinch_group_end());
-    OK(cinch_all_reduce(data, data, 10, CINCH_F32, CINCH_SUM, comm));
+    OK(cinch_all_reduce(data, data, 10, CINCH_F32, CINCH_SUM, comm, NULL));
     FAILS(cinch_group_end(), CINCH_ERROR_INVALID_ARGUMENT, "sendbuf is NULL");
     CHECK(data[0] == 1 && data[9] == 1);
     OK(cinch_group_start());
-    OK(cinch_all_reduce(data, data, 10, CINCH_F32, CINCH_SUM, comm));
+    OK(cinch_all_reduce(data, data, 10, CINCH_F32, CINCH_SUM, comm, NULL));
     OK(cinch_group_end());
     CHECK(data[9] == (float)harness_nranks);
 }

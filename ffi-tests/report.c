@@ -69,8 +69,8 @@ static void identical(void) {
     size_t at;
     for (at = 0; at < sizeof output; at++)
         hash = (hash ^ ((unsigned char *)output)[at]) * 1099511628211u;
-    OK(cinch_all_reduce(&hash, &most, 1, CINCH_U64, CINCH_MAX, comm));
-    OK(cinch_all_reduce(&hash, &least, 1, CINCH_U64, CINCH_MIN, comm));
+    OK(cinch_all_reduce(&hash, &most, 1, CINCH_U64, CINCH_MAX, comm, NULL));
+    OK(cinch_all_reduce(&hash, &least, 1, CINCH_U64, CINCH_MIN, comm, NULL));
     CHECK(most == least);
 }
 
@@ -146,6 +146,6 @@ int main(int argc, char **argv) {
     }
 
     /* No report asked for. */
-    OK(cinch_all_reduce(input, output, COUNT, CINCH_F32, CINCH_SUM, comm));
+    OK(cinch_all_reduce(input, output, COUNT, CINCH_F32, CINCH_SUM, comm, NULL));
     return harness_leave(comm);
 }

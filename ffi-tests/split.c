@@ -17,9 +17,9 @@ static void by_parity(cinch_comm_t *comm) {
     OK(cinch_comm_rank(half, &rank));
     CHECK(size == members && size <= 64);
     CHECK(rank == members - 1 - harness_rank / 2);
-    OK(cinch_all_gather(&harness_rank, ranks, 1, CINCH_I32, half));
+    OK(cinch_all_gather(&harness_rank, ranks, 1, CINCH_I32, half, NULL));
     for (at = 0; at < size; at++) CHECK(ranks[at] == color + 2 * (size - 1 - at));
-    OK(cinch_all_reduce(&sum, &sum, 1, CINCH_I32, CINCH_SUM, half));
+    OK(cinch_all_reduce(&sum, &sum, 1, CINCH_I32, CINCH_SUM, half, NULL));
     CHECK(sum == expected);
     OK(cinch_comm_finalize(half));
     OK(cinch_comm_destroy(half));
@@ -47,7 +47,7 @@ static void *sums(void *comm) {
     for (at = 0; at < 100; at++) {
         double data[1000] = {0};
         data[999] = at;
-        OK(cinch_all_reduce(data, data, 1000, CINCH_F64, CINCH_SUM, (cinch_comm_t *)comm));
+        OK(cinch_all_reduce(data, data, 1000, CINCH_F64, CINCH_SUM, (cinch_comm_t *)comm, NULL));
         CHECK(data[0] == 0 && data[999] == at * (double)harness_nranks);
     }
     return NULL;
@@ -77,7 +77,7 @@ int main(int argc, char **argv) {
     OK(cinch_comm_split(comm, 0, harness_rank, &child));
     OK(cinch_comm_finalize(comm));
     OK(cinch_comm_destroy(comm));
-    OK(cinch_all_reduce(&one, &one, 1, CINCH_F32, CINCH_SUM, child));
+    OK(cinch_all_reduce(&one, &one, 1, CINCH_F32, CINCH_SUM, child, NULL));
     CHECK(one == (float)harness_nranks);
     return harness_leave(child);
 }

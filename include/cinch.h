@@ -4,8 +4,20 @@
  * with an argument that it does not take returns CINCH_ERROR_INVALID_ARGUMENT before anything
  * moves. Nothing exits, raises signals, or throws.
  *
- * Buffers are host memory of any alignment. Collectives return when their buffers may be used
- * again. Input and output are disjoint, or in place where the function says so.
+ * A communicator works on host memory, or on one GPU for each rank (cinch_config_t.device).
+ *
+ * On host memory, buffers have any alignment, collectives return when their buffers may be used
+ * again, and `stream` is NULL.
+ *
+ * On a GPU, buffers are memory of that GPU, aligned to their elements, and `stream` is a
+ * cudaStream_t or CUstream of it; NULL is the default stream. Collectives are queued there and
+ * return at once; what goes wrong later is the communicator's cinch_comm_async_error. Calls of one
+ * communicator run in the order in which they are made, whatever their streams. A stream that is
+ * being captured records them: the graph may then be launched any number of times while the
+ * communicators live, in an order with other calls that is the same on all ranks and that the
+ * program's own streams and events enforce.
+ *
+ * Input and output are disjoint, or in place where the function says so.
  *
  * Threads: every function may be called from any thread. Calls on one communicator run one after
  * the other, and all its ranks must make them in the same order. Groups and cinch_last_error()
@@ -445,6 +457,11 @@ typedef struct {
      * How long joining may take, in milliseconds: 10 to 10^9.
      */
     uint64_t init_timeout_ms;
+    /**
+     * Memory that calls work on, as `CINCH_DEVICE`: `host`, `cuda` (the GPU of the thread's
+     * current context, else 0) or `cuda:1`.
+     */
+    const char *device;
 } cinch_config_t;
 
 /**
@@ -574,6 +591,10 @@ typedef struct {
      * Names the tensor whose scales live from call to call, for codecs with `tensor=K`. 0 = none.
      */
     uint64_t tensor;
+    /**
+     * The stream on which a call on a GPU is queued; NULL on a communicator of host memory.
+     */
+    void *stream;
 } cinch_call_t;
 
 #ifdef __cplusplus
@@ -707,7 +728,8 @@ cinch_result_t cinch_all_reduce(const void *sendbuf,
                                 size_t count,
                                 cinch_dtype_t dtype,
                                 cinch_op_t op,
-                                cinch_comm_t *comm);
+                                cinch_comm_t *comm,
+                                void *stream);
 
 /**
  * Every rank gets all inputs, in rank order: `count` elements in, `count` for each rank out.
@@ -717,7 +739,8 @@ cinch_result_t cinch_all_gather(const void *sendbuf,
                                 void *recvbuf,
                                 size_t count,
                                 cinch_dtype_t dtype,
-                                cinch_comm_t *comm);
+                                cinch_comm_t *comm,
+                                void *stream);
 
 /**
  * Rank r gets block r of the reduction: `count` elements for each rank in, `count` out.
@@ -728,7 +751,8 @@ cinch_result_t cinch_reduce_scatter(const void *sendbuf,
                                     size_t count,
                                     cinch_dtype_t dtype,
                                     cinch_op_t op,
-                                    cinch_comm_t *comm);
+                                    cinch_comm_t *comm,
+                                    void *stream);
 
 /**
  * Every rank gets the root's `count` elements. `sendbuf` is read on the root only, and may be
@@ -739,7 +763,8 @@ cinch_result_t cinch_broadcast(const void *sendbuf,
                                size_t count,
                                cinch_dtype_t dtype,
                                int root,
-                               cinch_comm_t *comm);
+                               cinch_comm_t *comm,
+                               void *stream);
 
 /**
  * The root gets the reduction of all inputs: `count` elements in, `count` out. `recvbuf` is
@@ -751,7 +776,8 @@ cinch_result_t cinch_reduce(const void *sendbuf,
                             cinch_dtype_t dtype,
                             cinch_op_t op,
                             int root,
-                            cinch_comm_t *comm);
+                            cinch_comm_t *comm,
+                            void *stream);
 
 /**
  * The root gets all inputs, in rank order: `count` elements in, `count` for each rank out.
@@ -763,7 +789,8 @@ cinch_result_t cinch_gather(const void *sendbuf,
                             size_t count,
                             cinch_dtype_t dtype,
                             int root,
-                            cinch_comm_t *comm);
+                            cinch_comm_t *comm,
+                            void *stream);
 
 /**
  * Rank r gets block r of the root's input: `count` elements for each rank in, `count` out.
@@ -775,7 +802,8 @@ cinch_result_t cinch_scatter(const void *sendbuf,
                              size_t count,
                              cinch_dtype_t dtype,
                              int root,
-                             cinch_comm_t *comm);
+                             cinch_comm_t *comm,
+                             void *stream);
 
 /**
  * Rank r gets block r of every rank's input, in rank order: `count` elements for each rank in,
@@ -785,7 +813,8 @@ cinch_result_t cinch_all_to_all(const void *sendbuf,
                                 void *recvbuf,
                                 size_t count,
                                 cinch_dtype_t dtype,
-                                cinch_comm_t *comm);
+                                cinch_comm_t *comm,
+                                void *stream);
 
 /**
  * Sends `count` elements to `peer`, which receives as many. Sends and receives that depend on
@@ -795,7 +824,8 @@ cinch_result_t cinch_send(const void *sendbuf,
                           size_t count,
                           cinch_dtype_t dtype,
                           int peer,
-                          cinch_comm_t *comm);
+                          cinch_comm_t *comm,
+                          void *stream);
 
 /**
  * Receives `count` elements from `peer`, which sends as many.
@@ -804,7 +834,8 @@ cinch_result_t cinch_recv(void *recvbuf,
                           size_t count,
                           cinch_dtype_t dtype,
                           int peer,
-                          cinch_comm_t *comm);
+                          cinch_comm_t *comm,
+                          void *stream);
 
 /**
  * Opens a group on this thread; groups nest.
@@ -817,7 +848,9 @@ cinch_result_t cinch_group_start(void);
 /**
  * Closes this thread's innermost group; the outermost close runs what was recorded.
  *
- * Calls of one communicator start in order. If any cinch function failed on this thread since
+ * Calls on GPUs are queued on their streams, those of all communicators without waiting for one
+ * another; the sends and receives of one communicator have one stream. Then calls on host memory
+ * run. Calls of one communicator start in order. If any cinch function failed on this thread since
  * the outermost start, that error is returned again and nothing runs on this rank. Reports are
  * filled on success.
  */

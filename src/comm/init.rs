@@ -110,7 +110,7 @@ pub(super) fn connect(
         (info, Side::Host(Box::new(Mutex::new(engine))))
     } else {
         let (info, side) = device::connect(&exchange, &fault, &config, isa)?;
-        (info, Side::Gpu(side))
+        (info, Side::Gpu(Box::new(side)))
     };
     let comm = Communicator {
         exchange,

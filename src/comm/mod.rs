@@ -49,7 +49,7 @@ enum Side {
     /// Buffers are in host memory.
     Host(Box<Mutex<HostEngine>>),
     /// Buffers are on a GPU.
-    Gpu(GpuSide),
+    Gpu(Box<GpuSide>),
 }
 
 /// What a communicator is made of, for `cinch info` and logs.

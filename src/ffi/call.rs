@@ -50,6 +50,8 @@ pub struct cinch_call_t {
     pub codec: *const c_char,
     /// Names the tensor whose scales live from call to call, for codecs with `tensor=K`. 0 = none.
     pub tensor: u64,
+    /// The stream on which a call on a GPU is queued; NULL on a communicator of host memory.
+    pub stream: *mut c_void,
 }
 
 // SAFETY: `repr(C)`, integers and pointers, without padding (asserted below).
@@ -60,7 +62,7 @@ unsafe impl Versioned for cinch_call_t {
 }
 
 #[cfg(target_pointer_width = "64")]
-const _: () = assert!(size_of::<cinch_call_t>() == 88);
+const _: () = assert!(size_of::<cinch_call_t>() == 96);
 
 /// Sets nothing in `*call`: an all_reduce sum of no i8 elements. `size` and `version` are
 /// `sizeof(cinch_call_t)` and `CINCH_API_VERSION` of the program's header: C programs use
@@ -105,6 +107,7 @@ unsafe fn request(call: *const cinch_call_t, report: *mut cinch_report_t) -> Res
         root: call.root,
         peer: call.peer,
         comm: call.comm,
+        stream: call.stream,
         codec: codec.map(str::parse).transpose()?,
         algorithm: chosen(call.algorithm)?,
         tensor: (call.tensor != 0).then_some(call.tensor),

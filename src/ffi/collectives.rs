@@ -1,8 +1,11 @@
 //! The collectives. Each function fills a [`Request`]; [`Request::submit`] checks what only C can
 //! get wrong, and hands the call to the communicator or to the open group.
+//!
+//! `stream` is a `cudaStream_t` or `CUstream` of the communicator's GPU, on which the call is
+//! queued; on a communicator of host memory it is NULL, and the call has run when it returns.
 
 use super::error::cinch_result_t;
-use super::group;
+use super::group::{self, Buffers};
 use super::handle::{self, cinch_comm_t, rank_of};
 use super::op;
 use super::report::Target;
@@ -10,7 +13,7 @@ use super::types::cinch_collective_t::{self, *};
 use super::types::{self, collective_number, dtype_number, op_number};
 use crate::comm::Call;
 use crate::error::{Error, Result};
-use crate::mem::UserBuffers;
+use crate::mem::{DeviceBuffers, UserBuffers};
 use crate::types::{Algorithm, CodecSpec, Collective, Extent};
 use std::ffi::{c_int, c_void};
 use std::ptr::{null, null_mut};
@@ -25,11 +28,20 @@ pub unsafe extern "C" fn cinch_all_reduce(
     dtype: dtype_number,
     op: op_number,
     comm: *mut cinch_comm_t,
+    stream: *mut c_void,
 ) -> cinch_result_t {
     guard!("cinch_all_reduce", {
         let request = Request {
             op,
-            ..Request::new(CINCH_ALL_REDUCE, sendbuf, recvbuf, count, dtype, comm)
+            ..Request::new(
+                CINCH_ALL_REDUCE,
+                sendbuf,
+                recvbuf,
+                count,
+                dtype,
+                comm,
+                stream,
+            )
         };
         // SAFETY: buffers as the call implies, by the documented contract.
         unsafe { request.submit() }
@@ -45,9 +57,18 @@ pub unsafe extern "C" fn cinch_all_gather(
     count: usize,
     dtype: dtype_number,
     comm: *mut cinch_comm_t,
+    stream: *mut c_void,
 ) -> cinch_result_t {
     guard!("cinch_all_gather", {
-        let request = Request::new(CINCH_ALL_GATHER, sendbuf, recvbuf, count, dtype, comm);
+        let request = Request::new(
+            CINCH_ALL_GATHER,
+            sendbuf,
+            recvbuf,
+            count,
+            dtype,
+            comm,
+            stream,
+        );
         // SAFETY: buffers as the call implies, by the documented contract.
         unsafe { request.submit() }
     })
@@ -63,11 +84,20 @@ pub unsafe extern "C" fn cinch_reduce_scatter(
     dtype: dtype_number,
     op: op_number,
     comm: *mut cinch_comm_t,
+    stream: *mut c_void,
 ) -> cinch_result_t {
     guard!("cinch_reduce_scatter", {
         let request = Request {
             op,
-            ..Request::new(CINCH_REDUCE_SCATTER, sendbuf, recvbuf, count, dtype, comm)
+            ..Request::new(
+                CINCH_REDUCE_SCATTER,
+                sendbuf,
+                recvbuf,
+                count,
+                dtype,
+                comm,
+                stream,
+            )
         };
         // SAFETY: buffers as the call implies, by the documented contract.
         unsafe { request.submit() }
@@ -84,11 +114,20 @@ pub unsafe extern "C" fn cinch_broadcast(
     dtype: dtype_number,
     root: c_int,
     comm: *mut cinch_comm_t,
+    stream: *mut c_void,
 ) -> cinch_result_t {
     guard!("cinch_broadcast", {
         let request = Request {
             root,
-            ..Request::new(CINCH_BROADCAST, sendbuf, recvbuf, count, dtype, comm)
+            ..Request::new(
+                CINCH_BROADCAST,
+                sendbuf,
+                recvbuf,
+                count,
+                dtype,
+                comm,
+                stream,
+            )
         };
         // SAFETY: buffers as the call implies, by the documented contract.
         unsafe { request.submit() }
@@ -106,12 +145,13 @@ pub unsafe extern "C" fn cinch_reduce(
     op: op_number,
     root: c_int,
     comm: *mut cinch_comm_t,
+    stream: *mut c_void,
 ) -> cinch_result_t {
     guard!("cinch_reduce", {
         let request = Request {
             op,
             root,
-            ..Request::new(CINCH_REDUCE, sendbuf, recvbuf, count, dtype, comm)
+            ..Request::new(CINCH_REDUCE, sendbuf, recvbuf, count, dtype, comm, stream)
         };
         // SAFETY: buffers as the call implies, by the documented contract.
         unsafe { request.submit() }
@@ -129,11 +169,12 @@ pub unsafe extern "C" fn cinch_gather(
     dtype: dtype_number,
     root: c_int,
     comm: *mut cinch_comm_t,
+    stream: *mut c_void,
 ) -> cinch_result_t {
     guard!("cinch_gather", {
         let request = Request {
             root,
-            ..Request::new(CINCH_GATHER, sendbuf, recvbuf, count, dtype, comm)
+            ..Request::new(CINCH_GATHER, sendbuf, recvbuf, count, dtype, comm, stream)
         };
         // SAFETY: buffers as the call implies, by the documented contract.
         unsafe { request.submit() }
@@ -151,11 +192,12 @@ pub unsafe extern "C" fn cinch_scatter(
     dtype: dtype_number,
     root: c_int,
     comm: *mut cinch_comm_t,
+    stream: *mut c_void,
 ) -> cinch_result_t {
     guard!("cinch_scatter", {
         let request = Request {
             root,
-            ..Request::new(CINCH_SCATTER, sendbuf, recvbuf, count, dtype, comm)
+            ..Request::new(CINCH_SCATTER, sendbuf, recvbuf, count, dtype, comm, stream)
         };
         // SAFETY: buffers as the call implies, by the documented contract.
         unsafe { request.submit() }
@@ -171,9 +213,18 @@ pub unsafe extern "C" fn cinch_all_to_all(
     count: usize,
     dtype: dtype_number,
     comm: *mut cinch_comm_t,
+    stream: *mut c_void,
 ) -> cinch_result_t {
     guard!("cinch_all_to_all", {
-        let request = Request::new(CINCH_ALL_TO_ALL, sendbuf, recvbuf, count, dtype, comm);
+        let request = Request::new(
+            CINCH_ALL_TO_ALL,
+            sendbuf,
+            recvbuf,
+            count,
+            dtype,
+            comm,
+            stream,
+        );
         // SAFETY: buffers as the call implies, by the documented contract.
         unsafe { request.submit() }
     })
@@ -188,11 +239,12 @@ pub unsafe extern "C" fn cinch_send(
     dtype: dtype_number,
     peer: c_int,
     comm: *mut cinch_comm_t,
+    stream: *mut c_void,
 ) -> cinch_result_t {
     guard!("cinch_send", {
         let request = Request {
             peer,
-            ..Request::new(CINCH_SEND, sendbuf, null_mut(), count, dtype, comm)
+            ..Request::new(CINCH_SEND, sendbuf, null_mut(), count, dtype, comm, stream)
         };
         // SAFETY: buffers as the call implies, by the documented contract.
         unsafe { request.submit() }
@@ -207,11 +259,12 @@ pub unsafe extern "C" fn cinch_recv(
     dtype: dtype_number,
     peer: c_int,
     comm: *mut cinch_comm_t,
+    stream: *mut c_void,
 ) -> cinch_result_t {
     guard!("cinch_recv", {
         let request = Request {
             peer,
-            ..Request::new(CINCH_RECV, null(), recvbuf, count, dtype, comm)
+            ..Request::new(CINCH_RECV, null(), recvbuf, count, dtype, comm, stream)
         };
         // SAFETY: buffers as the call implies, by the documented contract.
         unsafe { request.submit() }
@@ -229,6 +282,7 @@ pub(super) struct Request {
     pub(super) root: c_int,
     pub(super) peer: c_int,
     pub(super) comm: *mut cinch_comm_t,
+    pub(super) stream: *mut c_void,
     pub(super) codec: Option<CodecSpec>,
     pub(super) algorithm: Option<Algorithm>,
     pub(super) tensor: Option<u64>,
@@ -243,6 +297,7 @@ impl Request {
         count: usize,
         dtype: dtype_number,
         comm: *mut cinch_comm_t,
+        stream: *mut c_void,
     ) -> Request {
         Request {
             collective: collective as collective_number,
@@ -254,6 +309,7 @@ impl Request {
             root: 0,
             peer: 0,
             comm,
+            stream,
             codec: None,
             algorithm: None,
             tensor: None,
@@ -265,7 +321,7 @@ impl Request {
     ///
     /// # Safety
     /// Buffers that are not NULL are readable or writable for what the call implies, until it has
-    /// run.
+    /// run; of a communicator on a GPU, on that GPU, and the stream is live.
     pub(super) unsafe fn submit(self) -> Result<()> {
         let handle = handle::lookup(self.comm)?;
         let (rank, nranks) = (handle.comm.rank(), handle.comm.nranks());
@@ -314,9 +370,24 @@ impl Request {
         } else {
             self.recvbuf
         };
-        // SAFETY: readable and writable for what the call implies; both are 0 bytes where NULL.
-        let buffers = unsafe {
-            UserBuffers::from_raw(sendbuf.cast(), input_bytes, recvbuf.cast(), output_bytes)
+        let buffers = if handle.comm.gpu().is_some() {
+            let input = (sendbuf.addr() as u64, input_bytes);
+            let output = (recvbuf.addr() as u64, output_bytes);
+            // SAFETY: memory of the communicator's GPU, for what the call implies, and a stream of
+            // it, by the documented contract; which GPU is checked.
+            Buffers::Gpu(unsafe { DeviceBuffers::new(input, output, self.stream.addr()) })
+        } else {
+            if !self.stream.is_null() {
+                return Err(Error::invalid_usage(format!(
+                    "{}: stream {:?} on a communicator of host memory, which has none: pass NULL, \
+                     or join with the device set",
+                    call.collective, self.stream
+                )));
+            }
+            // SAFETY: readable and writable for what the call implies; both are 0 bytes where NULL.
+            Buffers::Host(unsafe {
+                UserBuffers::from_raw(sendbuf.cast(), input_bytes, recvbuf.cast(), output_bytes)
+            })
         };
         group::submit(&handle, &call, buffers, self.report)
     }

@@ -47,6 +47,9 @@ pub struct cinch_config_t {
     pub timeout_ms: u64,
     /// How long joining may take, in milliseconds: 10 to 10^9.
     pub init_timeout_ms: u64,
+    /// Memory that calls work on, as `CINCH_DEVICE`: `host`, `cuda` (the GPU of the thread's
+    /// current context, else 0) or `cuda:1`.
+    pub device: *const c_char,
 }
 
 // SAFETY: `repr(C)`, integers and pointers, without padding (asserted below).
@@ -57,7 +60,7 @@ unsafe impl Versioned for cinch_config_t {
 }
 
 #[cfg(target_pointer_width = "64")]
-const _: () = assert!(size_of::<cinch_config_t>() == 96);
+const _: () = assert!(size_of::<cinch_config_t>() == 104);
 
 /// Sets nothing in `*config`. `size` and `version` are `sizeof(cinch_config_t)` and
 /// `CINCH_API_VERSION` of the program's header: C programs use `cinch_config_default(&config)`.
@@ -91,12 +94,14 @@ pub(super) unsafe fn read(config: *const cinch_config_t) -> Result<Config> {
     let number = |value: u64| (value != 0).then(|| value.to_string());
     let seconds = |ms: u64| (ms != 0).then(|| format!("{}", ms as f64 / 1000.0));
     // SAFETY: NULL or strings, by the documented contract.
-    let (codec, interface) = unsafe {
+    let (codec, interface, device) = unsafe {
         (
             text::read(config.codec, "config.codec")?,
             text::read(config.network_interface, "config.network_interface")?,
+            text::read(config.device, "config.device")?,
         )
     };
+    set("CINCH_DEVICE", device.map(str::to_string))?;
     set("CINCH_CODEC", codec.map(str::to_string))?;
     set("CINCH_SOCKET_IFNAME", interface.map(str::to_string))?;
     set(
@@ -131,7 +136,7 @@ fn choice_name<T>(choice: Choice<T>, name: fn(T) -> &'static str) -> Option<Stri
 mod tests {
     use super::super::types::{CINCH_API_VERSION, cinch_algorithm_t, cinch_transport_t};
     use super::*;
-    use crate::types::{Algorithm, TransportKind};
+    use crate::types::{Algorithm, DeviceChoice, TransportKind};
     use std::time::Duration;
 
     fn initialised() -> cinch_config_t {
@@ -171,6 +176,7 @@ mod tests {
             codec_min_bytes: 1,
             timeout_ms: 1500,
             init_timeout_ms: 1_000_000_000,
+            device: c"cuda:3".as_ptr(),
             ..initialised()
         };
         // SAFETY: a live struct with static strings.
@@ -184,9 +190,10 @@ mod tests {
         assert_eq!((read.slot_bytes, read.buffer_bytes), (65536, 1 << 21));
         assert_eq!(read.codec_min_bytes, 1);
         assert_eq!(read.timeout, Duration::from_millis(1500));
+        assert_eq!(read.device, DeviceChoice::Cuda(3));
         assert_eq!(read.init_timeout, Duration::from_secs(1_000_000));
         let program = |origin: &&Origin| **origin == Origin::Program;
-        assert_eq!(read.origins.iter().filter(program).count(), 13);
+        assert_eq!(read.origins.iter().filter(program).count(), 14);
     }
 
     #[test]

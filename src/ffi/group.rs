@@ -9,7 +9,7 @@ use super::handle::Handle;
 use super::report::Target;
 use crate::comm::{Call, Communicator, Group};
 use crate::error::{Error, Result};
-use crate::mem::UserBuffers;
+use crate::mem::{DeviceBuffers, UserBuffers};
 use std::cell::RefCell;
 use std::sync::Arc;
 
@@ -33,7 +33,9 @@ pub extern "C" fn cinch_group_start() -> cinch_result_t {
 
 /// Closes this thread's innermost group; the outermost close runs what was recorded.
 ///
-/// Calls of one communicator start in order. If any cinch function failed on this thread since
+/// Calls on GPUs are queued on their streams, those of all communicators without waiting for one
+/// another; the sends and receives of one communicator have one stream. Then calls on host memory
+/// run. Calls of one communicator start in order. If any cinch function failed on this thread since
 /// the outermost start, that error is returned again and nothing runs on this rank. Reports are
 /// filled on success.
 #[unsafe(no_mangle)]
@@ -51,6 +53,14 @@ thread_local! {
     static OPEN: RefCell<Option<OpenGroup>> = const { RefCell::new(None) };
 }
 
+/// The buffers of a call: where they are is the communicator's choice.
+pub(super) enum Buffers {
+    /// In host memory.
+    Host(UserBuffers<'static>),
+    /// On a GPU.
+    Gpu(DeviceBuffers<'static>),
+}
+
 #[derive(Default)]
 struct OpenGroup {
     depth: u32,
@@ -66,13 +76,16 @@ impl OpenGroup {
         &mut self,
         handle: &Arc<Handle>,
         call: &Call,
-        buffers: UserBuffers<'static>,
+        buffers: Buffers,
         report: Target,
     ) -> Result<()> {
         // SAFETY: `keep` holds the handle, which does not move, for longer than `group` lives.
         let comm: &'static Communicator = unsafe { &(*Arc::as_ptr(handle)).comm };
         self.keep.push(Arc::clone(handle));
-        self.group.add(comm, call, buffers)?;
+        match buffers {
+            Buffers::Host(buffers) => self.group.add(comm, call, buffers)?,
+            Buffers::Gpu(buffers) => self.group.add_on(comm, call, buffers)?,
+        }
         self.reports.push(report);
         Ok(())
     }
@@ -121,7 +134,7 @@ fn close(open: &mut Option<OpenGroup>) -> Result<Option<OpenGroup>> {
 pub(super) fn submit(
     handle: &Arc<Handle>,
     call: &Call,
-    buffers: UserBuffers<'static>,
+    buffers: Buffers,
     report: Target,
 ) -> Result<()> {
     if OPEN.with_borrow(Option::is_some) {
@@ -130,7 +143,11 @@ pub(super) fn submit(
             group.add(handle, call, buffers, report)
         });
     }
-    report.fill(&handle.comm.call(call, buffers)?);
+    let ran = match buffers {
+        Buffers::Host(buffers) => handle.comm.call(call, buffers)?,
+        Buffers::Gpu(buffers) => handle.comm.call_on(call, buffers)?,
+    };
+    report.fill(&ran);
     Ok(())
 }
 

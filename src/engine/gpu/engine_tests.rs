@@ -50,13 +50,12 @@ impl Bench {
                 // SAFETY: integers and addresses.
                 let args: Args = unsafe { launch.args() };
                 let counts = [args.nworks, args.nsteps, args.npeers];
-                let blob = match launch.reach(args.far, 64 << 10) {
+                let mut bytes = args.blob.to_vec();
+                if let Some(far) = launch.reach(args.far, 64 << 10) {
                     // SAFETY: a whole pinned buffer, which is written before the launch.
-                    Some(far) => {
-                        Blob::read(unsafe { std::slice::from_raw_parts(far, 64 << 10) }, counts)
-                    }
-                    None => Blob::read(&args.blob, counts),
-                };
+                    bytes = unsafe { std::slice::from_raw_parts(far, 64 << 10) }.to_vec();
+                }
+                let blob = Blob::read(&bytes, counts);
                 assert_eq!(blob.blocks(), launch.grid[0] as usize);
                 let seen_one = Seen::Blob(name.into(), blob);
                 seen.lock().unwrap().push(seen_one);
