@@ -6,7 +6,7 @@
 /// Ranks of a communicator whose buffers are on GPUs; all are on one host.
 pub const MAX_RANKS: usize = 32;
 /// Parallel connections of a pair.
-pub const MAX_LANES: usize = 64;
+pub const MAX_LANES: usize = 128;
 /// Header of a slot; distance of counters; what offsets in a box are multiples of.
 pub const LINE_BYTES: usize = 128;
 /// Words of a call's signature.
@@ -222,7 +222,7 @@ mod tests {
             let line = format!("static_assert(sizeof({name}) == {bytes}, \"abi\");");
             assert!(text.contains(&line), "{line}");
         }
-        assert_eq!(CURSORS_BYTES, 98_304);
+        assert_eq!(CURSORS_BYTES, 196_608);
         assert_eq!(size_of::<Counters>(), LINE_BYTES);
     }
 

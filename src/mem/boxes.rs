@@ -259,7 +259,7 @@ mod tests {
                     };
                     let what = format!("{nranks} ranks, {lanes} lanes, {budget} bytes: {shape:?}");
                     assert!(
-                        (nranks - 1) * shape.bytes() + 98_304 + 128 <= budget,
+                        (nranks - 1) * shape.bytes() + 196_608 + 128 <= budget,
                         "{what}"
                     );
                     let mut pieces = pieces(&shape);
@@ -347,7 +347,7 @@ mod tests {
         assert!(error.message().contains("33"), "{error}");
         assert!(BoxShape::new(0, BUDGET, 64).is_err());
         assert!(BoxShape::new(2, BUDGET, 0).is_err());
-        assert!(BoxShape::new(2, BUDGET, 65).is_err());
+        assert!(BoxShape::new(2, BUDGET, MAX_LANES + 1).is_err());
         let error = BoxShape::new(32, 64 << 10, 64).unwrap_err();
         let need: usize = error
             .message()
