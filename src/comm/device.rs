@@ -56,7 +56,7 @@ fn try_connect(
 ) -> Result<(CommInfo, GpuSide)> {
     let context = device::open(config.device)?;
     let kernels = Kernels::of(&context)?;
-    let blocks = kernels.resident_blocks()?;
+    let channels = kernels.resident_channels()?;
     let connecting = ConnectContext {
         exchange: &**exchange,
         config,
@@ -64,7 +64,7 @@ fn try_connect(
         deadline: std::time::Instant::now() + config.init_timeout,
     };
     let links = cuda::connect(&connecting, &context)?;
-    let resident = resident(exchange, &context, blocks)?;
+    let resident = resident(exchange, &context, channels)?;
     let info = info(&links);
     let parts = Parts {
         context: context.clone(),
@@ -78,11 +78,11 @@ fn try_connect(
     Ok((info, GpuSide { context, engine }))
 }
 
-/// Blocks that each rank may have resident at once: the ranks of a GPU share its multiprocessors,
+/// Channels that each rank may have resident at once: the ranks of a GPU share its multiprocessors,
 /// and the least of all ranks counts for all, since their channels must be as many.
-fn resident(exchange: &ExchangeRef, context: &Context, blocks: u32) -> Result<usize> {
+fn resident(exchange: &ExchangeRef, context: &Context, channels: u32) -> Result<usize> {
     let mut said = context.device().uuid.to_vec();
-    said.extend(blocks.to_le_bytes());
+    said.extend(channels.to_le_bytes());
     let all = exchange.all_gather(&said)?;
     let mut seats = Vec::with_capacity(all.len());
     for (seat, peer) in all.iter().zip(exchange.peers()) {
@@ -90,18 +90,18 @@ fn resident(exchange: &ExchangeRef, context: &Context, blocks: u32) -> Result<us
             let text = format!("{peer} described its GPU in another format: use one version");
             Error::new(ErrorKind::Mismatch, text)
         };
-        let (uuid, blocks) = seat.split_at_checked(16).ok_or_else(foreign)?;
-        let blocks: [u8; 4] = blocks.try_into().map_err(|_| foreign())?;
-        seats.push((uuid, u32::from_le_bytes(blocks) as usize));
+        let (uuid, channels) = seat.split_at_checked(16).ok_or_else(foreign)?;
+        let channels: [u8; 4] = channels.try_into().map_err(|_| foreign())?;
+        seats.push((uuid, u32::from_le_bytes(channels) as usize));
     }
     let crowd = |uuid: &[u8]| seats.iter().filter(|(other, _)| *other == uuid).count();
-    let shares = seats.iter().map(|(uuid, blocks)| blocks / crowd(uuid));
+    let shares = seats.iter().map(|(uuid, channels)| channels / crowd(uuid));
     match shares.min() {
         Some(least) if least >= 2 => Ok(least),
         _ => Err(Error::new(
             ErrorKind::Unsupported,
             format!(
-                "{} ranks share a GPU, whose multiprocessors hold too few blocks for all of them \
+                "{} ranks share a GPU, whose multiprocessors hold too few channels for all of them \
                  at once; start fewer ranks on each GPU",
                 seats.iter().map(|(uuid, _)| crowd(uuid)).max().unwrap_or(0)
             ),

@@ -155,8 +155,7 @@ fn on_host(
 /// Compares the settings that decide what runs.
 fn agree(exchange: &ExchangeRef, config: &Config) -> Result<()> {
     let mine = format!(
-        "CINCH_DEVICE={} CINCH_CODEC={} CINCH_CODEC_MIN_BYTES={} CINCH_ALGO={} CINCH_PROTO={} \
-         CINCH_GPU_CHANNELS={}",
+        "CINCH_DEVICE={} CINCH_CODEC={} CINCH_CODEC_MIN_BYTES={} CINCH_ALGO={} CINCH_PROTO={}",
         // Which GPU is each rank's own business.
         match config.device {
             DeviceChoice::Host => "host",
@@ -168,7 +167,6 @@ fn agree(exchange: &ExchangeRef, config: &Config) -> Result<()> {
             .algorithm
             .map_or("auto", |algorithm| algorithm.name()),
         config.protocol.map_or("auto", |protocol| protocol.name()),
-        config.gpu_channels,
     );
     let texts = exchange.all_gather(mine.as_bytes())?;
     let peers = exchange.peers();

@@ -34,7 +34,7 @@ pub struct GpuLimits {
     pub fifos: [(usize, usize); abi::PROTOCOLS],
     /// Payload bytes of a fused one-shot, at most.
     pub oneshot_bytes: usize,
-    /// Blocks that one rank may launch so that those of all ranks on its GPU are resident at
+    /// Channels that one rank may launch so that those of all ranks on its GPU are resident at
     /// once: the least of all ranks.
     pub resident: usize,
     /// `CINCH_GPU_CHANNELS`.

@@ -99,7 +99,7 @@ pub struct Work {
     pub parts: u32,
     /// Passes over all channels.
     pub passes: u32,
-    /// The block of the launch that works on channel 0.
+    /// The place in the launch, in channels, of channel 0.
     pub first_block: u16,
     /// Channels.
     pub channels: u16,

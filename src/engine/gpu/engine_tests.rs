@@ -56,7 +56,7 @@ impl Bench {
                     bytes = unsafe { std::slice::from_raw_parts(far, 64 << 10) }.to_vec();
                 }
                 let blob = Blob::read(&bytes, counts);
-                assert_eq!(blob.blocks(), launch.grid[0] as usize);
+                assert_eq!(blob.channels(), launch.grid[0] as usize);
                 let seen_one = Seen::Blob(name.into(), blob);
                 seen.lock().unwrap().push(seen_one);
                 CuResult::SUCCESS
@@ -356,7 +356,11 @@ fn messages_of_a_group_meet() {
             assert_eq!(reports.len(), calls.len());
             launches.push(bench.take().into_iter().map(blob).collect::<Vec<_>>());
             for blob in &launches[rank] {
-                assert!(blob.blocks() <= resident, "{} of {resident}", blob.blocks());
+                assert!(
+                    blob.channels() <= resident,
+                    "{} of {resident}",
+                    blob.channels()
+                );
             }
             outputs.push(memory);
         }

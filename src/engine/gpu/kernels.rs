@@ -10,8 +10,13 @@ use crate::types::{CodecKind, DType, Protocol};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-/// Threads of a block.
+/// Threads that drive one channel, and channels that a block of an interpreter drives: those of
+/// `kernels/exec/group.cuh`.
 pub const THREADS: u32 = 512;
+/// See [`THREADS`].
+pub const GROUPS: u32 = 1;
+/// Threads of a block of the fused kernel.
+pub const FUSED_THREADS: u32 = 512;
 
 /// The kernels that are loaded on one GPU.
 #[derive(Debug)]
@@ -39,8 +44,12 @@ impl Kernels {
         // One that is missing says why.
         let mut modules = vec![kernels::load(context, "move")?];
         for fatbin in kernels::fatbins() {
-            if fatbin.name != "move" {
-                modules.push(Module::load(context, fatbin.name, fatbin.bytes)?);
+            // The others are for trials and tests.
+            if ["oneshot", "raw_", "coded_"]
+                .iter()
+                .any(|begin| fatbin.name.starts_with(begin))
+            {
+                modules.push(kernels::load(context, fatbin.name)?);
             }
         }
         let found = Arc::new(Kernels::find_in(context, &modules)?);
@@ -85,16 +94,22 @@ impl Kernels {
         })
     }
 
-    /// Blocks of any kernel that the GPU holds at once.
+    /// Channels that the GPU holds at once, whatever the kernel.
     ///
     /// # Errors
-    /// Those of the driver.
-    pub fn resident_blocks(&self) -> Result<u32> {
-        let mut least = u32::MAX;
+    /// Internal if a kernel does not fit a multiprocessor at all; those of the driver.
+    pub fn resident_channels(&self) -> Result<u32> {
         for function in self.functions.values() {
-            least = least.min(function.blocks_per_multiprocessor(THREADS, 0)?);
+            let threads = function.max_threads.min(THREADS * GROUPS);
+            if function.blocks_per_multiprocessor(threads, 0)? == 0 {
+                return Err(Error::internal(format!(
+                    "no block of {threads} threads of {} fits a multiprocessor of {}",
+                    function.name(),
+                    self.context.device()
+                )));
+            }
         }
-        Ok(least.min(1) * self.context.device().multiprocessors)
+        Ok(GROUPS * self.context.device().multiprocessors)
     }
 }
 

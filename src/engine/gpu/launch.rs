@@ -2,15 +2,16 @@
 
 use super::GpuCall;
 use super::abi::{self, Args, OneshotArgs};
-use super::kernels::{self, Kernels, THREADS};
+use super::kernels::{self, FUSED_THREADS, Kernels};
 use super::pack::{self, Addresses, Blob, PackedSchedule};
 use super::wiring::Wiring;
+use crate::codec;
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::{Context, Function, Stream};
 use crate::mem::abi::{CommView, Protocol as Fifo};
 use crate::plan::Plan;
 use crate::sys::cuda::{CuContext, CuGraph, CuGraphNode, capture_status};
-use crate::types::{Protocol, ReduceOp, SIGNATURE_WORDS, ScaleRule};
+use crate::types::{Protocol, ReduceOp, SIGNATURE_WORDS};
 use std::ffi::c_uint;
 use std::sync::Arc;
 use std::time::Duration;
@@ -119,7 +120,7 @@ impl Fused {
         let blocks = run.plan.channels as u32;
         // SAFETY: the fused kernel takes `cinch_oneshot_args`; the addresses in it are of the
         // wiring, which outlives the kernel, and of the caller's buffers, which he vouches for.
-        unsafe { run.function.launch(blocks, THREADS, 0, stream, &args) }
+        unsafe { run.function.launch(blocks, FUSED_THREADS, 0, stream, &args) }
     }
 }
 
@@ -140,14 +141,10 @@ pub(super) fn args(comm: CommView, blob: &Blob) -> Args {
 /// What a kernel needs to know of a plan's codec; of no codec, the bytes of an element.
 fn codec_words(plan: &Plan) -> abi::CodecWords {
     let mut word = [0; 8];
-    if plan.codec.is_none() {
-        word[0] = plan.dtype.size() as u32;
-        return abi::CodecWords { word };
-    }
-    if let ScaleRule::Block(block) = plan.spec.scale
-        && plan.spec.kind.has_scale()
-    {
-        word[0] = block.trailing_zeros();
+    match plan.codec {
+        // Scales are of blocks: tensor scales were refused.
+        Some(_) => word = codec::kernel_params(plan.spec, 0.0),
+        None => word[0] = plan.dtype.size() as u32,
     }
     abi::CodecWords { word }
 }

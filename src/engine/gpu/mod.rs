@@ -109,7 +109,7 @@ pub struct Parts {
     pub exchange: ExchangeRef,
     /// Raised when something goes wrong.
     pub fault: Arc<Fault>,
-    /// Blocks that a rank may have resident at once: the least of all ranks.
+    /// Channels that a rank may have resident at once: the least of all ranks.
     pub resident: usize,
 }
 
@@ -404,13 +404,12 @@ impl GpuEngine {
             } else {
                 blob.write(&mut args.blob);
             }
+            let blocks = (blob.channels() as u32).div_ceil(kernels::GROUPS);
+            let threads = kernels::THREADS * kernels::GROUPS;
             // SAFETY: the interpreter takes `cinch_args`; the addresses in it are of the wiring,
             // which lives until no kernel uses it (see `end` and `keep`), of the blob, and of the
             // caller's buffers, which he vouches for.
-            unsafe {
-                run.function
-                    .launch(blob.blocks() as u32, kernels::THREADS, 0, stream, &args)?;
-            }
+            unsafe { run.function.launch(blocks, threads, 0, stream, &args)? };
             match placed {
                 Some(Placed::Pooled(index)) => engine.blobs.launched(index, stream),
                 Some(Placed::Own(memory)) => engine.keep(stream, capture, Some(memory)),

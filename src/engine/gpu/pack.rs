@@ -220,7 +220,7 @@ pub struct Blob {
     works: Vec<Work>,
     steps: Vec<abi::Step>,
     peers: Vec<u8>,
-    blocks: usize,
+    channels: usize,
 }
 
 impl Blob {
@@ -231,11 +231,11 @@ impl Blob {
     pub fn add(&mut self, schedule: &PackedSchedule, mut work: Work) -> Result<()> {
         let peers = numbered("peers", self.peers.len())?;
         numbered("peers", self.peers.len() + schedule.peers.len())?;
-        work.first_block = numbered("blocks", self.blocks)?;
+        work.first_block = numbered("channels", self.channels)?;
         work.steps = numbered("steps", self.steps.len())?;
         work.nsteps = numbered("steps", schedule.steps.len())?;
         work.stages = schedule.stages;
-        self.blocks += usize::from(work.channels);
+        self.channels += usize::from(work.channels);
         self.steps
             .extend(schedule.steps.iter().map(|step| abi::Step {
                 peers: step.peers + peers,
@@ -246,9 +246,9 @@ impl Blob {
         Ok(())
     }
 
-    /// Blocks of the launch.
-    pub fn blocks(&self) -> usize {
-        self.blocks
+    /// Channels of all works.
+    pub fn channels(&self) -> usize {
+        self.channels
     }
 
     /// Works, steps and peers.

@@ -34,12 +34,12 @@ impl Blob {
         let (works, rest) = take::<Work>(bytes, counts[0]);
         let (steps, rest) = take(rest, counts[1]);
         let (peers, _) = take(rest, counts[2]);
-        let blocks = works.iter().map(|work| usize::from(work.channels)).sum();
+        let channels = works.iter().map(|work| usize::from(work.channels)).sum();
         Blob {
             works,
             steps,
             peers,
-            blocks,
+            channels,
         }
     }
 }
@@ -588,7 +588,7 @@ fn a_blob_lies_as_the_header_says() {
         blob.add(&packed, work(&plan, ReduceOp::Sum, at).unwrap())
             .unwrap();
     }
-    assert_eq!(blob.blocks(), 4);
+    assert_eq!(blob.channels(), 4);
     let [works, steps, peers] = blob.counts().map(|count| count as usize);
     assert_eq!((works, blob.len()), (2, 2 * 136 + 24 * steps + peers));
     let mut bytes = vec![0xee; blob.len() + 1];

@@ -60,6 +60,16 @@ impl Process {
         known.then_some(()).ok_or(CuResult::INVALID_HANDLE)
     }
 
+    pub(super) fn cuStreamGetCtx(&self, stream: CuStream, context: *mut CuContext) -> Done {
+        let state = self.enter("cuStreamGetCtx")?;
+        let found = state
+            .streams
+            .get(&stream.0)
+            .ok_or(CuResult::INVALID_HANDLE)?;
+        put(context, CuContext(found.context));
+        Ok(())
+    }
+
     pub(super) fn cuStreamIsCapturing(&self, stream: CuStream, status: *mut c_uint) -> Done {
         let entered = self.enter_context("cuStreamIsCapturing");
         entered.map(|(state, _)| put(status, capture_status_of(&state, stream)))
