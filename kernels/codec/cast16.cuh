@@ -7,9 +7,7 @@
 
 namespace cinch {
 
-struct F16Meaning {
-  static constexpr int code_bytes = 2;
-
+struct F16Meaning : PlainMeaning<2> {
   CINCH_HD explicit F16Meaning(const cinch_codec_params &) {}
 
   static CINCH_HD uint32_t encode(float x) {
@@ -19,6 +17,32 @@ struct F16Meaning {
   }
 
   static CINCH_HD float decode(uint32_t code) { return SmallF16::widen(code); }
+
+#if defined(__CUDA_ARCH__)
+  // By the device's conversions, where nothing saturates and nothing is NaN.
+  static CINCH_HD bool encode16(const float (&x)[16], CodeVectors<2> &codes) {
+    if (!(largest_of(x) <= 65504.0f)) return false;
+    narrow_pairs(x, codes, narrow_f16_pair);
+    return true;
+  }
+
+  template <bool REDUCE>
+  static CINCH_HD bool decode16(const CodeVectors<2> &codes, float (&acc)[16]) {
+    const uint4 a = codes.vector[0], b = codes.vector[1];
+    const uint32_t pairs[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+    uint32_t largest = pairs[0];
+    CINCH_UNROLL
+    for (int i = 1; i < 8; ++i) largest = larger_f16_pair(largest, pairs[i]);
+    if (has_nan_f16(largest)) return false;
+    CINCH_UNROLL
+    for (int i = 0; i < 8; ++i) {
+      const float low = widen_f16_low(pairs[i]), high = widen_f16_high(pairs[i]);
+      acc[2 * i] = REDUCE ? add(acc[2 * i], low) : low;
+      acc[2 * i + 1] = REDUCE ? add(acc[2 * i + 1], high) : high;
+    }
+    return true;
+  }
+#endif
 };
 
 using Cast16Format = Elementwise<F16Meaning>;

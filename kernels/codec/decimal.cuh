@@ -12,9 +12,7 @@ namespace cinch {
 
 // Self has whole(code), m of a magnitude; largest; and place(w, code, next), which see.
 template <class Self>
-struct DecimalMeaning {
-  static constexpr int code_bytes = 1;
-
+struct DecimalMeaning : PlainMeaning<1> {
   CINCH_HD explicit DecimalMeaning(const cinch_codec_params &params) : params(params) {}
 
   // The value of a magnitude code.

@@ -1,10 +1,34 @@
-// Codecs without scales: each element stands for itself. A Meaning has code_bytes and, if it needs
-// no parameters, encode(x) and decode(code).
+// Codecs without scales: each element stands for itself. A Meaning is made from parameters and has
+// code_bytes, encode(x) and decode(code). On the device it may have a faster way for 16 elements,
+// which says whether it could take them: encode16 and decode16.
 #pragma once
 
 #include "codec/scaled.cuh"
 
 namespace cinch {
+
+// A Meaning without a faster way.
+template <int BYTES>
+struct PlainMeaning {
+  static constexpr int code_bytes = BYTES;
+
+  static CINCH_HD bool encode16(const float (&)[16], CodeVectors<BYTES> &) { return false; }
+  template <bool REDUCE>
+  static CINCH_HD bool decode16(const CodeVectors<BYTES> &, float (&)[16]) {
+    return false;
+  }
+};
+
+// Pairs of narrow floats, converted by a function of ptx/convert.cuh.
+template <class Narrow>
+CINCH_HD void narrow_pairs(const float (&x)[16], CodeVectors<2> &codes, Narrow &&narrow) {
+  CINCH_UNROLL
+  for (int v = 0; v < 2; ++v) {
+    const float *at = x + 8 * v;
+    codes.vector[v] = make_uint4(narrow(at[0], at[1]), narrow(at[2], at[3]), narrow(at[4], at[5]),
+                                 narrow(at[6], at[7]));
+  }
+}
 
 template <class Meaning>
 struct Elementwise {
@@ -19,6 +43,9 @@ struct Elementwise {
   static CINCH_HD Unit unit(const Params &params, float) { return Meaning(params); }
 
   static CINCH_HD void encode16(const float (&x)[16], const Factor &meaning, Codes &codes) {
+#if defined(__CUDA_ARCH__)
+    if (Meaning::encode16(x, codes)) return;
+#endif
     constexpr int PER_WORD = 4 / code_bytes;
     uint32_t words[4 * code_bytes];
     CINCH_UNROLL
@@ -47,6 +74,9 @@ struct Elementwise {
  private:
   template <bool REDUCE>
   static CINCH_HD void decode(const Codes &codes, const Unit &meaning, float (&acc)[16]) {
+#if defined(__CUDA_ARCH__)
+    if (Meaning::template decode16<REDUCE>(codes, acc)) return;
+#endif
     constexpr int PER_WORD = 4 / code_bytes;
     CINCH_UNROLL
     for (int v = 0; v < code_bytes; ++v) {

@@ -96,25 +96,26 @@ struct Scaled {
 
   // Any elements, any scale. Kept small rather than fast: what gets here is rare.
   static CINCH_HD uint4 encode_slowly(const float (&x)[16], float scale) {
-    uint32_t words[4];
-    CINCH_UNROLL
-    for (int w = 0; w < 4; ++w) {
-      words[w] = 0;
-      CINCH_UNROLL
-      for (int k = 0; k < 4; ++k) words[w] |= encode_any(x[4 * w + k], scale) << (8 * k);
-    }
-    return make_uint4(words[0], words[1], words[2], words[3]);
+    return make_uint4(encode_any(x[0], x[1], x[2], x[3], scale),
+                      encode_any(x[4], x[5], x[6], x[7], scale),
+                      encode_any(x[8], x[9], x[10], x[11], scale),
+                      encode_any(x[12], x[13], x[14], x[15], scale));
   }
 
-  static CINCH_HD_COLD uint32_t encode_any(float x, float scale) {
+  static CINCH_HD_COLD uint32_t encode_any(float a, float b, float c, float d, float scale) {
     // A scale of 0, below it or none at all silences what it scales.
-    if (!(scale > 0) || !is_finite(scale) || !is_finite(x)) return 0;
-    if (scale < TINY) {
-      x = mul(x, RAISE);
-      scale = mul(scale, RAISE);
+    if (!(scale > 0) || !is_finite(scale)) return 0;
+    const float raise = scale < TINY ? RAISE : 1.0f;
+    const float factor = Meaning::factor(mul(scale, raise));
+    const float x[4] = {a, b, c, d};
+    uint32_t word = 0;
+    CINCH_UNROLL
+    for (int k = 0; k < 4; ++k) {
+      const uint32_t code =
+          is_finite(x[k]) ? Meaning::nearest(mul(magnitude_of(x[k]), raise), factor) : 0;
+      if (code != 0) word |= (code | (bits_of(x[k]) >> 24 & 0x80)) << (8 * k);
     }
-    const uint32_t code = Meaning::nearest(magnitude_of(x), Meaning::factor(scale));
-    return code == 0 ? 0 : code | (bits_of(x) >> 24 & 0x80);
+    return word;
   }
 
   template <bool REDUCE>
@@ -122,8 +123,7 @@ struct Scaled {
     const uint32_t words[4] = {v.x, v.y, v.z, v.w};
     CINCH_UNROLL
     for (int i = 0; i < 16; ++i) {
-      const uint32_t code = words[i / 4] >> (8 * (i % 4)) & 0xff;
-      acc[i] = decode_any(code, scale, REDUCE ? acc[i] : 0.0f);
+      acc[i] = decode_any(words[i / 4] >> (8 * (i % 4)) & 0xff, scale, REDUCE ? acc[i] : 0.0f);
     }
   }
 

@@ -10,20 +10,9 @@ namespace cinch {
 
 constexpr uint32_t TILE = 512;
 
-// The largest magnitude of 16 elements; not finite if one is not.
-CINCH_HD float largest_of(const float (&x)[16]) {
-  // Two chains, so that one need not wait for the other.
-  float a = magnitude_of(x[0]), b = magnitude_of(x[1]);
-  CINCH_UNROLL
-  for (int i = 2; i < 16; i += 2) {
-    a = larger_magnitude(a, x[i]);
-    b = larger_magnitude(b, x[i + 1]);
-  }
-  return larger_magnitude(a, b);
-}
-
-// The same of all elements of the tile that share this lane's block: those of 2^(log2_block - 4)
-// neighbouring lanes. A block beyond the tile gives what is in the tile.
+// The largest magnitude of all elements of the tile that share this lane's block: those of 2^(log2_block - 4)
+// neighbouring lanes. A block beyond the tile gives what is in the tile. It is not finite if an
+// element is not.
 __device__ __forceinline__ float block_abs_max(const float (&x)[16], uint32_t log2_block) {
   float largest = largest_of(x);
   CINCH_UNROLL

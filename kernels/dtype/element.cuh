@@ -105,14 +105,62 @@ struct F8E5M2 : ElementBase<F8E5M2, uint8_t, uint8_t, float> {
   static CINCH_HD uint8_t narrow(float number) { return (uint8_t)SmallF8E5M2::narrow(number); }
 };
 
+// The 16-bit floats take the device's conversions of pairs where no element is NaN.
 struct BF16 : ElementBase<BF16, uint16_t, uint16_t, float> {
+  using Base = ElementBase<BF16, uint16_t, uint16_t, float>;
+
   static CINCH_HD float widen(uint16_t bits) { return widen_bf16(bits); }
   static CINCH_HD uint16_t narrow(float number) { return (uint16_t)narrow_bf16(number); }
+
+  static CINCH_HD uint4 pack(const float (&in)[8]) {
+#if defined(__CUDA_ARCH__)
+    uint4 v;
+    v.x = narrow_bf16_pair(in[0], in[1]);
+    v.y = narrow_bf16_pair(in[2], in[3]);
+    v.z = narrow_bf16_pair(in[4], in[5]);
+    v.w = narrow_bf16_pair(in[6], in[7]);
+    const uint32_t largest =
+        larger_bf16_pair(larger_bf16_pair(v.x, v.y), larger_bf16_pair(v.z, v.w));
+    if (!has_nan_bf16(largest)) return v;
+#endif
+    return Base::pack(in);
+  }
 };
 
 struct F16 : ElementBase<F16, uint16_t, uint16_t, float> {
+  using Base = ElementBase<F16, uint16_t, uint16_t, float>;
+
   static CINCH_HD float widen(uint16_t bits) { return SmallF16::widen(bits); }
   static CINCH_HD uint16_t narrow(float number) { return (uint16_t)SmallF16::narrow(number); }
+
+  static CINCH_HD void unpack(uint4 v, float (&out)[8]) {
+#if defined(__CUDA_ARCH__)
+    const uint32_t largest =
+        larger_f16_pair(larger_f16_pair(v.x, v.y), larger_f16_pair(v.z, v.w));
+    if (!has_nan_f16(largest)) {
+      out[0] = widen_f16_low(v.x), out[1] = widen_f16_high(v.x);
+      out[2] = widen_f16_low(v.y), out[3] = widen_f16_high(v.y);
+      out[4] = widen_f16_low(v.z), out[5] = widen_f16_high(v.z);
+      out[6] = widen_f16_low(v.w), out[7] = widen_f16_high(v.w);
+      return;
+    }
+#endif
+    Base::unpack(v, out);
+  }
+
+  static CINCH_HD uint4 pack(const float (&in)[8]) {
+#if defined(__CUDA_ARCH__)
+    uint4 v;
+    v.x = narrow_f16_pair(in[0], in[1]);
+    v.y = narrow_f16_pair(in[2], in[3]);
+    v.z = narrow_f16_pair(in[4], in[5]);
+    v.w = narrow_f16_pair(in[6], in[7]);
+    const uint32_t largest =
+        larger_f16_pair(larger_f16_pair(v.x, v.y), larger_f16_pair(v.z, v.w));
+    if (!has_nan_f16(largest)) return v;
+#endif
+    return Base::pack(in);
+  }
 };
 
 }  // namespace cinch

@@ -68,6 +68,19 @@ CINCH_HD float larger_magnitude(float a, float b) {
 #endif
 }
 
+// The largest of N magnitudes; not finite if one is not. N is even.
+template <int N>
+CINCH_HD float largest_of(const float (&x)[N]) {
+  // Two chains, so that one need not wait for the other.
+  float a = magnitude_of(x[0]), b = magnitude_of(x[1]);
+  CINCH_UNROLL
+  for (int i = 2; i < N; i += 2) {
+    a = larger_magnitude(a, x[i]);
+    b = larger_magnitude(b, x[i + 1]);
+  }
+  return larger_magnitude(a, b);
+}
+
 // Four bytes out of the eight of low (0-3) and high (4-7), one for each nibble of the selector
 // from the lowest. Bit 3 of a nibble takes the sign of the byte instead, eight times.
 CINCH_HD uint32_t byte_permute(uint32_t low, uint32_t high, uint32_t selector) {

@@ -20,7 +20,29 @@ __device__ __forceinline__ uint32_t narrow_f16_pair(float low, float high) {
   return pair;
 }
 
-// The f16 in the low or the high half, exactly.
+// The larger in each half; a NaN in a half where one is.
+__device__ __forceinline__ uint32_t larger_f16_pair(uint32_t a, uint32_t b) {
+  uint32_t larger;
+  asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
+  return larger;
+}
+
+__device__ __forceinline__ uint32_t larger_bf16_pair(uint32_t a, uint32_t b) {
+  uint32_t larger;
+  asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
+  return larger;
+}
+
+// Whether a half of such a maximum is NaN.
+__device__ __forceinline__ bool has_nan_f16(uint32_t pair) {
+  return (pair & 0x7fff) > 0x7c00 || (pair & 0x7fff0000u) > 0x7c000000u;
+}
+
+__device__ __forceinline__ bool has_nan_bf16(uint32_t pair) {
+  return (pair & 0x7fff) > 0x7f80 || (pair & 0x7fff0000u) > 0x7f800000u;
+}
+
+// The f16 in the low or the high half, exactly. NaN may come out as another one.
 __device__ __forceinline__ float widen_f16_low(uint32_t pair) {
   float x;
   asm("{\n .reg .f16 low, high;\n mov.b32 {low, high}, %1;\n cvt.f32.f16 %0, low;\n}"
@@ -35,13 +57,6 @@ __device__ __forceinline__ float widen_f16_high(uint32_t pair) {
       : "=f"(x)
       : "r"(pair));
   return x;
-}
-
-// Whether one of two f16 is NaN.
-__device__ __forceinline__ bool has_nan_f16(uint32_t pair) {
-  uint32_t mask;
-  asm("set.nan.u32.f16x2 %0, %1, %1;" : "=r"(mask) : "r"(pair));
-  return mask != 0;
 }
 
 #endif
