@@ -1,8 +1,8 @@
-// Groups: the threads that drive one channel.
+// The threads of a block: sixteen warps move data, two wait for peers, one publishes.
 //
-// A block holds GROUPS of them, each with a barrier of its own, so that one moves data while
-// another waits for its peers: what several blocks on one multiprocessor would do, but with a
-// number of multiprocessors that is known.
+// Waiting and publishing have warps of their own because both are slow, a publication as slow as
+// the slowest store before it, and the movers need neither: while they are at one batch of steps,
+// the next one's messages are waited for and the last one's are published.
 #pragma once
 
 #include <stdint.h>
@@ -10,30 +10,53 @@
 namespace cinch {
 
 constexpr uint32_t WARP = 32;
-
-#ifndef CINCH_THREADS
-#define CINCH_THREADS 512
-#endif
-#ifndef CINCH_GROUPS
-#define CINCH_GROUPS 1
-#endif
-
-constexpr uint32_t THREADS = CINCH_THREADS;  // of a group
-constexpr uint32_t WARPS = THREADS / WARP;
-constexpr uint32_t GROUPS = CINCH_GROUPS;    // of a block
-constexpr uint32_t BLOCK_THREADS = THREADS * GROUPS;
+constexpr uint32_t MOVERS = 512;             // threads that move data
+constexpr uint32_t WAITERS = 2 * WARP;       // one for each end of a connection
+constexpr uint32_t PUBLISHERS = WARP;        // one for each peer
+constexpr uint32_t BLOCK_THREADS = MOVERS + WAITERS + PUBLISHERS;
+constexpr uint32_t MOVER_WARPS = MOVERS / WARP;
 
 __device__ __forceinline__ uint32_t lane_id() { return threadIdx.x % WARP; }
-__device__ __forceinline__ uint32_t thread() { return threadIdx.x % THREADS; }
-__device__ __forceinline__ uint32_t group() { return threadIdx.x / THREADS; }
+__device__ __forceinline__ uint32_t mover_warp() { return threadIdx.x / WARP; }
 
-// Barrier of the group.
-__device__ __forceinline__ void sync() {
-  if (GROUPS == 1) {
-    __syncthreads();
-  } else {
-    asm volatile("bar.sync %0, %1;" ::"r"(group() + 1), "n"(THREADS) : "memory");
-  }
+enum class Role { move, wait, publish };
+
+__device__ __forceinline__ Role role() {
+  return threadIdx.x < MOVERS             ? Role::move
+         : threadIdx.x < MOVERS + WAITERS ? Role::wait
+                                          : Role::publish;
 }
+
+// Two batches are on their way at once, in turn in one half of the shared state and the other.
+//
+// READY: waiters -> movers, the batch's messages and slots are there.
+// MOVED: movers -> publisher, its data is moved.
+// FREE: movers -> waiters, its half may be used again.
+constexpr uint32_t READY_BARRIER = 1, MOVED_BARRIER = 3, FREE_BARRIER = 5, WAITERS_BARRIER = 7;
+
+__device__ __forceinline__ void arrive_at(uint32_t barrier, uint32_t threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+__device__ __forceinline__ void meet_at(uint32_t barrier, uint32_t threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+__device__ __forceinline__ void say_ready(uint32_t half) {
+  arrive_at(READY_BARRIER + half, MOVERS + WAITERS);
+}
+__device__ __forceinline__ void await_ready(uint32_t half) {
+  meet_at(READY_BARRIER + half, MOVERS + WAITERS);
+}
+__device__ __forceinline__ void say_moved(uint32_t half) {
+  arrive_at(MOVED_BARRIER + half, MOVERS + PUBLISHERS);
+  arrive_at(FREE_BARRIER + half, MOVERS + WAITERS);
+}
+__device__ __forceinline__ void await_moved(uint32_t half) {
+  meet_at(MOVED_BARRIER + half, MOVERS + PUBLISHERS);
+}
+__device__ __forceinline__ void await_free(uint32_t half) {
+  meet_at(FREE_BARRIER + half, MOVERS + WAITERS);
+}
+__device__ __forceinline__ void meet_waiters() { meet_at(WAITERS_BARRIER, WAITERS); }
 
 }  // namespace cinch

@@ -1,12 +1,13 @@
 // The schedule interpreter: one block walks the steps of one lane.
 //
-// Launch: one block a channel, THREADS threads, all blocks of all works resident at once. Each
-// block takes the passes channel, channel + channels, ... of its work over its own lane, so that
-// blocks never wait for one another.
+// Launch: one block a channel, BLOCK_THREADS threads, all blocks of all works resident at once.
+// Each block takes the passes channel, channel + channels, ... of its work over its own lane, so
+// that blocks never wait for one another.
 //
-// For each batch of steps: the owners of the connections wait, while another warp works out where
-// the chunks lie; barrier; the warps move tiles of all the batch's chunks, one chunk after the
-// other in turn, so that small chunks of many peers go at once; barrier; the owners publish.
+// For each batch of steps the waiters wait for its messages and slots and work out where its chunks
+// lie; the movers share the tiles of all its chunks, one chunk after the other in turn, so that
+// small chunks of many peers go at once; the publisher publishes. The three work on different
+// batches at a time: see exec/group.cuh. All walk the same list in the same order.
 //
 // The walk is schedule::walk: by time, the oldest pass first, so that a rank frees the slots that
 // its peers need before it waits for slots itself.
@@ -28,15 +29,15 @@ struct Job {
   uint8_t nrecv;
   uint8_t nsend;
   const uint8_t *peers;  // receives, then sends
-  const LaneState *lane;
+  const Places *places;
 
-  __device__ __forceinline__ const uint8_t *source(uint32_t r) const { return lane->at[peers[r]]; }
+  __device__ __forceinline__ const uint8_t *source(uint32_t r) const { return places->at[peers[r]]; }
   __device__ __forceinline__ uint8_t *target(uint32_t t) const {
-    return lane->at[WARP + peers[nrecv + t]];
+    return places->at[WARP + peers[nrecv + t]];
   }
-  __device__ __forceinline__ uint32_t source_flag(uint32_t r) const { return lane->flag[peers[r]]; }
+  __device__ __forceinline__ uint32_t source_flag(uint32_t r) const { return places->flag[peers[r]]; }
   __device__ __forceinline__ uint32_t target_flag(uint32_t t) const {
-    return lane->flag[WARP + peers[nrecv + t]];
+    return places->flag[WARP + peers[nrecv + t]];
   }
 
   __device__ __forceinline__ bool writes() const {
@@ -72,13 +73,51 @@ __device__ __forceinline__ Range range_of(const cinch_work &work, uint64_t pass,
 constexpr uint32_t KEPT_STEPS = 96;
 constexpr uint32_t KEPT_PEERS = 512;
 
-// What a group keeps in shared memory.
+// What a block keeps in shared memory.
 struct Channel {
-  LaneState lane;
-  Job jobs[CINCH_MAX_BATCH];
+  Places places[2];
+  Job jobs[2][CINCH_MAX_BATCH];
   cinch_work work;
   cinch_step steps[KEPT_STEPS];
   uint8_t peers[KEPT_PEERS];
+  uint32_t stopped[2];
+};
+
+// A channel's share of a work.
+struct Walk {
+  const cinch_step *steps;
+  uint32_t nsteps;
+  uint32_t stages;
+  uint32_t channel;
+  uint32_t channels;
+  uint32_t passes;
+
+  // Calls visit(batch, index of its first step, pass, half of the shared state) for all batches,
+  // in order.
+  template <class Visit>
+  __device__ __forceinline__ void each(Visit visit) const {
+    const uint32_t times = passes == 0 ? 0 : passes + stages - 1;
+    uint32_t half = 0;
+#pragma unroll 1
+    for (uint32_t time = 0; time < times; ++time) {
+      uint32_t end = nsteps;
+#pragma unroll 1
+      while (end > 0) {
+        const uint32_t stage = steps[end - 1].stage;
+        uint32_t begin = end - 1;
+        while (begin > 0 && steps[begin - 1].stage == stage) --begin;
+        if (stage <= time && time - stage < passes) {
+          const uint32_t pass = channel + (time - stage) * channels;
+#pragma unroll 1
+          for (uint32_t at = begin; at < end; at += steps[at].batch) {
+            visit(steps[at], at, pass, half);
+            half ^= 1;
+          }
+        }
+        end = begin;
+      }
+    }
+  }
 };
 
 // `Mover` is a class with
@@ -88,114 +127,138 @@ struct Channel {
 //   uint32_t tile_elements() const;            elements that a warp moves at once
 //   void tile(const Job &, uint32_t tile);     called by a whole warp
 
-// The warps of the group share the tiles of a batch. Out of line, so that the registers of the
-// walk do not burden the loops that move data.
+// The movers share the tiles of a batch. Out of line, so that the registers of the walk do not
+// burden the loops that move data.
 template <class Mover>
 __device__ __noinline__ void move_batch(const Channel &own, const cinch_comm_view &comm,
-                                        uint32_t count) {
-  const Stop stop = {const_cast<uint32_t *>(own.lane.stopped)};
+                                        uint32_t count, uint32_t half) {
+  const Stop stop = {const_cast<uint32_t *>(own.stopped)};
   Mover mover(own.work, comm, stop);
   // Parts of a pass are equal but for the last ones, which are shorter.
   uint32_t most = (uint32_t)min(own.work.chunk, own.work.count);
-  if (Mover::protocol != CINCH_SIMPLE && own.lane.refresh) {
+  if (Mover::protocol != CINCH_SIMPLE && own.places[half].refresh) {
     most = max(most, comm.fifo.slot_bytes / mover.element_bytes());
   }
   const uint32_t tile_elements = mover.tile_elements();
   const uint32_t tiles = (most + tile_elements - 1) / tile_elements * count;
 #pragma unroll 1
-  for (uint32_t flat = thread() / WARP; flat < tiles; flat += WARPS) {
-    mover.tile(own.jobs[flat % count], flat / count);
+  for (uint32_t flat = mover_warp(); flat < tiles; flat += MOVER_WARPS) {
+    mover.tile(own.jobs[half][flat % count], flat / count);
   }
+}
+
+// Where the chunk of a step lies.
+__device__ __forceinline__ void locate(const Channel &own, const cinch_step &step,
+                                       const uint8_t *peers, uint32_t pass, uint32_t element_bytes,
+                                       const Places &places, Job &job) {
+  const Range range = range_of(own.work, pass, step.part);
+  const uint64_t in = step.in_block * own.work.count + range.start;
+  const uint64_t out = step.out_block * own.work.count + range.start;
+  job.input = (const uint8_t *)own.work.input + in * element_bytes;
+  job.output = (uint8_t *)own.work.output + out * element_bytes;
+  job.elements = (uint32_t)range.elements;
+  job.op = step.op;
+  job.own = step.own;
+  job.own_after = step.own_after;
+  job.nrecv = step.nrecv;
+  job.nsend = step.nsend;
+  job.peers = peers + step.peers;
+  job.places = &places;
+}
+
+// Says whose data did not come, after movers have polled for it in vain.
+__device__ __forceinline__ void report_missing(const cinch_comm_view &comm, const Channel &own,
+                                               Stop stop, uint32_t lane, uint32_t index,
+                                               uint32_t pass, uint32_t half) {
+  const uint32_t missing = stop.missing();
+  // The first report counts, which is that of the batch in which it went wrong.
+  if (lane_id() != 0 || missing == 0) return;
+  const uint32_t number = own.places[half].flag[missing - 1];
+  const Waiting waiting = {missing - 1, 0, lane, index, pass};
+  report(comm, CINCH_TROUBLE_TIMEOUT, waiting, number, number - 1, own.work.signature, nullptr);
 }
 
 template <class Mover>
 __device__ __forceinline__ void interpret(const cinch_args &args) {
-  __shared__ Channel shared[GROUPS];
-  Channel &own = shared[group()];
-  LaneState &state = own.lane;
-  Job *const jobs = own.jobs;
-  cinch_work &work = own.work;
+  __shared__ Channel own;
 
   const cinch_comm_view &comm = args.comm;
   const uint8_t *blob = args.far ? args.far : args.blob;
   const cinch_work *works = (const cinch_work *)blob;
   const cinch_step *steps = (const cinch_step *)(works + args.nworks);
   const uint8_t *peers = (const uint8_t *)(steps + args.nsteps);
-  const uint32_t place = blockIdx.x * GROUPS + group();
-  const cinch_work *const last = works + args.nworks - 1;
-  while (works < last && place >= works->first_block + works->channels) ++works;
-  const uint32_t channel = place - works->first_block;
-  if (channel >= works->channels) return;
+  while (blockIdx.x >= works->first_block + works->channels) ++works;
+  const uint32_t channel = blockIdx.x - works->first_block;
   const uint32_t nsteps = works->nsteps;
   steps += works->steps;
 
-  Lane<Mover::protocol> lane(comm, work, works->first_lane + channel, state);
-  for (uint32_t i = thread(); i < sizeof(work) / 4; i += THREADS) {
-    ((uint32_t *)&work)[i] = ((const uint32_t *)works)[i];
+  for (uint32_t i = threadIdx.x; i < sizeof(own.work) / 4; i += BLOCK_THREADS) {
+    ((uint32_t *)&own.work)[i] = ((const uint32_t *)works)[i];
   }
   if (nsteps <= KEPT_STEPS) {
-    for (uint32_t i = thread(); i < nsteps * sizeof(cinch_step) / 4; i += THREADS) {
+    for (uint32_t i = threadIdx.x; i < nsteps * sizeof(cinch_step) / 4; i += BLOCK_THREADS) {
       ((uint32_t *)own.steps)[i] = ((const uint32_t *)steps)[i];
     }
     steps = own.steps;
   }
   if (args.npeers <= KEPT_PEERS) {
-    for (uint32_t i = thread(); i < args.npeers; i += THREADS) own.peers[i] = peers[i];
+    for (uint32_t i = threadIdx.x; i < args.npeers; i += BLOCK_THREADS) own.peers[i] = peers[i];
     peers = own.peers;
   }
-  sync();
-
-  const Stop stop = lane.stop();
-  const uint32_t element_bytes = Mover(work, comm, stop).element_bytes();
-  const uint32_t channels = work.channels;
-  const uint32_t passes =
-      work.passes > channel ? (work.passes - channel + channels - 1) / channels : 0;
-  const uint32_t times = passes == 0 ? 0 : passes + work.stages - 1;
-  for (uint32_t time = 0; time < times; ++time) {
-    uint32_t end = nsteps;
-    while (end > 0) {
-      const uint32_t stage = steps[end - 1].stage;
-      uint32_t begin = end - 1;
-      while (begin > 0 && steps[begin - 1].stage == stage) --begin;
-      const bool active = stage <= time && time - stage < passes;
-      const uint32_t pass = channel + (time - stage) * channels;
-      uint32_t at = active ? begin : end;
-      while (at < end) {
-        const cinch_step &batch = steps[at];
-        const uint32_t count = batch.batch;
-        lane.wait(batch, at, pass);
-        if (thread() >= 2 * WARP && thread() < 2 * WARP + count) {
-          const cinch_step &step = steps[at + thread() - 2 * WARP];
-          const Range range = range_of(work, pass, step.part);
-          const uint64_t in = step.in_block * work.count + range.start;
-          const uint64_t out = step.out_block * work.count + range.start;
-          Job job;
-          job.input = (const uint8_t *)work.input + in * element_bytes;
-          job.output = (uint8_t *)work.output + out * element_bytes;
-          job.elements = (uint32_t)range.elements;
-          job.op = step.op;
-          job.own = step.own;
-          job.own_after = step.own_after;
-          job.nrecv = step.nrecv;
-          job.nsend = step.nsend;
-          job.peers = peers + step.peers;
-          job.lane = &state;
-          jobs[thread() - 2 * WARP] = job;
-        }
-        sync();
-        if (stop.is_set()) return;
-        move_batch<Mover>(own, comm, count);
-        sync();
-        if (Mover::protocol != CINCH_SIMPLE && stop.is_set()) {
-          return lane.report_missing(at, pass);
-        }
-        lane.post(batch);
-        at += count;
-      }
-      end = begin;
-    }
+  if (threadIdx.x < 2) {
+    own.stopped[threadIdx.x] = 0;
+    own.places[threadIdx.x].refresh = 0;
   }
-  lane.finish();
+  __syncthreads();
+
+  const Stop stop = {own.stopped};
+  const uint32_t lane = own.work.first_lane + channel;
+  const uint32_t channels = own.work.channels;
+  const uint32_t passes =
+      own.work.passes > channel ? (own.work.passes - channel + channels - 1) / channels : 0;
+  const Walk walk = {steps, nsteps, own.work.stages, channel, channels, passes};
+
+  // Once something has gone wrong, all go on through the barriers, and nobody waits or moves.
+  if (role() == Role::move) {
+    walk.each([&](const cinch_step &batch, uint32_t, uint32_t, uint32_t half) {
+      await_ready(half);
+      if (!stop.is_set()) move_batch<Mover>(own, comm, batch.batch, half);
+      say_moved(half);
+    });
+  } else if (role() == Role::wait) {
+    Waiter<Mover::protocol> waiter(comm, own.work, lane, stop);
+    const uint32_t element_bytes = Mover(own.work, comm, stop).element_bytes();
+    const uint32_t mine = threadIdx.x - MOVERS;
+    uint32_t used = 0;
+    walk.each([&](const cinch_step &batch, uint32_t at, uint32_t pass, uint32_t half) {
+      if (used == 2) {
+        await_free(half);
+      } else {
+        ++used;
+      }
+      Places &places = own.places[half];
+      if (mine < batch.batch) {
+        locate(own, (&batch)[mine], peers, pass, element_bytes, places, own.jobs[half][mine]);
+      }
+      if (Mover::protocol != CINCH_SIMPLE) {
+        if (mine == 0) places.refresh = 0;
+        meet_waiters();
+      }
+      if (!stop.is_set()) waiter.wait(batch, at, pass, places);
+      say_ready(half);
+    });
+  } else {
+    Publisher<Mover::protocol> publisher(comm, own.work, lane);
+    walk.each([&](const cinch_step &batch, uint32_t at, uint32_t pass, uint32_t half) {
+      await_moved(half);
+      if (!stop.is_set()) {
+        publisher.publish(batch);
+      } else {
+        report_missing(comm, own, stop, lane, at, pass, half);
+      }
+    });
+    if (!stop.is_set()) publisher.finish();
+  }
 }
 
 }  // namespace cinch

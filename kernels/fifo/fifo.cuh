@@ -1,15 +1,16 @@
-// The slot FIFOs of one lane, as one group of threads drives them.
+// The slot FIFOs of one lane, as one block drives them.
 //
-// Thread p of the first warp owns the receiving end from rank p, thread 32 + p the sending end to
-// rank p: it alone waits for, publishes and counts the messages of that connection, and leaves
-// the place of the slot in shared memory for the others.
+// Thread p of the first warp of waiters owns the receiving end from rank p, thread p of the second
+// the sending end to rank p: it alone waits for that connection, and leaves the place of the slot
+// in shared memory for the movers. Thread p of the publishers publishes what was sent to rank p and
+// gives back what was received from it. Each counts the messages for itself.
 //
 //   SIMPLE  wait for `tail`, read, move `head`       wait for `head`, write, move `tail`
 //   LL*     read until the flags match, move `head`  wait for `head`, write with flags
 //
-// SYNC POINT slot.tail: store_release by the sender's thread, after a barrier behind which its
-//   block has written the payload and the header; load_acquire by the receiver's thread, before a
-//   barrier behind which its block reads them.
+// SYNC POINT slot.tail: store_release by the sender's publisher, after a barrier behind which the
+//   movers have written the payload; load_acquire by the receiver's waiter, before a barrier behind
+//   which its movers read it.
 // SYNC POINT slot.head: relaxed. The values that were read have been used before the barrier, so
 //   the reads are done; a peer that sees the credit writes later.
 #pragma once
@@ -34,172 +35,178 @@ __device__ __forceinline__ bool refreshes(uint32_t flag, uint32_t depth) {
   return (flag & (REFRESH_PERIOD - 1)) < 2 * depth;
 }
 
-// One end of a connection, as its thread keeps it between batches: in shared memory, because all
-// threads of the block would carry it in registers otherwise.
-struct End {
-  uint64_t count;                  // messages so far
-  uint64_t credit;                 // last value seen of the counter that is waited for
-  const cinch_counters *counters;  // that the peer moves
-  cinch_counters *remote;          // that this end moves
-  uint8_t *slots;
-  uint32_t fresh;  // no message of this call yet
-};
-
-struct LaneState {
-  End ends[2 * WARP];
-  uint8_t *at[2 * WARP];    // slot of the batch's message from rank p; to rank p, at 32 + p
+// What movers learn about one batch.
+struct Places {
+  uint8_t *at[2 * WARP];    // slot of the message from rank p; to rank p, at 32 + p
   uint32_t flag[2 * WARP];  // its flag
-  uint32_t stopped[2];
-  uint32_t refresh;  // some message of the batch fills its whole slot
+  uint32_t refresh;         // some message fills its whole slot
 };
 
+__device__ __forceinline__ cinch_cursor *cursor_of(const cinch_comm_view &comm, uint32_t lane,
+                                                   uint32_t peer) {
+  return comm.cursors + ((uint64_t)comm.protocol * CINCH_MAX_LANES + lane) * CINCH_MAX_RANKS + peer;
+}
+
+// Slot 0 of a lane in a box.
+__device__ __forceinline__ uint8_t *slots_of(const cinch_comm_view &comm, uint8_t *box,
+                                             uint32_t lane) {
+  return box + comm.fifo.slots + (uint64_t)lane * comm.fifo.depth * comm.fifo.stride;
+}
+
+__device__ __forceinline__ cinch_counters *counters_of(const cinch_comm_view &comm, uint8_t *box,
+                                                       uint32_t lane) {
+  return (cinch_counters *)(box + comm.fifo.counters) + lane;
+}
+
+// One end of a connection, as its waiter sees it.
 template <int PROTOCOL>
-class Lane {
+class Waiter {
  public:
-  // All threads call it; a barrier follows before anything else.
-  __device__ __forceinline__ Lane(const cinch_comm_view &comm, const cinch_work &work,
-                                  uint32_t lane, LaneState &state)
-      : comm_(comm), work_(work), lane_(lane), state_(state) {
-    if (thread() < 2) state.stopped[thread()] = 0;
-    if (thread() == 0) state.refresh = 0;
-    if (!owns()) return;
-    End &end = state.ends[thread()];
-    const cinch_cursor *cursor = this->cursor();
-    end.count = sends() ? cursor->sent : cursor->received;
-    end.credit = 0;
-    end.fresh = 1;
-    end.counters = (const cinch_counters *)(comm.inbox[peer()] + comm.fifo.counters) + lane;
-    end.remote = (cinch_counters *)(comm.outbox[peer()] + comm.fifo.counters) + lane;
-    end.slots = (sends() ? comm.outbox[peer()] : comm.inbox[peer()]) + comm.fifo.slots +
-                (uint64_t)lane * comm.fifo.depth * comm.fifo.stride;
+  __device__ __forceinline__ Waiter(const cinch_comm_view &comm, const cinch_work &work,
+                                    uint32_t lane, Stop stop)
+      : comm_(comm), work_(work), lane_(lane), stop_(stop) {
+    sends_ = threadIdx.x - MOVERS >= WARP;
+    peer_ = lane_id();
+    owns_ = peer_ < comm.nranks && peer_ != comm.rank;
+    if (!owns_) return;
+    const cinch_cursor *cursor = cursor_of(comm, lane, peer_);
+    count_ = sends_ ? cursor->sent : cursor->received;
+    credit_ = 0;
+    fresh_ = true;
+    const cinch_counters *counters = counters_of(comm, comm.inbox[peer_], lane);
+    counter_ = sends_ ? &counters->head : &counters->tail;
+    slots_ = slots_of(comm, sends_ ? comm.outbox[peer_] : comm.inbox[peer_], lane);
   }
 
-  __device__ __forceinline__ Stop stop() const { return {state_.stopped}; }
-
-  // Waits until this thread's message of the batch is there, or the slot that it fills is free.
-  // The caller's barrier shows the places to the block. `index` is the number of the batch's first
-  // step.
-  __device__ __forceinline__ void wait(const cinch_step &batch, uint32_t index, uint32_t pass) {
-    if (!takes_part(batch)) return;
-    End &end = state_.ends[thread()];
-    const Waiting waiting = {peer(), sends(), lane_, index, pass};
-    if (sends()) {
+  // Waits until this end's message of the batch is there, or the slot that it fills is free.
+  // `index` is the number of the batch's first step.
+  __device__ __forceinline__ void wait(const cinch_step &batch, uint32_t index, uint32_t pass,
+                                       Places &places) {
+    const uint32_t mask = sends_ ? batch.send_mask : batch.recv_mask;
+    if (!owns_ || (mask >> peer_ & 1) == 0) return;
+    const Waiting waiting = {peer_, sends_, lane_, index, pass};
+    if (sends_) {
       const uint64_t depth = comm_.fifo.depth;
-      if (end.credit + depth <= end.count) {
-        end.credit = until(&end.counters->head, end.count + 1 - depth, waiting);
-      }
-      if (PROTOCOL != CINCH_SIMPLE && refreshes(message_flag(end.count), depth)) {
-        state_.refresh = 1;
-      }
+      if (credit_ + depth <= count_) until(count_ + 1 - depth, waiting);
+      if (PROTOCOL != CINCH_SIMPLE && refreshes(message_flag(count_), depth)) places.refresh = 1;
     } else if (PROTOCOL == CINCH_SIMPLE) {
-      if (end.credit <= end.count) {
-        end.credit = until(&end.counters->tail, end.count + 1, waiting);
-      }
+      if (credit_ <= count_) until(count_ + 1, waiting);
       // SYNC POINT slot.tail
-      load_acquire(&end.counters->tail);
-      if (end.fresh) check(end, waiting);
+      load_acquire(counter_);
+      if (fresh_) check(waiting);
     }
-    state_.at[thread()] = slot(end);
-    state_.flag[thread()] = message_flag(end.count);
-  }
-
-  // Publishes what was sent and gives back what was received, after a barrier.
-  __device__ __forceinline__ void post(const cinch_step &batch) {
-    if (thread() == 0) state_.refresh = 0;
-    if (!takes_part(batch)) return;
-    End &end = state_.ends[thread()];
-    if (PROTOCOL == CINCH_SIMPLE && sends() && end.fresh) sign(end);
-    end.fresh = 0;
-    end.count += 1;
-    if (!sends()) {
-      store_relaxed(&end.remote->head, end.count);  // SYNC POINT slot.head
-    } else if (PROTOCOL == CINCH_SIMPLE) {
-      store_release(&end.remote->tail, end.count);  // SYNC POINT slot.tail
-    }
-  }
-
-  // Says whose data did not come, after movers have polled for it in vain.
-  __device__ __forceinline__ void report_missing(uint32_t index, uint32_t pass) {
-    const uint32_t missing = stop().missing();
-    if (thread() != 0 || missing == 0) return;
-    const uint64_t number = state_.ends[missing - 1].count + 1;
-    const Waiting waiting = {missing - 1, 0, lane_, index, pass};
-    report(comm_, CINCH_TROUBLE_TIMEOUT, waiting, number, number - 1, work_.signature, nullptr);
-  }
-
-  // Keeps the numbers for the next launch.
-  __device__ __forceinline__ void finish() {
-    if (!owns()) return;
-    cinch_cursor *cursor = this->cursor();
-    (sends() ? cursor->sent : cursor->received) = state_.ends[thread()].count;
+    fresh_ = false;
+    const uint32_t end = sends_ ? WARP + peer_ : peer_;
+    places.at[end] = slot();
+    places.flag[end] = message_flag(count_);
+    count_ += 1;
   }
 
  private:
-  static __device__ __forceinline__ uint32_t peer() { return lane_id(); }
-  static __device__ __forceinline__ bool sends() { return thread() >= WARP; }
-
-  __device__ __forceinline__ bool owns() const {
-    return thread() < 2 * WARP && peer() < comm_.nranks && peer() != comm_.rank;
+  __device__ __forceinline__ uint8_t *slot() const {
+    return slots_ + (uint32_t)(count_ % comm_.fifo.depth) * (uint64_t)comm_.fifo.stride;
   }
 
-  static __device__ __forceinline__ bool takes_part(const cinch_step &batch) {
-    const uint32_t mask = sends() ? batch.send_mask : batch.recv_mask;
-    return thread() < 2 * WARP && (mask >> peer() & 1) != 0;
-  }
-
-  __device__ __forceinline__ cinch_cursor *cursor() const {
-    return comm_.cursors + ((uint64_t)PROTOCOL * CINCH_MAX_LANES + lane_) * CINCH_MAX_RANKS +
-           peer();
-  }
-
-  __device__ __forceinline__ uint8_t *slot(const End &end) const {
-    const uint32_t place = (uint32_t)(end.count % comm_.fifo.depth);
-    return end.slots + place * (uint64_t)comm_.fifo.stride;
-  }
-
-  // Polls until the counter has reached `target`; returns what it was then.
-  __device__ __noinline__ uint64_t until(const uint64_t *counter, uint64_t target,
-                                         const Waiting &waiting) {
-    uint64_t seen = load_relaxed(counter);
+  // Polls until the counter has reached `target`.
+  __device__ __forceinline__ void until(uint64_t target, const Waiting &waiting) {
+    credit_ = load_relaxed(counter_);
     Patience patience;
-    while ((int64_t)(seen - target) < 0) {
+    while ((int64_t)(credit_ - target) < 0) {
       bool timeout;
-      if (patience.gone(comm_, timeout)) {
+      if (patience.gone(comm_, stop_, timeout)) {
         if (timeout) {
-          report(comm_, CINCH_TROUBLE_TIMEOUT, waiting, target, seen, work_.signature, nullptr);
+          report(comm_, CINCH_TROUBLE_TIMEOUT, waiting, target, credit_, work_.signature, nullptr);
         }
-        stop().set();
+        stop_.set();
         break;
       }
-      seen = load_relaxed(counter);
+      credit_ = load_relaxed(counter_);
     }
-    return seen;
   }
 
-  // The header of a message: the signature of its call, in the first one of a connection.
-  __device__ __forceinline__ void sign(const End &end) {
-    uint64_t *header = (uint64_t *)(slot(end) - CINCH_LINE_BYTES);
-    for (int i = 0; i < CINCH_SIGNATURE_WORDS; ++i) header[i] = work_.signature[i];
-  }
-
-  __device__ __noinline__ void check(const End &end, const Waiting &waiting) {
-    const uint64_t *header = (const uint64_t *)(slot(end) - CINCH_LINE_BYTES);
+  // The first message of a connection carries the signature of its call.
+  __device__ __forceinline__ void check(const Waiting &waiting) {
+    const uint64_t *header = (const uint64_t *)(slot() - CINCH_LINE_BYTES);
     uint64_t theirs[CINCH_SIGNATURE_WORDS];
     bool same = true;
 #pragma unroll
     for (int i = 0; i < CINCH_SIGNATURE_WORDS; ++i) theirs[i] = load_relaxed(header + i);
 #pragma unroll
     for (int i = 0; i < CINCH_SIGNATURE_WORDS; ++i) same &= theirs[i] == work_.signature[i];
-    if (!same && !stop().is_set()) {
+    if (!same && !stop_.is_set()) {
       report(comm_, CINCH_TROUBLE_MISMATCH, waiting, 0, 0, work_.signature, theirs);
-      stop().set();
+      stop_.set();
     }
   }
 
   const cinch_comm_view &comm_;
   const cinch_work &work_;
-  uint32_t lane_;
-  LaneState &state_;
+  const uint32_t lane_;
+  const Stop stop_;
+  bool sends_;
+  bool owns_;
+  bool fresh_;
+  uint32_t peer_;
+  uint64_t count_;   // messages so far
+  uint64_t credit_;  // last value seen of `counter_`
+  const uint64_t *counter_;
+  uint8_t *slots_;
+};
+
+// Both ends of the connections with one peer, as their publisher sees them.
+template <int PROTOCOL>
+class Publisher {
+ public:
+  __device__ __forceinline__ Publisher(const cinch_comm_view &comm, const cinch_work &work,
+                                       uint32_t lane)
+      : comm_(comm), work_(work), lane_(lane), fresh_(true) {
+    peer_ = lane_id();
+    owns_ = peer_ < comm.nranks && peer_ != comm.rank;
+    if (!owns_) return;
+    cursor_ = *cursor_of(comm, lane, peer_);
+    counters_ = counters_of(comm, comm.outbox[peer_], lane);
+  }
+
+  // After a barrier behind which the batch's data is moved.
+  __device__ __forceinline__ void publish(const cinch_step &batch) {
+    if (!owns_) return;
+    if (batch.recv_mask >> peer_ & 1) {
+      cursor_.received += 1;
+      store_relaxed(&counters_->head, cursor_.received);  // SYNC POINT slot.head
+    }
+    if (batch.send_mask >> peer_ & 1) {
+      if (PROTOCOL == CINCH_SIMPLE && fresh_) sign();
+      fresh_ = false;
+      cursor_.sent += 1;
+      if (PROTOCOL == CINCH_SIMPLE) {
+        store_release(&counters_->tail, cursor_.sent);  // SYNC POINT slot.tail
+      }
+    }
+  }
+
+  // Keeps the numbers for the next launch.
+  __device__ __forceinline__ void finish() {
+    if (owns_) *cursor_of(comm_, lane_, peer_) = cursor_;
+  }
+
+ private:
+  __device__ __forceinline__ void sign() {
+    const uint32_t place = (uint32_t)(cursor_.sent % comm_.fifo.depth);
+    uint8_t *slot = slots_of(comm_, comm_.outbox[peer_], lane_) +
+                    place * (uint64_t)comm_.fifo.stride;
+    uint64_t *header = (uint64_t *)(slot - CINCH_LINE_BYTES);
+#pragma unroll
+    for (int i = 0; i < CINCH_SIGNATURE_WORDS; ++i) header[i] = work_.signature[i];
+  }
+
+  const cinch_comm_view &comm_;
+  const cinch_work &work_;
+  const uint32_t lane_;
+  bool owns_;
+  bool fresh_;
+  uint32_t peer_;
+  cinch_cursor cursor_;
+  cinch_counters *counters_;
 };
 
 }  // namespace cinch

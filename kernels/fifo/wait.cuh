@@ -61,12 +61,12 @@ class Patience {
  public:
   __device__ __forceinline__ Patience() : polls_(0), since_(0), looked_(0) {}
 
-  // True if the wait must end: the communicator was aborted, or time is up (then the caller
-  // reports).
-  __device__ __forceinline__ bool gone(const cinch_comm_view &comm, bool &timeout) {
+  // True if the wait must end: another thread has given up, the communicator was aborted, or
+  // time is up (then the caller reports).
+  __device__ __forceinline__ bool gone(const cinch_comm_view &comm, Stop stop, bool &timeout) {
     timeout = false;
     if (++polls_ % POLLS_PER_CLOCK != 0) return false;
-    return slow(comm, timeout);
+    return stop.is_set() || slow(comm, timeout);
   }
 
  private:

@@ -49,7 +49,7 @@ __device__ __forceinline__ bool load_ll(const cinch_comm_view &comm, Stop stop, 
     }
     if (missing == 0) break;
     bool timeout;
-    if (patience.gone(comm, timeout)) {
+    if (patience.gone(comm, stop, timeout)) {
       if (timeout) stop.missing(name(first + __ffs(missing) - 1));
       stop.set();
       return false;
@@ -110,7 +110,7 @@ class RawLL {
 
   // Packets beyond the payload: only in messages that fill their slots.
   __device__ __forceinline__ void fill(const Job &job, uint32_t i) const {
-    if (!job.lane->refresh || 8 * i >= comm_.fifo.slot_bytes) return;
+    if (!job.places->refresh || 8 * i >= comm_.fifo.slot_bytes) return;
     for (uint32_t t = 0; t < job.nsend; ++t) store_ll(job.target(t), i, 0, job.target_flag(t));
   }
 

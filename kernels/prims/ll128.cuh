@@ -85,7 +85,7 @@ class RawLL128 {
       const bool there = !flagged || (v.z | (uint64_t)v.w << 32) == wanted;
       if (__all_sync(0xffffffffu, there)) break;
       bool timeout;
-      const bool gone = patience.gone(comm_, timeout);
+      const bool gone = patience.gone(comm_, stop_, timeout);
       if (__any_sync(0xffffffffu, gone)) {
         if (timeout) stop_.missing(job.peers[r]);
         stop_.set();
@@ -154,7 +154,7 @@ class RawLL128 {
   }
 
   __device__ __forceinline__ bool fills(const Job &job, uint32_t tile) const {
-    return job.lane->refresh && job.nsend > 0 && 8 * TILE_WORDS * tile < comm_.fifo.slot_bytes;
+    return job.places->refresh && job.nsend > 0 && 8 * TILE_WORDS * tile < comm_.fifo.slot_bytes;
   }
 
   const cinch_work &work_;
