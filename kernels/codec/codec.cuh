@@ -71,13 +71,17 @@ class WarpCodec {
     Format::decode_reduce16(codes.code, Format::unit(params_, codes.scale), acc);
   }
 
-  CINCH_HD void load(const uint8_t *wire, uint64_t n, uint64_t i, Codes &codes) const {
+  template <class Index>
+  CINCH_HD void load(const uint8_t *wire, Index n, Index i, Codes &codes) const {
     load_codes(wire, n, i, codes.code);
     codes.scale = 0;
-    if (scaled && i < n) codes.scale = scales(wire, n)[scale_index(i, params_.log2_block)];
+    if (scaled && i < n) {
+      codes.scale = load_scale(scales(wire, n) + scale_index(i, params_.log2_block));
+    }
   }
 
-  CINCH_HD void store(uint8_t *wire, uint64_t n, uint64_t i, const Codes &codes) const {
+  template <class Index>
+  CINCH_HD void store(uint8_t *wire, Index n, Index i, const Codes &codes) const {
     store_codes(wire, n, i, codes.code);
     if (!scaled || i >= n) return;
     float *scale = const_cast<float *>(scales(wire, n)) + scale_index(i, params_.log2_block);
@@ -98,7 +102,8 @@ class WarpCodec {
   }
 
  private:
-  static CINCH_HD const float *scales(const uint8_t *wire, uint64_t n) {
+  template <class Index>
+  static CINCH_HD const float *scales(const uint8_t *wire, Index n) {
     return reinterpret_cast<const float *>(wire + padded_code_bytes(n, code_bytes));
   }
 

@@ -94,7 +94,8 @@ struct Scaled {
     }
   }
 
-  // Any elements, any scale. Kept small rather than fast: what gets here is rare.
+  // Any elements, any scale. Out of line, on copies: what gets here is rare, and must not cost the
+  // others registers.
   static CINCH_HD uint4 encode_slowly(const float (&x)[16], float scale) {
     return make_uint4(encode_any(x[0], x[1], x[2], x[3], scale),
                       encode_any(x[4], x[5], x[6], x[7], scale),
@@ -120,14 +121,23 @@ struct Scaled {
 
   template <bool REDUCE>
   static CINCH_HD void decode_slowly(uint4 v, float scale, float (&acc)[16]) {
-    const uint32_t words[4] = {v.x, v.y, v.z, v.w};
+    float copy[16];
     CINCH_UNROLL
+    for (int i = 0; i < 16; ++i) copy[i] = REDUCE ? acc[i] : 0.0f;
+    decode_all(v, scale, copy);
+    CINCH_UNROLL
+    for (int i = 0; i < 16; ++i) acc[i] = copy[i];
+  }
+
+  static CINCH_HD_COLD void decode_all(uint4 v, float scale, float (&acc)[16]) {
+    const uint32_t words[4] = {v.x, v.y, v.z, v.w};
+    CINCH_ROLL
     for (int i = 0; i < 16; ++i) {
-      acc[i] = decode_any(words[i / 4] >> (8 * (i % 4)) & 0xff, scale, REDUCE ? acc[i] : 0.0f);
+      acc[i] = decode_any(words[i / 4] >> (8 * (i % 4)) & 0xff, scale, acc[i]);
     }
   }
 
-  static CINCH_HD_COLD float decode_any(uint32_t code, float scale, float acc) {
+  static CINCH_HD float decode_any(uint32_t code, float scale, float acc) {
     if (!is_finite(scale)) return float_of(QUIET_NAN);
     const float value = mul(Meaning::value(code), Meaning::unit(mul(scale, RAISE)));
     return fused(value, LOWER, acc);

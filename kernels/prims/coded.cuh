@@ -134,8 +134,11 @@ class CodedSimple {
         float own[HELD];
         load_own(job, at, own);
         if (job.sums() && job.own == CINCH_OWN_CODED) as_coded(job, at, own);
+        const bool alone = after == 0;
 #pragma unroll
-        for (uint32_t k = 0; k < HELD; ++k) x[k] = E::combine(x[k], own[k], Combine::sum);
+        for (uint32_t k = 0; k < HELD; ++k) {
+          x[k] = alone ? own[k] : E::combine(x[k], own[k], Combine::sum);
+        }
       }
       add_sources(job, at, part == 0 ? 0 : after, part == 0 ? after : job.nrecv, x);
     }
