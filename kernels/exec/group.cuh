@@ -5,7 +5,7 @@
 // the next one's messages are waited for and the last one's are published.
 #pragma once
 
-#include <stdint.h>
+#include "abi.h"
 
 namespace cinch {
 
@@ -15,6 +15,8 @@ constexpr uint32_t WAITERS = 2 * WARP;       // one for each end of a connection
 constexpr uint32_t PUBLISHERS = WARP;        // one for each peer
 constexpr uint32_t BLOCK_THREADS = MOVERS + WAITERS + PUBLISHERS;
 constexpr uint32_t MOVER_WARPS = MOVERS / WARP;
+
+static_assert(BLOCK_THREADS == CINCH_BLOCK_THREADS, "what the host launches");
 
 __device__ __forceinline__ uint32_t lane_id() { return threadIdx.x % WARP; }
 __device__ __forceinline__ uint32_t mover_warp() { return threadIdx.x / WARP; }

@@ -16,7 +16,7 @@
 
 namespace cinch {
 
-constexpr uint32_t ONESHOT_THREADS = 512;
+constexpr uint32_t ONESHOT_THREADS = CINCH_ONESHOT_THREADS;
 
 template <class E>
 __device__ __forceinline__ void oneshot_packets(const cinch_oneshot_args &args, uint64_t epoch,

@@ -10,11 +10,8 @@ use crate::types::{CodecKind, DType, Protocol};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-/// Threads that drive one channel, and channels that a block of an interpreter drives: those of
-/// `kernels/exec/group.cuh`.
-pub const THREADS: u32 = 512;
-/// See [`THREADS`].
-pub const GROUPS: u32 = 1;
+/// Threads of a block of an interpreter, which drives one channel.
+pub const THREADS: u32 = 608;
 /// Threads of a block of the fused kernel.
 pub const FUSED_THREADS: u32 = 512;
 
@@ -100,7 +97,7 @@ impl Kernels {
     /// Internal if a kernel does not fit a multiprocessor at all; those of the driver.
     pub fn resident_channels(&self) -> Result<u32> {
         for function in self.functions.values() {
-            let threads = function.max_threads.min(THREADS * GROUPS);
+            let threads = function.max_threads.min(THREADS);
             if function.blocks_per_multiprocessor(threads, 0)? == 0 {
                 return Err(Error::internal(format!(
                     "no block of {threads} threads of {} fits a multiprocessor of {}",
@@ -109,7 +106,7 @@ impl Kernels {
                 )));
             }
         }
-        Ok(GROUPS * self.context.device().multiprocessors)
+        Ok(self.context.device().multiprocessors)
     }
 }
 

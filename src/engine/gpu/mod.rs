@@ -404,8 +404,8 @@ impl GpuEngine {
             } else {
                 blob.write(&mut args.blob);
             }
-            let blocks = (blob.channels() as u32).div_ceil(kernels::GROUPS);
-            let threads = kernels::THREADS * kernels::GROUPS;
+            let blocks = blob.channels() as u32;
+            let threads = kernels::THREADS;
             // SAFETY: the interpreter takes `cinch_args`; the addresses in it are of the wiring,
             // which lives until no kernel uses it (see `end` and `keep`), of the blob, and of the
             // caller's buffers, which he vouches for.
