@@ -1,0 +1,244 @@
+//! The memory of one rank, allocated before anything runs and freed after: the driver waits for
+//! all queued work when memory is freed, and ranks on one GPU wait for each other.
+
+#![allow(unsafe_code)] // addresses become buffers
+
+use crate::case::{Case, Done, GUARD, Layout, Outcome};
+use cinch::comm::Group;
+use cinch::gpu::{Context, Device, DeviceMemory, Driver, Stream};
+use cinch::mem::{DeviceBuffers, UserBuffers};
+use cinch::{Collective, Communicator, Error, Report, Result};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// How long a call may take before the test has failed.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Memory and a stream of one rank.
+pub enum Arena {
+    Gpu {
+        memory: DeviceMemory,
+        stream: Stream,
+    },
+    Host {
+        memory: Mutex<Vec<u64>>,
+        bytes: usize,
+    },
+}
+
+/// The context of a GPU.
+pub fn context(gpu: usize) -> Result<Arc<Context>> {
+    Context::primary(&Device::at(&Driver::load()?, gpu as u32)?)
+}
+
+impl Arena {
+    /// `bytes` bytes on GPU number `gpu`, on the host for none.
+    pub fn new(gpu: Option<usize>, bytes: usize) -> Result<Arena> {
+        let bytes = bytes.max(256).next_multiple_of(256);
+        let Some(gpu) = gpu else {
+            return Ok(Arena::Host {
+                memory: Mutex::new(vec![0; bytes / 8]),
+                bytes,
+            });
+        };
+        let context = context(gpu)?;
+        Ok(Arena::Gpu {
+            memory: DeviceMemory::new(&context, bytes)?,
+            stream: Stream::new(&context)?,
+        })
+    }
+
+    pub fn stream(&self) -> Result<&Stream> {
+        match self {
+            Arena::Gpu { stream, .. } => Ok(stream),
+            Arena::Host { .. } => Err(Error::internal("host memory has no stream")),
+        }
+    }
+
+    pub fn memory(&self) -> Result<&DeviceMemory> {
+        match self {
+            Arena::Gpu { memory, .. } => Ok(memory),
+            Arena::Host { .. } => Err(Error::internal("this is host memory")),
+        }
+    }
+
+    pub fn write(&self, at: usize, bytes: &[u8]) -> Result<()> {
+        match self {
+            Arena::Gpu { memory, stream } => memory.write(at, bytes, stream, PATIENCE),
+            Arena::Host {
+                memory,
+                bytes: room,
+            } => {
+                assert!(at + bytes.len() <= *room, "past the end");
+                let mut words = memory.lock().expect("no panic before");
+                let start = words.as_mut_ptr().cast::<u8>();
+                // SAFETY: in bounds by the assertion.
+                unsafe {
+                    start
+                        .add(at)
+                        .copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
+                }
+                Ok(())
+            }
+        }
+    }
+
+    pub fn read(&self, at: usize, bytes: &mut [u8]) -> Result<()> {
+        match self {
+            Arena::Gpu { memory, stream } => memory.read(at, bytes, stream, PATIENCE),
+            Arena::Host {
+                memory,
+                bytes: room,
+            } => {
+                assert!(at + bytes.len() <= *room, "past the end");
+                let words = memory.lock().expect("no panic before");
+                let start = words.as_ptr().cast::<u8>();
+                // SAFETY: in bounds by the assertion.
+                unsafe {
+                    start
+                        .add(at)
+                        .copy_to_nonoverlapping(bytes.as_mut_ptr(), bytes.len());
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Waits for what was queued; what the communicator has to say comes first.
+    pub fn wait(&self, comm: &Communicator) -> Result<()> {
+        let waited = match self {
+            Arena::Gpu { stream, .. } => stream.wait(PATIENCE),
+            Arena::Host { .. } => Ok(()),
+        };
+        match comm.async_error() {
+            Some(error) => Err(error),
+            None => waited,
+        }
+    }
+
+    /// Device buffers in this memory, on `stream`.
+    pub fn buffers(
+        &self,
+        input: (usize, usize),
+        output: (usize, usize),
+        stream: &Stream,
+    ) -> Result<DeviceBuffers<'_>> {
+        let memory = self.memory()?;
+        let place = |(at, bytes): (usize, usize)| -> Result<(u64, usize)> {
+            match bytes {
+                0 => Ok((0, 0)),
+                _ => Ok((memory.place(at, bytes)?, bytes)),
+            }
+        };
+        let (input, output) = (place(input)?, place(output)?);
+        // SAFETY: inside of memory that outlives the calls: arenas go last. A rank has its own,
+        // and uses it by one stream at a time.
+        Ok(unsafe { DeviceBuffers::new(input, output, stream.handle().0) })
+    }
+
+    fn host(&self, input: (usize, usize), output: (usize, usize)) -> UserBuffers<'_> {
+        let Arena::Host { memory, bytes } = self else {
+            panic!("not host memory");
+        };
+        assert!(input.0 + input.1 <= *bytes && output.0 + output.1 <= *bytes);
+        let start = memory.lock().expect("no panic before").as_mut_ptr();
+        let start = start.cast::<u8>();
+        // SAFETY: in bounds by the assertion; one rank uses the memory, one call at a time, and
+        // the vector never moves.
+        unsafe { UserBuffers::from_raw(start.add(input.0), input.1, start.add(output.0), output.1) }
+    }
+
+    /// Puts the input there and guards around the output.
+    pub fn prepare(
+        &self,
+        case: &Case,
+        rank: usize,
+        nranks: usize,
+        input: &[u8],
+    ) -> Result<Vec<u8>> {
+        let layout = case.layout(rank, nranks);
+        let mut image = vec![GUARD; layout.bytes];
+        image[layout.input.0..][..layout.input.1].copy_from_slice(input);
+        self.write(0, &image)?;
+        Ok(image)
+    }
+
+    /// Queues the case.
+    pub fn call(&self, case: &Case, comm: &Communicator) -> Result<Report> {
+        let mut group = Group::new();
+        let layout = case.layout(comm.rank(), comm.nranks());
+        let call = case.call_of(comm.rank());
+        if case.call.collective != Collective::SendRecv {
+            return match self {
+                Arena::Gpu { stream, .. } => {
+                    comm.call_on(&call, self.buffers(layout.input, layout.output, stream)?)
+                }
+                Arena::Host { .. } => comm.call(&call, self.host(layout.input, layout.output)),
+            };
+        }
+        self.add(&mut group, case, comm)?;
+        let mut reports = group.run()?;
+        reports
+            .pop()
+            .ok_or_else(|| Error::internal("a group without reports"))
+    }
+
+    /// Adds the case to a group; a send/recv is two calls.
+    pub fn add<'a>(
+        &'a self,
+        group: &mut Group<'a>,
+        case: &Case,
+        comm: &'a Communicator,
+    ) -> Result<()> {
+        let (rank, nranks) = (comm.rank(), comm.nranks());
+        let Layout { input, output, .. } = case.layout(rank, nranks);
+        let none = (0, 0);
+        let mut parts = vec![(case.call_of(rank), input, output)];
+        if case.call.collective == Collective::SendRecv {
+            let mut send = case.call;
+            (send.root, send.peer) = (rank, (rank + 1) % nranks);
+            let mut recv = case.call;
+            (recv.root, recv.peer) = ((rank + nranks - 1) % nranks, rank);
+            parts = vec![(send, input, none), (recv, none, output)];
+        }
+        for (call, input, output) in parts {
+            match self {
+                Arena::Gpu { stream, .. } => {
+                    group.add_on(comm, &call, self.buffers(input, output, stream)?)?
+                }
+                Arena::Host { .. } => group.add(comm, &call, self.host(input, output))?,
+            }
+        }
+        Ok(())
+    }
+
+    /// What a case that ran has left.
+    pub fn collect(
+        &self,
+        case: &Case,
+        rank: usize,
+        nranks: usize,
+        before: &[u8],
+        report: Report,
+    ) -> Outcome {
+        let layout = case.layout(rank, nranks);
+        let mut image = vec![0; layout.bytes];
+        self.read(0, &mut image)?;
+        let (at, length) = layout.output;
+        let mut outside = (0..at).chain(at + length..image.len());
+        Ok(Done {
+            stray: outside.find(|&at| image[at] != before[at]),
+            output: image[at..at + length].to_vec(),
+            report,
+        })
+    }
+
+    /// All of it for one rank of many.
+    pub fn run(&self, case: &Case, comm: &Communicator, input: &[u8]) -> Outcome {
+        let (rank, nranks) = (comm.rank(), comm.nranks());
+        let before = self.prepare(case, rank, nranks, input)?;
+        let report = self.call(case, comm)?;
+        self.wait(comm)?;
+        self.collect(case, rank, nranks, &before, report)
+    }
+}

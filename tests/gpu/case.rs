@@ -1,0 +1,322 @@
+//! One collective with its data, buffers and expectation.
+
+use cinch::comm::Call;
+use cinch::testing::{Data, Inputs, Pattern, Problem, random_word};
+use cinch::types::Scalar;
+use cinch::{Collective, DType, Error, ReduceOp, Report};
+use std::fmt;
+
+/// What lies where nothing may be written.
+pub const GUARD: u8 = 0x5a;
+/// Bytes of it beside each buffer.
+const MARGIN: usize = 256;
+
+/// What inputs are made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Values {
+    Of(Pattern),
+    /// Every bit pattern: infinities, NaN, subnormals, huge and tiny numbers.
+    Bits,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Case {
+    /// Of a send/recv every rank sends to the next one, in a group.
+    pub call: Call,
+    pub values: Values,
+    pub seed: u64,
+    pub in_place: bool,
+    /// Buffers begin one element behind an aligned address.
+    pub shifted: bool,
+}
+
+/// Where a rank's buffers are in its memory: first byte and bytes of each, and of all.
+#[derive(Clone, Copy, Debug)]
+pub struct Layout {
+    pub bytes: usize,
+    pub input: (usize, usize),
+    pub output: (usize, usize),
+}
+
+/// A case that ran on one rank.
+#[derive(Debug)]
+pub struct Done {
+    pub output: Vec<u8>,
+    pub report: Report,
+    /// First byte outside the output that changed.
+    pub stray: Option<usize>,
+}
+
+pub type Outcome = Result<Done, Error>;
+
+impl Case {
+    pub fn new(call: Call, values: Values, seed: u64) -> Case {
+        Case {
+            call,
+            values,
+            seed,
+            in_place: false,
+            shifted: false,
+        }
+    }
+
+    /// The call as `rank` makes it: factors are each rank's own.
+    pub fn call_of(&self, rank: usize) -> Call {
+        let mut call = self.call;
+        if let ReduceOp::PreMulSum(_) = call.op {
+            call.op = ReduceOp::PreMulSum(factor(call.dtype, rank));
+        }
+        call
+    }
+
+    pub fn problem(&self, nranks: usize) -> Problem {
+        let mut problem = Problem::new(
+            self.call.collective,
+            self.call.dtype,
+            nranks,
+            self.call.count,
+        );
+        problem.op = self.call.op;
+        problem.root = self.call.root;
+        if let ReduceOp::PreMulSum(_) = self.call.op {
+            problem.factors = (0..nranks)
+                .map(|rank| factor(self.call.dtype, rank))
+                .collect();
+        }
+        problem
+    }
+
+    pub fn input_bytes(&self, rank: usize, nranks: usize) -> usize {
+        let elements = match self.call.collective {
+            Collective::SendRecv => self.call.count,
+            _ => self.problem(nranks).input_elements(rank),
+        };
+        elements * self.call.dtype.size()
+    }
+
+    pub fn output_bytes(&self, rank: usize, nranks: usize) -> usize {
+        let elements = match self.call.collective {
+            Collective::SendRecv => self.call.count,
+            _ => self.problem(nranks).output_elements(rank),
+        };
+        elements * self.call.dtype.size()
+    }
+
+    pub fn input(&self, rank: usize, nranks: usize) -> Vec<u8> {
+        let bytes = self.input_bytes(rank, nranks);
+        match self.values {
+            Values::Of(pattern) => {
+                let data = Data {
+                    pattern,
+                    dtype: self.call.dtype,
+                    seed: self.seed,
+                };
+                data.vec(rank, bytes / self.call.dtype.size())
+            }
+            Values::Bits => {
+                let stream = random_word(self.seed, rank as u64);
+                let words = (0..bytes.div_ceil(8)).map(|i| random_word(stream, i as u64));
+                let mut input: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
+                input.truncate(bytes);
+                input
+            }
+        }
+    }
+
+    pub fn layout(&self, rank: usize, nranks: usize) -> Layout {
+        let size = self.call.dtype.size();
+        let (ins, outs) = (
+            self.input_bytes(rank, nranks),
+            self.output_bytes(rank, nranks),
+        );
+        let shift = if self.shifted { size } else { 0 };
+        let block = self.call.count * size;
+        let round = |bytes: usize| bytes.next_multiple_of(256) + MARGIN;
+        let mut input_at = MARGIN + shift;
+        let mut output_at = MARGIN + round(ins) + shift;
+        if self.in_place && ins > 0 && outs > 0 {
+            output_at = input_at;
+            match self.call.collective {
+                Collective::ReduceScatter => output_at += rank * block,
+                Collective::Scatter => output_at += self.call.root * block,
+                Collective::AllGather | Collective::Gather => input_at += rank * block,
+                _ => {}
+            }
+        }
+        Layout {
+            bytes: MARGIN + round(ins) + round(outs) + MARGIN,
+            input: (input_at, ins),
+            output: (output_at, outs),
+        }
+    }
+
+    /// Bytes of a rank's memory that the case takes.
+    pub fn bytes(&self, nranks: usize) -> usize {
+        (0..nranks)
+            .map(|rank| self.layout(rank, nranks).bytes)
+            .max()
+            .unwrap_or(0)
+    }
+
+    /// Whether all ranks end with the same output.
+    pub fn is_shared(&self) -> bool {
+        matches!(
+            self.call.collective,
+            Collective::AllReduce | Collective::AllGather | Collective::Broadcast
+        )
+    }
+
+    pub fn inputs(&self, nranks: usize) -> Vec<Vec<u8>> {
+        (0..nranks).map(|rank| self.input(rank, nranks)).collect()
+    }
+
+    /// What is wrong with what the ranks have, if anything is: against the definition of the
+    /// collective, within `extra` of it beside the bound of exact transport.
+    pub fn judge(&self, inputs: &[Vec<u8>], done: &[Done], extra: f64) -> Result<(), String> {
+        let nranks = inputs.len();
+        for (rank, one) in done.iter().enumerate() {
+            if one.stray.is_some() || self.call.collective == Collective::SendRecv {
+                self.judge_one(inputs, rank, one)?;
+            }
+        }
+        if self.call.collective == Collective::SendRecv {
+            return Ok(());
+        }
+        let judged = if self.is_shared() { 1 } else { nranks };
+        for (rank, one) in done.iter().enumerate().take(judged) {
+            self.judge_output(inputs, rank, &one.output, extra)?;
+        }
+        for (rank, one) in done.iter().enumerate().skip(judged) {
+            self.same(&one.output, &done[0].output, rank, nranks)
+                .map_err(|why| format!("{why} (what rank 0 has)"))?;
+        }
+        Ok(())
+    }
+
+    /// The same of one rank alone.
+    pub fn judge_one(&self, inputs: &[Vec<u8>], rank: usize, done: &Done) -> Result<(), String> {
+        let nranks = inputs.len();
+        if let Some(at) = done.stray {
+            let layout = self.layout(rank, nranks);
+            return Err(format!(
+                "{self}: rank {rank} of {nranks} changed byte {at} outside its output {:?}",
+                layout.output
+            ));
+        }
+        if self.call.collective == Collective::SendRecv {
+            let from = (rank + nranks - 1) % nranks;
+            return self.same(&done.output, &inputs[from], rank, nranks);
+        }
+        self.judge_output(inputs, rank, &done.output, 0.0)
+    }
+
+    fn judge_output(
+        &self,
+        inputs: &[Vec<u8>],
+        rank: usize,
+        output: &[u8],
+        extra: f64,
+    ) -> Result<(), String> {
+        let nranks = inputs.len();
+        let problem = self.problem(nranks);
+        let inputs = Slices(inputs);
+        let told = |error: Error| format!("{self}: {error}");
+        let found = problem.check(&inputs, rank, output, extra).map_err(told)?;
+        let Some(at) = found.first_wrong else {
+            return Ok(());
+        };
+        let (at, size) = (at as usize, self.call.dtype.size());
+        let expected = problem.expected(&inputs, rank).map_err(told)?;
+        Err(format!(
+            "{self}: rank {rank} of {nranks}: {} of {} wrong, element {at} first: expected {:e} \
+             (0x{}), got 0x{}",
+            found.wrong,
+            found.elements,
+            expected.values[at],
+            hex(&expected.bytes, at, size),
+            hex(output, at, size)
+        ))
+    }
+
+    /// Whether both are the same bytes.
+    pub fn same(
+        &self,
+        got: &[u8],
+        expected: &[u8],
+        rank: usize,
+        nranks: usize,
+    ) -> Result<(), String> {
+        let differ = (0..got.len().max(expected.len())).find(|&at| got.get(at) != expected.get(at));
+        let Some(at) = differ else {
+            return Ok(());
+        };
+        let (at, size) = (at / self.call.dtype.size(), self.call.dtype.size());
+        Err(format!(
+            "{self}: rank {rank} of {nranks}: element {at} is the first to differ: expected 0x{}, \
+             got 0x{}",
+            hex(expected, at, size),
+            hex(got, at, size)
+        ))
+    }
+}
+
+/// Element `at`, as digits.
+fn hex(bytes: &[u8], at: usize, size: usize) -> String {
+    let element = bytes.iter().skip(at * size).take(size);
+    let digits: Vec<String> = element.map(|byte| format!("{byte:02x}")).collect();
+    digits.into_iter().rev().collect()
+}
+
+/// All ranks' inputs.
+struct Slices<'a>(&'a [Vec<u8>]);
+
+impl Inputs for Slices<'_> {
+    fn bytes(&self, rank: usize) -> usize {
+        self.0.bytes(rank)
+    }
+
+    fn read(&self, rank: usize, at: usize, bytes: &mut [u8]) {
+        self.0.read(rank, at, bytes);
+    }
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let call = &self.call;
+        write!(f, "{}", call.collective)?;
+        if call.collective.reduces() {
+            write!(f, " {}", call.op)?;
+        }
+        write!(f, " {} x {}", call.dtype, call.count)?;
+        if call.collective.has_root() {
+            write!(f, " root {}", call.root)?;
+        }
+        if let Some(algorithm) = call.algorithm {
+            write!(f, " {algorithm}")?;
+        }
+        if let Some(codec) = call.codec {
+            write!(f, " {codec}")?;
+        }
+        if self.in_place {
+            write!(f, " in place")?;
+        }
+        if self.shifted {
+            write!(f, " shifted")?;
+        }
+        write!(f, " {:?}/{:x}", self.values, self.seed)
+    }
+}
+
+/// Factor of `rank` in a pre-multiplied sum: exact in every type, and odd for integers.
+pub fn factor(dtype: DType, rank: usize) -> Scalar {
+    if dtype.is_float() {
+        return Scalar::Float(0.5 + 0.25 * rank as f64);
+    }
+    let signed = matches!(dtype, DType::I8 | DType::I32 | DType::I64);
+    let factor = 2 * rank as i128 + 3;
+    Scalar::Int(if signed && rank % 2 == 1 {
+        -factor
+    } else {
+        factor
+    })
+}

@@ -1,0 +1,91 @@
+//! Every collective, type and operation, by every algorithm and protocol, against the definition.
+
+use crate::cover::{self, PROTOCOLS, RANKS, Rng};
+use crate::harness::{Check, Setup, Verdict, ensure};
+use crate::options::Options;
+use crate::world::World;
+use cinch::types::Protocol;
+use std::time::Duration;
+
+pub fn checks(options: &Options) -> Vec<Check> {
+    let mut checks = vec![Check::new("cover/every-pair", 0, |setup| {
+        let (lots, covered, possible) = lots(setup);
+        let cases: usize = lots.iter().map(|lot| lot.cases.len()).sum();
+        let text = format!("{cases} cases cover {covered} of {possible} pairs of choices");
+        ensure(covered == possible, || text.clone())?;
+        Ok(text)
+    })];
+    for nranks in RANKS {
+        for (place, protocol) in PROTOCOLS.into_iter().enumerate() {
+            let name = protocol.map_or("auto", Protocol::name);
+            let number = RANKS.iter().position(|&n| n == nranks).unwrap_or(0) * PROTOCOLS.len();
+            let check = Check::new(format!("raw/n{nranks}-{name}"), 1, move |setup| {
+                lot(setup, number + place)
+            });
+            checks.push(check.within(options.either(60, 180)).also_on_host());
+        }
+    }
+    for gpus in [2, 4, 8] {
+        checks.push(Check::new(format!("raw/gpus{gpus}"), gpus, move |setup| {
+            some(setup, gpus, gpus, false)
+        }));
+        checks.push(Check::new(
+            format!("raw/gpus{gpus}-crowded"),
+            gpus,
+            move |setup| some(setup, gpus + gpus / 2, gpus, false),
+        ));
+    }
+    for (nranks, gpus) in [(2, 1), (5, 1), (8, 8)] {
+        let name = format!("raw/p2p-disabled-n{nranks}-gpus{gpus}");
+        let check = Check::new(name, gpus, move |setup| some(setup, nranks, gpus, true));
+        checks.push(check);
+    }
+    // What compute-sanitizer runs; see scripts/test-gpu.
+    checks.push(Check::new("sanitize/threads-n2", 1, sanitized).within(280));
+    let alone = Check::new("raw/n1", 1, |setup| some(setup, 1, 1, false));
+    checks.push(alone.also_on_host());
+    checks
+}
+
+fn lots(setup: &Setup) -> (Vec<cover::Lot>, usize, usize) {
+    cover::lots(setup.options.seed, setup.options.either(1, 4))
+}
+
+fn lot(setup: &Setup, number: usize) -> Verdict {
+    let lot = lots(setup).0.swap_remove(number);
+    let mut world = World::new(setup, lot.nranks, 1);
+    world.config.protocol = lot.protocol;
+    let judged = world.judge(&lot.cases);
+    let count = judged.map_err(|stop| stop.context(lot.name()))?;
+    Ok(format!("{count} cases"))
+}
+
+/// A few small cases of each kind, with the patience that a hundred times slower kernels need.
+fn sanitized(setup: &Setup) -> Verdict {
+    let mut rng = Rng::new(setup.options.seed);
+    let mut ran = 0;
+    for protocol in PROTOCOLS {
+        let cases = cover::random(&mut rng, 2, 12, 3000);
+        let mut world = World::new(setup, 2, 1);
+        world.config.timeout = Duration::from_secs(60);
+        world.config.protocol = protocol;
+        ran += world.judge(&cases)?;
+    }
+    Ok(format!("{ran} cases"))
+}
+
+/// Random cases, `nranks` ranks on `gpus` GPUs.
+fn some(setup: &Setup, nranks: usize, gpus: usize, p2p_disable: bool) -> Verdict {
+    let mut rng = Rng::new(setup.options.seed ^ (nranks * 16 + gpus) as u64);
+    let mut ran = 0;
+    for protocol in PROTOCOLS {
+        let number = setup.options.either(100, 400);
+        let cases = cover::random(&mut rng, nranks, number, 1 << 20);
+        let mut world = World::new(setup, nranks, gpus);
+        world.config.p2p_disable = p2p_disable;
+        world.config.protocol = protocol;
+        let name = protocol.map_or("auto", Protocol::name);
+        ran += world.judge(&cases).map_err(|stop| stop.context(name))?;
+    }
+    Ok(format!("{ran} cases"))
+}

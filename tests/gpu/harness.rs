@@ -1,0 +1,205 @@
+//! What a check is, and the process that runs them.
+
+use crate::options::Options;
+use cinch::gpu::{Driver, kernels};
+use std::io::Write;
+use std::panic::AssertUnwindSafe;
+use std::process::ExitCode;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+/// Marks the lines that a worker says to its supervisor.
+pub const MARK: &str = "@@";
+
+/// One thing that is looked at.
+pub struct Check {
+    pub name: String,
+    /// The worker is killed if it takes longer.
+    pub limit: Duration,
+    /// GPUs that it takes; 0: none at all.
+    pub gpus: usize,
+    /// Whether it can run on host memory instead.
+    pub on_host: bool,
+    #[allow(clippy::type_complexity)]
+    pub run: Box<dyn Fn(&Setup) -> Verdict>,
+}
+
+impl Check {
+    pub fn new(
+        name: impl Into<String>,
+        gpus: usize,
+        run: impl Fn(&Setup) -> Verdict + 'static,
+    ) -> Check {
+        Check {
+            name: name.into(),
+            limit: Duration::from_secs(60),
+            gpus,
+            on_host: false,
+            run: Box::new(run),
+        }
+    }
+
+    pub fn within(self, seconds: u64) -> Check {
+        Check {
+            limit: Duration::from_secs(seconds),
+            ..self
+        }
+    }
+
+    pub fn also_on_host(self) -> Check {
+        Check {
+            on_host: true,
+            ..self
+        }
+    }
+
+    /// Why it cannot run here.
+    pub fn refusal(&self, setup: &Setup) -> Option<String> {
+        if self.gpus == 0 {
+            return None;
+        }
+        match &setup.gpus {
+            _ if setup.options.host && self.on_host => None,
+            _ if setup.options.host => Some("it needs a GPU, and --host asks for none".into()),
+            Err(why) => Some(why.clone()),
+            Ok(gpus) if *gpus < self.gpus => {
+                Some(format!("it takes {} GPUs, there are {gpus}", self.gpus))
+            }
+            Ok(_) => None,
+        }
+    }
+}
+
+/// What a check that went well has to say; or why it did not.
+pub type Verdict = Result<String, Stop>;
+
+/// Why a check ended early.
+#[derive(Clone, Debug)]
+pub enum Stop {
+    Wrong(String),
+    Skipped(String),
+}
+
+impl Stop {
+    pub fn wrong<T>(why: impl Into<String>) -> Result<T, Stop> {
+        Err(Stop::Wrong(why.into()))
+    }
+
+    pub fn skipped<T>(why: impl Into<String>) -> Result<T, Stop> {
+        Err(Stop::Skipped(why.into()))
+    }
+
+    pub fn context(self, what: impl std::fmt::Display) -> Stop {
+        match self {
+            Stop::Wrong(why) => Stop::Wrong(format!("{what}: {why}")),
+            skipped => skipped,
+        }
+    }
+}
+
+impl From<cinch::Error> for Stop {
+    fn from(error: cinch::Error) -> Stop {
+        Stop::Wrong(format!("{:?}: {}", error.kind(), error.message()))
+    }
+}
+
+impl From<std::io::Error> for Stop {
+    fn from(error: std::io::Error) -> Stop {
+        Stop::Wrong(error.to_string())
+    }
+}
+
+/// Wrong unless `holds`.
+pub fn ensure(holds: bool, why: impl FnOnce() -> String) -> Result<(), Stop> {
+    if holds {
+        Ok(())
+    } else {
+        Err(Stop::Wrong(why()))
+    }
+}
+
+/// What checks run with.
+pub struct Setup {
+    pub options: Options,
+    /// How many GPUs there are, or why none can be used.
+    pub gpus: Result<usize, String>,
+}
+
+impl Setup {
+    pub fn new(options: &Options) -> Setup {
+        let gpus = match kernels::STATE {
+            kernels::State::Missing { why } => Err(format!("no kernels in this build: {why}")),
+            kernels::State::Built { .. } => Driver::load()
+                .and_then(|driver| driver.device_count())
+                .map(|count| count as usize)
+                .map_err(|error| error.message().to_string()),
+        };
+        Setup {
+            options: options.clone(),
+            gpus,
+        }
+    }
+
+    /// How many there are, at least 1 for those who divide by it.
+    pub fn count(&self) -> usize {
+        self.gpus.as_ref().map_or(1, |gpus| (*gpus).max(1))
+    }
+}
+
+/// The first panic of this process since it was last asked for.
+static PANIC: Mutex<Option<String>> = Mutex::new(None);
+
+/// Runs the checks from number `from` on, and says what becomes of each. After one that went
+/// wrong the process ends: a context that a kernel has broken stays broken.
+pub fn work(options: &Options, checks: &[Check], from: usize) -> ExitCode {
+    end_with_parent();
+    std::panic::set_hook(Box::new(|info| {
+        let text = info.to_string().replace('\n', " ");
+        if let Ok(mut first) = PANIC.lock() {
+            first.get_or_insert(text);
+        }
+    }));
+    let setup = Setup::new(options);
+    for (index, check) in checks.iter().enumerate().skip(from) {
+        say(&format!("begin {index}"));
+        let begin = Instant::now();
+        let verdict = match check.refusal(&setup) {
+            Some(why) => Stop::skipped(why),
+            None => std::panic::catch_unwind(AssertUnwindSafe(|| (check.run)(&setup)))
+                .unwrap_or_else(|_| {
+                    let text = PANIC.lock().ok().and_then(|mut text| text.take());
+                    Stop::wrong(text.unwrap_or_else(|| "a panic without words".into()))
+                }),
+        };
+        let seconds = begin.elapsed().as_secs_f64();
+        let (word, text, ends) = match verdict {
+            Ok(note) => ("pass", note, false),
+            Err(Stop::Skipped(why)) => ("skip", why, false),
+            Err(Stop::Wrong(why)) => ("fail", why, true),
+        };
+        say(&format!(
+            "{word} {index} {seconds:.1} {}",
+            text.replace('\n', " ")
+        ));
+        if ends {
+            // Without destructors, which may wait for what went wrong.
+            std::process::exit(0);
+        }
+    }
+    say("done");
+    ExitCode::SUCCESS
+}
+
+pub fn say(line: &str) {
+    let mut out = std::io::stdout().lock();
+    let _ = writeln!(out, "{MARK}{line}").and_then(|()| out.flush());
+}
+
+/// Ends this process when its parent does: then nobody holds the other end of its input.
+pub fn end_with_parent() {
+    std::thread::spawn(|| {
+        let mut line = String::new();
+        while matches!(std::io::stdin().read_line(&mut line), Ok(1..)) {}
+        std::process::exit(4);
+    });
+}

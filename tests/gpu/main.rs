@@ -1,0 +1,52 @@
+//! Tests on GPUs: everything a library promises there, on as many GPUs as there are, down to
+//! several ranks on one. A program of its own, because it also runs where cargo is not: build it
+//! with `cargo test --no-run --test gpu`, copy it, start it (`scripts/test-gpu` does).
+//!
+//! A worker process runs the checks one after the other; this process waits for it with a
+//! deadline for each check, and starts another one behind a check that failed, hung or crashed.
+//! Without a driver or without kernels every check is skipped, with the reason.
+
+mod arena;
+mod case;
+mod collectives;
+mod cover;
+mod harness;
+mod models;
+mod options;
+mod ranks;
+mod refusals;
+mod supervise;
+mod world;
+
+use harness::Check;
+use options::{Options, Role};
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let options = match Options::parse(std::env::args().skip(1)) {
+        Ok(options) => options,
+        Err(why) => {
+            eprintln!("{why}\n{}", options::USAGE);
+            return ExitCode::from(2);
+        }
+    };
+    match &options.role {
+        Role::Supervisor => supervise::run(&options, &checks(&options)),
+        Role::Worker { from } => harness::work(&options, &checks(&options), *from),
+        Role::Rank { task } => models::be_a_rank(&options, task),
+    }
+}
+
+/// Every check, in order; the same in each process of a run.
+fn checks(options: &Options) -> Vec<Check> {
+    let mut all = Vec::new();
+    all.extend(collectives::checks(options));
+    all.extend(models::checks(options));
+    all.extend(refusals::checks());
+    let kept = |check: &Check| match &options.filter {
+        None => true,
+        Some(part) => check.name.contains(part.as_str()),
+    };
+    all.retain(kept);
+    all
+}

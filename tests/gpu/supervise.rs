@@ -1,0 +1,187 @@
+//! The process that starts workers, waits for them with deadlines, and counts.
+
+use crate::harness::{Check, MARK, Setup};
+use crate::options::Options;
+use cinch::gpu::kernels;
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+/// What a worker may take before its first check and after its last.
+const GRACE: Duration = Duration::from_secs(60);
+
+#[derive(Default)]
+struct Counts {
+    passed: usize,
+    failed: usize,
+    skipped: usize,
+    /// The last reason for a skip, and how many checks in a row have it.
+    same: Option<(String, usize)>,
+}
+
+pub fn run(options: &Options, checks: &[Check]) -> ExitCode {
+    if options.list {
+        checks.iter().for_each(|check| println!("{}", check.name));
+        return ExitCode::SUCCESS;
+    }
+    let setup = Setup::new(options);
+    println!(
+        "{} run, seed {}; kernels {}; {}",
+        options.either("quick", "full"),
+        options.seed,
+        kernels::STATE,
+        match &setup.gpus {
+            Ok(gpus) => format!("GPUs: {gpus}"),
+            Err(why) => format!("no GPU: {why}"),
+        }
+    );
+    let begin = Instant::now();
+    let mut counts = Counts::default();
+    let mut next = 0;
+    while next < checks.len() {
+        next = match Worker::start(options, next) {
+            Ok(worker) => worker.watch(checks, next, &mut counts),
+            Err(error) => {
+                counts.tell(&checks[next], "fail", "0", &format!("no worker: {error}"));
+                next + 1
+            }
+        };
+    }
+    counts.end_of_skips();
+    println!("{:.1} s", begin.elapsed().as_secs_f64());
+    println!(
+        "{} passed, {} failed, {} skipped",
+        counts.passed, counts.failed, counts.skipped
+    );
+    ExitCode::from(u8::from(counts.failed > 0))
+}
+
+impl Counts {
+    /// One line for a check; skips with the same reason share one.
+    fn tell(&mut self, check: &Check, word: &str, seconds: &str, text: &str) {
+        if word == "skip" {
+            self.skipped += 1;
+            match &mut self.same {
+                Some((why, times)) if why == text => *times += 1,
+                _ => {
+                    self.end_of_skips();
+                    println!("skip {}: {text}", check.name);
+                    self.same = Some((text.to_string(), 0));
+                }
+            }
+            return;
+        }
+        self.end_of_skips();
+        if word == "pass" {
+            self.passed += 1;
+            println!("ok   {} ({seconds} s) {text}", check.name);
+        } else {
+            self.failed += 1;
+            println!(
+                "FAIL {} ({seconds} s) {text}\n     again: --filter {}",
+                check.name, check.name
+            );
+        }
+    }
+
+    fn end_of_skips(&mut self) {
+        if let Some((_, times)) = self.same.take()
+            && times > 0
+        {
+            println!("skip {times} more, for the same reason");
+        }
+    }
+}
+
+struct Worker {
+    child: Child,
+    lines: Receiver<String>,
+}
+
+impl Worker {
+    fn start(options: &Options, from: usize) -> std::io::Result<Worker> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command
+            .args(options.words())
+            .arg(format!("--worker={from}"))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
+        // Streams of ranks that share a GPU must not queue behind each other.
+        if std::env::var_os("CUDA_DEVICE_MAX_CONNECTIONS").is_none() {
+            command.env("CUDA_DEVICE_MAX_CONNECTIONS", "32");
+        }
+        let mut child = command.spawn()?;
+        let (sender, lines) = channel();
+        if let Some(output) = child.stdout.take() {
+            // Ends with the worker.
+            std::thread::spawn(move || {
+                for line in BufReader::new(output).lines().map_while(Result::ok) {
+                    match line.strip_prefix(MARK) {
+                        Some(said) if sender.send(said.to_string()).is_err() => return,
+                        Some(_) => {}
+                        None => println!("     {line}"),
+                    }
+                }
+            });
+        }
+        Ok(Worker { child, lines })
+    }
+
+    /// Reports what the worker says; the check that the next one begins with.
+    fn watch(mut self, checks: &[Check], from: usize, counts: &mut Counts) -> usize {
+        let mut next = from;
+        let mut deadline = Instant::now() + GRACE;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let line = match self.lines.recv_timeout(left) {
+                Ok(line) => line,
+                Err(_) if next == checks.len() => return next,
+                Err(RecvTimeoutError::Timeout) => {
+                    let limit = checks[next].limit.as_secs();
+                    let text = format!("did not end within {limit} s; its process was killed");
+                    counts.tell(&checks[next], "fail", &limit.to_string(), &text);
+                    let _ = self.child.kill();
+                    return next + 1;
+                }
+                Err(RecvTimeoutError::Disconnected) => {
+                    let status = self.child.wait();
+                    let ended = status.map_or_else(|e| e.to_string(), |s| s.to_string());
+                    let text = format!("its process ended early: {ended}");
+                    counts.tell(&checks[next], "fail", "?", &text);
+                    return next + 1;
+                }
+            };
+            let words: Vec<&str> = line.splitn(4, ' ').collect();
+            match words[..] {
+                ["begin", _] => deadline = Instant::now() + checks[next].limit,
+                ["done"] => deadline = Instant::now() + GRACE,
+                [word, _, seconds, ref text @ ..] => {
+                    counts.tell(&checks[next], word, seconds, text.first().unwrap_or(&""));
+                    next += 1;
+                    deadline = Instant::now() + GRACE;
+                    if word == "fail" {
+                        return next;
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        // One that is done ends by itself; its children end with it.
+        let patience = Instant::now() + Duration::from_secs(10);
+        let ended = |child: &mut Child| matches!(child.try_wait(), Ok(Some(_)));
+        while self.lines.recv_timeout(Duration::from_millis(20))
+            != Err(RecvTimeoutError::Disconnected)
+            && Instant::now() < patience
+        {}
+        if !ended(&mut self.child) {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}

@@ -1,0 +1,243 @@
+//! Worlds of rank threads: communicators over an id, as a program makes them.
+
+use crate::arena::Arena;
+use crate::case::{Case, Done, Outcome};
+use crate::harness::{Setup, Stop, ensure};
+use cinch::types::{DeviceChoice, TransportKind};
+use cinch::{Communicator, Config, ErrorKind, UniqueId};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::time::Duration;
+
+/// Which ranks there are, and where.
+#[derive(Clone, Debug)]
+pub struct World {
+    /// Of each rank, the number of its GPU; none: host memory.
+    pub seats: Vec<Option<usize>>,
+    /// Settings of all of them.
+    pub config: Config,
+}
+
+impl World {
+    /// `nranks` ranks on the first `gpus` GPUs, in turn; on host memory if that was asked for.
+    pub fn new(setup: &Setup, nranks: usize, gpus: usize) -> World {
+        let seat = |rank: usize| (!setup.options.host).then_some(rank % gpus);
+        World {
+            seats: (0..nranks).map(seat).collect(),
+            config: config(),
+        }
+    }
+
+    pub fn nranks(&self) -> usize {
+        self.seats.len()
+    }
+
+    /// The settings of one rank.
+    pub fn config_of(&self, rank: usize) -> Config {
+        let mut config = self.config.clone();
+        match self.seats[rank] {
+            Some(gpu) => config.device = DeviceChoice::Cuda(gpu as u32),
+            None => config.transport = Some(TransportKind::Loopback),
+        }
+        config
+    }
+
+    pub fn arenas(&self, bytes: usize) -> Result<Vec<Arena>, Stop> {
+        let arena = |seat: &Option<usize>| Arena::new(*seat, bytes);
+        Ok(self.seats.iter().map(arena).collect::<Result<_, _>>()?)
+    }
+
+    /// Runs `body` as every rank; results in their order. A rank that stops takes the others
+    /// with it.
+    pub fn run<R: Send>(
+        &self,
+        body: impl Fn(&Communicator) -> Result<R, Stop> + Sync,
+    ) -> Result<Vec<R>, Stop> {
+        let id = UniqueId::create_for_one_host(&self.config)?;
+        let nranks = self.nranks();
+        let rank = |rank: usize| -> Result<R, Stop> {
+            let comm = Communicator::init(&id, rank, nranks, self.config_of(rank))
+                .map_err(|error| Stop::from(error).context(format!("rank {rank} joins")))?;
+            let result = body(&comm);
+            match &result {
+                // No rank frees memory while another one's kernel waits.
+                Ok(_) => comm.finalize()?,
+                Err(_) => comm.abort(),
+            }
+            result.map_err(|stop| stop.context(format!("rank {rank} of {nranks}")))
+        };
+        let results: Vec<_> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..nranks)
+                .map(|number| {
+                    let rank = &rank;
+                    scope.spawn(move || rank(number))
+                })
+                .collect();
+            let join = |thread: std::thread::ScopedJoinHandle<'_, _>| {
+                thread
+                    .join()
+                    .unwrap_or_else(|cause| std::panic::resume_unwind(cause))
+            };
+            threads.into_iter().map(join).collect()
+        });
+        // The cause, rather than what it did to others.
+        let echo = |stop: &Stop| match stop {
+            Stop::Wrong(why) => why.contains("aborted the communicator"),
+            Stop::Skipped(_) => false,
+        };
+        let mut stops: Vec<&Stop> = results.iter().filter_map(|r| r.as_ref().err()).collect();
+        stops.sort_by_key(|stop| echo(stop));
+        if let Some(stop) = stops.first() {
+            return Err((*stop).clone());
+        }
+        Ok(results.into_iter().filter_map(Result::ok).collect())
+    }
+
+    /// All communicators, for one thread.
+    pub fn communicators(&self) -> Result<Vec<Communicator>, Stop> {
+        let id = UniqueId::create_for_one_host(&self.config)?;
+        let nranks = self.nranks();
+        let results: Vec<_> = std::thread::scope(|scope| {
+            let init = |rank| {
+                let config = self.config_of(rank);
+                scope.spawn(move || Communicator::init(&id, rank, nranks, config))
+            };
+            let threads: Vec<_> = (0..nranks).map(init).collect();
+            threads.into_iter().map(|thread| thread.join()).collect()
+        });
+        let mut comms = Vec::new();
+        for result in results {
+            comms.push(result.map_err(|_| Stop::Wrong("a rank panicked".into()))??);
+        }
+        Ok(comms)
+    }
+
+    /// Runs the cases in order and judges every rank's output while the next ones run; how many.
+    pub fn judge(&self, cases: &[Case]) -> Result<usize, Stop> {
+        let nranks = self.nranks();
+        let bytes = cases.iter().map(|case| case.bytes(nranks)).max();
+        let arenas = self.arenas(bytes.unwrap_or(0))?;
+        let (senders, receivers): (Vec<_>, Vec<_>) =
+            (0..nranks).map(|_| sync_channel::<Outcome>(2)).unzip();
+        let senders: Vec<_> = senders
+            .into_iter()
+            .map(|sender| std::sync::Mutex::new(Some(sender)))
+            .collect();
+        std::thread::scope(|scope| {
+            let judge = scope.spawn(move || self.judge_all(cases, &receivers));
+            let ran = self.run(|comm| {
+                let slot = senders[comm.rank()].lock();
+                let sender = slot.ok().and_then(|mut sender| sender.take());
+                self.run_all(cases, comm, &arenas[comm.rank()], sender)
+            });
+            // A rank that could not join has not taken its own.
+            drop(senders);
+            let judged = judge
+                .join()
+                .unwrap_or_else(|_| Stop::wrong("the judge panicked"));
+            match (judged, ran) {
+                (Ok(count), Ok(_)) => Ok(count),
+                // What was found wrong comes before what became of the ranks for it.
+                (Err(Stop::Wrong(why)), Err(stop)) if why.is_empty() => Err(stop),
+                (Err(stop), _) | (Ok(_), Err(stop)) => Err(stop),
+            }
+        })
+    }
+
+    fn run_all(
+        &self,
+        cases: &[Case],
+        comm: &Communicator,
+        arena: &Arena,
+        sender: Option<SyncSender<Outcome>>,
+    ) -> Result<(), Stop> {
+        let sender = sender.ok_or_else(|| Stop::Wrong("a rank came twice".into()))?;
+        for case in cases {
+            let input = case.input(comm.rank(), comm.nranks());
+            let outcome = arena.run(case, comm, &input);
+            let failed = outcome.as_ref().err().filter(|error| !refused(error));
+            let failed = failed.map(|error| Stop::from(error.clone()).context(case));
+            if sender.send(outcome).is_err() {
+                return Stop::wrong("the judge has found something wrong");
+            }
+            if let Some(stop) = failed {
+                return Err(stop);
+            }
+        }
+        Ok(())
+    }
+
+    /// Stops with no words where the rank itself says what happened.
+    fn judge_all(&self, cases: &[Case], ranks: &[Receiver<Outcome>]) -> Result<usize, Stop> {
+        let nranks = self.nranks();
+        for case in cases {
+            let inputs = case.inputs(nranks);
+            let mut done: Vec<Done> = Vec::new();
+            for rank in ranks {
+                match rank.recv_timeout(Duration::from_secs(60)) {
+                    Ok(Ok(one)) => done.push(one),
+                    Ok(Err(error)) if refused(&error) => {
+                        return Stop::wrong(format!("{case}: {}", error.message()));
+                    }
+                    _ => return Stop::wrong(""),
+                }
+            }
+            case.judge(&inputs, &done, 0.0).map_err(Stop::Wrong)?;
+            for (rank, one) in done.iter().enumerate() {
+                self.judge_report(case, one).map_err(|why| {
+                    Stop::Wrong(format!("{case}: rank {rank}: {why}: {:?}", one.report))
+                })?;
+            }
+        }
+        Ok(cases.len())
+    }
+
+    fn judge_report(&self, case: &Case, done: &Done) -> Result<(), String> {
+        let report = &done.report;
+        if self.nranks() == 1 || case.call.count == 0 {
+            return Ok(());
+        }
+        if case
+            .call
+            .algorithm
+            .is_some_and(|asked| asked != report.algorithm)
+        {
+            return Err("another algorithm ran".into());
+        }
+        let gpu = self.seats[0].is_some();
+        if report.wire_bytes > 0 && gpu && report.transport != Some(TransportKind::Cuda) {
+            return Err("another transport ran".into());
+        }
+        Ok(())
+    }
+}
+
+/// Settings of tests: deadlines that end the run where something hangs.
+pub fn config() -> Config {
+    Config {
+        timeout: Duration::from_secs(10),
+        init_timeout: Duration::from_secs(20),
+        ..Config::default()
+    }
+}
+
+/// Errors that leave a communicator as it was.
+fn refused(error: &cinch::Error) -> bool {
+    matches!(
+        error.kind(),
+        ErrorKind::InvalidArgument | ErrorKind::InvalidUsage | ErrorKind::Unsupported
+    )
+}
+
+/// Every rank's report of one error kind with these words in it.
+pub fn says(error: &cinch::Error, kind: ErrorKind, words: &[&str]) -> Result<(), Stop> {
+    let text = error.message();
+    ensure(
+        error.kind() == kind && words.iter().all(|word| text.contains(word)),
+        || {
+            format!(
+                "expected {kind:?} with {words:?}, got {:?}: {text}",
+                error.kind()
+            )
+        },
+    )
+}
