@@ -28,6 +28,7 @@ struct Job {
   uint8_t own_after;
   uint8_t nrecv;
   uint8_t nsend;
+  bool aligned;          // to 16 bytes, as far as they are used
   const uint8_t *peers;  // receives, then sends
   const Places *places;
 
@@ -164,6 +165,10 @@ __device__ __forceinline__ void locate(const Channel &own, const cinch_step &ste
   job.nsend = step.nsend;
   job.peers = peers + step.peers;
   job.places = &places;
+  // Blocks of any number of elements follow one another, so this differs from chunk to chunk.
+  const bool reads = job.reads() || job.nrecv == 0, writes = job.writes();
+  const uintptr_t used = (reads ? (uintptr_t)job.input : 0) | (writes ? (uintptr_t)job.output : 0);
+  job.aligned = used % 16 == 0;
 }
 
 // Says whose data did not come, after movers have polled for it in vain.

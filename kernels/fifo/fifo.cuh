@@ -159,7 +159,7 @@ class Publisher {
  public:
   __device__ __forceinline__ Publisher(const cinch_comm_view &comm, const cinch_work &work,
                                        uint32_t lane)
-      : comm_(comm), work_(work), lane_(lane), fresh_(true) {
+      : comm_(comm), work_(work), lane_(lane), fresh_(true), took_(false) {
     peer_ = lane_id();
     owns_ = peer_ < comm.nranks && peer_ != comm.rank;
     if (!owns_) return;
@@ -171,6 +171,7 @@ class Publisher {
   __device__ __forceinline__ void publish(const cinch_step &batch) {
     if (!owns_) return;
     if (batch.recv_mask >> peer_ & 1) {
+      took_ = true;
       cursor_.received += 1;
       store_relaxed(&counters_->head, cursor_.received);  // SYNC POINT slot.head
     }
@@ -185,8 +186,13 @@ class Publisher {
   }
 
   // Keeps the numbers for the next launch.
+  // Another block may work on the other direction of the same connection: what has not moved here
+  // is not touched.
   __device__ __forceinline__ void finish() {
-    if (owns_) *cursor_of(comm_, lane_, peer_) = cursor_;
+    if (!owns_) return;
+    cinch_cursor *cursor = cursor_of(comm_, lane_, peer_);
+    if (took_) cursor->received = cursor_.received;
+    if (!fresh_) cursor->sent = cursor_.sent;
   }
 
  private:
@@ -203,7 +209,8 @@ class Publisher {
   const cinch_work &work_;
   const uint32_t lane_;
   bool owns_;
-  bool fresh_;
+  bool fresh_;  // nothing sent yet
+  bool took_;   // something received
   uint32_t peer_;
   cinch_cursor cursor_;
   cinch_counters *counters_;

@@ -49,6 +49,8 @@ __device__ __forceinline__ void oneshot_packets(const cinch_oneshot_args &args, 
         for (int k = N; k < 2 * N; ++k) mine[k] = mine[0];
         const uint4 v = E::pack(mine);
         own = v.x | (uint64_t)v.y << 32;
+        // As the peers see it, rounded to the element type.
+        E::unpack(make_uint4(v.x, v.y, 0, 0), mine);
       }
     }
     // Each rank starts with another peer, so that no port gets all packets at once.

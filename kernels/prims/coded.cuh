@@ -73,7 +73,7 @@ class CodedSimple {
 
   // Whether this lane's elements are whole pieces of aligned buffers.
   __device__ __forceinline__ bool is_whole(const Job &job, uint32_t at) const {
-    return (work_.flags & CINCH_ALIGNED) && mine(at) + HELD <= job.elements;
+    return job.aligned && mine(at) + HELD <= job.elements;
   }
 
   // This lane's elements of the input, zeros beyond its end.

@@ -93,13 +93,20 @@ class RawLL {
     return v.x | (uint64_t)v.y << 32;
   }
 
+  // `own`: cinch_own of an own contribution; absent for what was received.
   __device__ __forceinline__ void add(Acc (&sum)[2 * N], bool &started, uint64_t payload,
-                                      bool own) const {
+                                      uint32_t own) const {
     Acc term[2 * N];
     unpack(payload, term);
-    if (own && (work_.flags & CINCH_PREMULTIPLY)) {
+    if (own != CINCH_OWN_ABSENT && (work_.flags & CINCH_PREMULTIPLY)) {
 #pragma unroll
       for (int k = 0; k < N; ++k) term[k] = E::premultiply(term[k], work_.factor);
+      // What the peers see of it is rounded to the element type.
+      if (own == CINCH_OWN_CODED) {
+#pragma unroll
+        for (int k = N; k < 2 * N; ++k) term[k] = term[0];
+        unpack(pack(term), term);
+      }
     }
 #pragma unroll
     for (int k = 0; k < N; ++k) {
@@ -115,7 +122,7 @@ class RawLL {
   }
 
   __device__ __forceinline__ void step(const Job &job, uint32_t i, uint32_t bytes) const {
-    const bool aligned = (work_.flags & CINCH_ALIGNED) != 0;
+    const bool aligned = job.aligned;
     const uint32_t size = element_bytes();
     const bool premultiplies = REDUCES && (work_.flags & CINCH_PREMULTIPLY);
     const bool computes = REDUCES && (job.sums() || job.op == CINCH_REDUCE ||
@@ -125,12 +132,13 @@ class RawLL {
     const auto source = [&](uint32_t r) { return job.source(r); };
     const auto flag = [&](uint32_t r) { return job.source_flag(r); };
     const auto name = [&](uint32_t r) { return job.peers[r]; };
+    const uint32_t kind = job.sums() ? (uint32_t)job.own : (uint32_t)CINCH_OWN_EXACT;
     uint64_t own = 0;
     if (reads) own = load_word(job.input, i, bytes, size, aligned);
     uint64_t result = own;
     Acc sum[2 * N];
     bool started = false;
-    if (computes && reads && (job.nrecv == 0 || job.own_after == 0)) add(sum, started, own, true);
+    if (computes && reads && (job.nrecv == 0 || job.own_after == 0)) add(sum, started, own, kind);
     for (uint32_t first = 0; first < job.nrecv; first += POLLED) {
       uint64_t payload[POLLED];
       if (!load_ll(comm_, stop_, first, job.nrecv, i, source, flag, name, payload)) return;
@@ -141,13 +149,13 @@ class RawLL {
           result = payload[j];
           continue;
         }
-        add(sum, started, payload[j], false);
-        if (reads && job.own_after == first + j + 1) add(sum, started, own, true);
+        add(sum, started, payload[j], CINCH_OWN_ABSENT);
+        if (reads && job.own_after == first + j + 1) add(sum, started, own, kind);
       }
     }
     if (computes) {
       if (job.op == CINCH_REDUCE) {
-        add(sum, started, load_word(job.output, i, bytes, size, aligned), false);
+        add(sum, started, load_word(job.output, i, bytes, size, aligned), CINCH_OWN_ABSENT);
       }
 #pragma unroll
       for (int k = 0; k < N; ++k) {

@@ -51,12 +51,15 @@ class RawLL128 {
     return flag | (mixed >> 32) << 32;
   }
 
-  __device__ __forceinline__ void add(Acc (&sum)[N], bool &started, uint4 v, bool own) const {
+  // `own`: cinch_own of an own contribution; absent for what was received.
+  __device__ __forceinline__ void add(Acc (&sum)[N], bool &started, uint4 v, uint32_t own) const {
     Acc term[N];
     E::unpack(v, term);
-    if (own && (work_.flags & CINCH_PREMULTIPLY)) {
+    if (own != CINCH_OWN_ABSENT && (work_.flags & CINCH_PREMULTIPLY)) {
 #pragma unroll
       for (int k = 0; k < N; ++k) term[k] = E::premultiply(term[k], work_.factor);
+      // What the peers see of it is rounded to the element type.
+      if (own == CINCH_OWN_CODED) E::unpack(E::pack(term), term);
     }
 #pragma unroll
     for (int k = 0; k < N; ++k) {
@@ -65,9 +68,9 @@ class RawLL128 {
     started = true;
   }
 
-  __device__ __forceinline__ uint4 load_words(const uint8_t *from, uint32_t word, bool flagged,
-                                              uint32_t bytes) const {
-    const bool aligned = (work_.flags & CINCH_ALIGNED) != 0;
+  __device__ __forceinline__ uint4 load_words(const Job &job, const uint8_t *from, uint32_t word,
+                                              bool flagged, uint32_t bytes) const {
+    const bool aligned = job.aligned;
     const uint32_t size = element_bytes();
     const uint64_t a = load_word(from, word, bytes, size, aligned);
     const uint64_t b = flagged ? 0 : load_word(from, word + 1, bytes, size, aligned);
@@ -98,7 +101,7 @@ class RawLL128 {
 
   // A tile beyond the payload: only in messages that fill their slots.
   __device__ __forceinline__ void step(const Job &job, uint32_t tile, uint32_t bytes) const {
-    const bool aligned = (work_.flags & CINCH_ALIGNED) != 0;
+    const bool aligned = job.aligned;
     const uint32_t size = element_bytes();
     const uint32_t words = (bytes + 7) / 8;
     if (tile * TILE_WORDS >= words && !fills(job, tile)) return;
@@ -110,13 +113,14 @@ class RawLL128 {
                                       (premultiplies && job.nrecv == 0));
     const bool divides = REDUCES && (work_.flags & CINCH_AVERAGE) && job.is_final();
     const bool reads = job.reads();
+    const uint32_t kind = job.sums() ? (uint32_t)job.own : (uint32_t)CINCH_OWN_EXACT;
     uint4 own = make_uint4(0, 0, 0, 0);
-    if (reads) own = load_words(job.input, word, flagged, bytes);
+    if (reads) own = load_words(job, job.input, word, flagged, bytes);
     uint4 result = own;
     if (tile * TILE_WORDS < words) {
       Acc sum[N];
       bool started = false;
-      if (computes && reads && (job.nrecv == 0 || job.own_after == 0)) add(sum, started, own, true);
+      if (computes && reads && (job.nrecv == 0 || job.own_after == 0)) add(sum, started, own, kind);
       for (uint32_t r = 0; r < job.nrecv; ++r) {
         uint4 v;
         if (!load_lines(job, r, tile, flagged, v)) return;
@@ -124,12 +128,12 @@ class RawLL128 {
           result = v;
           continue;
         }
-        add(sum, started, v, false);
-        if (reads && job.own_after == r + 1) add(sum, started, own, true);
+        add(sum, started, v, CINCH_OWN_ABSENT);
+        if (reads && job.own_after == r + 1) add(sum, started, own, kind);
       }
       if (computes) {
         if (job.op == CINCH_REDUCE) {
-          add(sum, started, load_words(job.output, word, flagged, bytes), false);
+          add(sum, started, load_words(job, job.output, word, flagged, bytes), CINCH_OWN_ABSENT);
         }
 #pragma unroll
         for (int k = 0; k < N; ++k) {

@@ -49,8 +49,8 @@ __device__ __forceinline__ void move_tile(const Job &job, uint32_t tile, uint32_
 }
 
 // Whether a tile's pieces of the user's buffers are single accesses.
-__device__ __forceinline__ bool is_whole(const cinch_work &work, uint32_t tile, uint32_t bytes) {
-  return (work.flags & CINCH_ALIGNED) && (tile + 1) * TILE_BYTES <= bytes;
+__device__ __forceinline__ bool is_whole(const Job &job, uint32_t tile, uint32_t bytes) {
+  return job.aligned && (tile + 1) * TILE_BYTES <= bytes;
 }
 
 // The kernel for calls that neither reduce nor encode. word[0] of the codec's parameters is the
@@ -69,7 +69,7 @@ class MoveSimple {
 
   __device__ __forceinline__ void tile(const Job &job, uint32_t tile) {
     const uint32_t bytes = job.elements * element_bytes();
-    if (is_whole(work_, tile, bytes)) {
+    if (is_whole(job, tile, bytes)) {
       move_tile<true>(job, tile, bytes, element_bytes());
     } else {
       move_tile<false>(job, tile, bytes, element_bytes());

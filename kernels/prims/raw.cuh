@@ -27,7 +27,7 @@ class RawSimple {
     const bool moves = job.op == CINCH_RECV || job.op == CINCH_RECV_COPY_SEND ||
                        ((job.op == CINCH_SEND || job.op == CINCH_COPY) && as_is);
     const uint32_t bytes = job.elements * SIZE;
-    if (is_whole(work_, tile, bytes)) {
+    if (is_whole(job, tile, bytes)) {
       moves ? move_tile<true>(job, tile, bytes, SIZE) : sum_tile<true>(job, tile, bytes);
     } else {
       moves ? move_tile<false>(job, tile, bytes, SIZE) : sum_tile<false>(job, tile, bytes);
@@ -96,6 +96,8 @@ class RawSimple {
       for (uint32_t k = 0; k < N; ++k) {
         into.at[u][k] = E::premultiply(into.at[u][k], work_.factor);
       }
+      // What the peers see of it is rounded to the element type.
+      if (job.own == CINCH_OWN_CODED) E::unpack(E::pack(into.at[u]), into.at[u]);
     }
   }
 

@@ -1,8 +1,7 @@
 // Reading and writing the user's buffers in pieces of 16 or 8 bytes, whatever their alignment.
 //
 // WHOLE: the buffer is aligned to the piece and the piece lies inside it, so that it is one access;
-// otherwise a piece is put together from elements, out of line. A chunk starts at a multiple of 64
-// bytes of its buffer, so that its alignment is the buffer's.
+// otherwise a piece is put together from elements, out of line.
 #pragma once
 
 #include "ptx/memory.cuh"
