@@ -685,13 +685,15 @@ cinch_result_t cinch_comm_split(cinch_comm_t *comm,
                                 cinch_comm_t **newcomm);
 
 /**
- * Returns when every rank has called it.
+ * Returns when every rank has called it. On a GPU it does not wait for calls that are queued.
  */
 cinch_result_t cinch_barrier(cinch_comm_t *comm);
 
 /**
  * Waits until every rank has finalized, so that no rank's data is lost by the destroy that
- * follows. Optional; a rank that destroys without it may fail others that still communicate.
+ * follows. Optional; a rank that destroys without it may fail others that still communicate. On a
+ * GPU it waits for the calls that are queued, and it is due where ranks are processes: they write
+ * into each other's memory. Graphs that hold calls of the communicator go before it is destroyed.
  */
 cinch_result_t cinch_comm_finalize(cinch_comm_t *comm);
 

@@ -75,6 +75,9 @@ fn try_connect(
         resident,
     };
     let engine = Mutex::new(GpuEngine::new(parts, config, isa)?);
+    // What a rank still allocates may wait for the kernels of another rank on its GPU, which may
+    // wait for this rank: nobody launches before all have what they need.
+    exchange.barrier()?;
     Ok((info, GpuSide { context, engine }))
 }
 

@@ -116,7 +116,7 @@ pub unsafe extern "C" fn cinch_comm_split(
     })
 }
 
-/// Returns when every rank has called it.
+/// Returns when every rank has called it. On a GPU it does not wait for calls that are queued.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cinch_barrier(comm: *mut cinch_comm_t) -> cinch_result_t {
     guard!("cinch_barrier", {
@@ -127,7 +127,9 @@ pub unsafe extern "C" fn cinch_barrier(comm: *mut cinch_comm_t) -> cinch_result_
 }
 
 /// Waits until every rank has finalized, so that no rank's data is lost by the destroy that
-/// follows. Optional; a rank that destroys without it may fail others that still communicate.
+/// follows. Optional; a rank that destroys without it may fail others that still communicate. On a
+/// GPU it waits for the calls that are queued, and it is due where ranks are processes: they write
+/// into each other's memory. Graphs that hold calls of the communicator go before it is destroyed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cinch_comm_finalize(comm: *mut cinch_comm_t) -> cinch_result_t {
     guard!("cinch_comm_finalize", {

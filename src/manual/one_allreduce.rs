@@ -36,3 +36,16 @@
 //!
 //! Bytes take no other path. A new collective, codec or transport changes one of the boxes above
 //! and none of the arrows.
+//!
+//! # On a GPU
+//! `comm.call_on(&call, buffers)` comes to the same plan by the same function, whose candidates now
+//! have a protocol and as many channels as fit the GPU. Then:
+//! 1. `engine::gpu::pack` writes the steps for the kernel: chains joined, places resolved, waits
+//!    that do not concern each other taken together.
+//! 2. `engine::gpu::order` lets the caller's stream wait for the communicator's last launch, if that
+//!    was on another stream.
+//! 3. One launch on the caller's stream, the packed steps in its argument. The call returns.
+//! 4. `kernels/exec/interpret.cuh` walks the steps as the host's engine does, one channel a group
+//!    of threads; cursors live in device memory, so that a graph may replay the launch.
+//! 5. What a kernel finds wrong it writes to host memory; the watchdog makes it the fault of the
+//!    communicator, on all ranks, and ends all waits.

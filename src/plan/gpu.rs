@@ -92,8 +92,8 @@ pub(super) fn protocols(
     gpu: &GpuLimits,
     algorithm: Algorithm,
 ) -> Vec<Protocol> {
-    // A codec's chunks are checked and forwarded as slots.
-    if request.codec.is_lossy() {
+    // A codec's chunks are checked and forwarded as slots; a single rank has no messages.
+    if request.codec.is_lossy() || limits.nranks == 1 {
         return vec![Protocol::Simple];
     }
     let bytes = bytes(request, limits.nranks);

@@ -11,44 +11,36 @@ use crate::gpu::{Context, Event, Stream};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Where the last launch was queued.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Place {
-    stream: usize,
-    /// The capture that recorded it.
-    capture: Option<u64>,
-}
-
-/// The place of the last launch, and what later ones wait for.
+/// Where the last launches were queued, and what later ones wait for.
 #[derive(Debug)]
 pub(super) struct Order {
-    last: Option<Place>,
-    /// Behind the last launch that was no capture's.
+    /// The stream of the last launch that was no capture's.
+    stream: Option<usize>,
+    /// Behind that launch.
     launched: Event,
-    /// Whether `launched` was ever recorded.
-    used: bool,
-    /// Behind the last captured launch.
+    /// The capture of the last captured launch, and its stream.
+    capture: Option<(u64, usize)>,
+    /// Behind that launch.
     captured: Event,
 }
 
 impl Order {
     pub(super) fn new(context: &Arc<Context>) -> Result<Order> {
         Ok(Order {
-            last: None,
+            stream: None,
             launched: Event::new(context)?,
-            used: false,
+            capture: None,
             captured: Event::new(context)?,
         })
     }
 
     /// Lets what is queued on `stream` from here on run behind the last launch.
     pub(super) fn enter(&self, stream: &Stream, capture: Option<u64>) -> Result<()> {
-        match self.last {
-            Some(last) if last.capture == capture && last.stream != stream.handle().0 => {
-                match capture {
-                    None => stream.wait_event(&self.launched),
-                    Some(_) => stream.wait_event(&self.captured),
-                }
+        let own = stream.handle().0;
+        match (capture, self.stream, self.capture) {
+            (None, Some(last), _) if last != own => stream.wait_event(&self.launched),
+            (Some(id), _, Some((last_id, last))) if last_id == id && last != own => {
+                stream.wait_event(&self.captured)
             }
             _ => Ok(()),
         }
@@ -56,25 +48,25 @@ impl Order {
 
     /// Marks the launch that was just queued on `stream`.
     pub(super) fn leave(&mut self, stream: &Stream, capture: Option<u64>) -> Result<()> {
+        let own = stream.handle().0;
         match capture {
             None => {
                 self.launched.record(stream)?;
-                self.used = true;
+                self.stream = Some(own);
             }
-            Some(_) => self.captured.record(stream)?,
+            Some(id) => {
+                self.captured.record(stream)?;
+                self.capture = Some((id, own));
+            }
         }
-        self.last = Some(Place {
-            stream: stream.handle().0,
-            capture,
-        });
         Ok(())
     }
 
     /// Waits until all launches outside captures have ended, at most `deadline`.
     pub(super) fn wait(&self, deadline: Duration) -> Result<()> {
-        if !self.used {
-            return Ok(());
+        match self.stream {
+            Some(_) => self.launched.wait(deadline),
+            None => Ok(()),
         }
-        self.launched.wait(deadline)
     }
 }
