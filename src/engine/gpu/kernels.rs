@@ -142,10 +142,56 @@ fn names() -> Vec<String> {
         );
         names.push(format!("cinch_oneshot_{dtype}"));
     }
-    for kind in CodecKind::ALL {
+    for kind in CodecKind::ALL
+        .into_iter()
+        .filter(|&kind| kind != CodecKind::Raw)
+    {
         for dtype in [DType::F32, DType::F16, DType::BF16] {
             names.push(format!("cinch_coded_{}_{dtype}", kind.name()));
         }
     }
     names
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+    use std::fs;
+
+    /// The kernels that the macros of `kernels/entry` make, read from the text.
+    #[test]
+    fn the_kernels_have_these_names() {
+        let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/kernels/entry");
+        let mut found = BTreeSet::new();
+        for entry in fs::read_dir(directory).unwrap() {
+            let path = entry.unwrap().path();
+            if path.extension().is_none_or(|extension| extension != "cu") {
+                continue;
+            }
+            for line in fs::read_to_string(path).unwrap().lines() {
+                let Some((name, arguments)) = line.split_once('(') else {
+                    continue;
+                };
+                let first = arguments.split(',').next().unwrap_or_default();
+                match name {
+                    "CINCH_INTERPRETER" => {
+                        found.insert(first.to_string());
+                    }
+                    "CINCH_RAW" => found.extend(
+                        ["", "_ll", "_ll128"].map(|suffix| format!("cinch_raw_{first}{suffix}")),
+                    ),
+                    "CINCH_CODED" => found.extend(
+                        ["f32", "f16", "bf16"].map(|dtype| format!("cinch_coded_{first}_{dtype}")),
+                    ),
+                    "CINCH_ONESHOT" => {
+                        found.insert(format!("cinch_oneshot_{first}"));
+                    }
+                    _ => {}
+                }
+            }
+        }
+        let wanted: BTreeSet<String> = names().into_iter().collect();
+        assert_eq!(found, wanted);
+    }
 }
