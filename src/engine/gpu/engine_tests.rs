@@ -1,8 +1,8 @@
 //! Engines of all ranks on a simulated GPU whose kernels take note of their arguments; the notes
-//! are run by the interpreter of `pack_tests`.
+//! are run by the interpreter beside this file.
 
 use super::abi::{self, Args, OneshotArgs};
-use super::pack::tests::World;
+use super::interpreter::World;
 use super::*;
 use crate::bootstrap::LocalExchange;
 use crate::gpu::{CaptureMode, Device, DeviceMemory, Driver, Graph, Module};

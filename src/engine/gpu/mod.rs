@@ -505,5 +505,8 @@ impl Drop for GpuEngine {
 }
 
 #[cfg(test)]
+#[path = "interpreter_tests.rs"]
+mod interpreter;
+#[cfg(test)]
 #[path = "engine_tests.rs"]
 mod tests;

@@ -217,10 +217,10 @@ fn batches(steps: &[Joined]) -> Vec<Batch> {
 /// What a launch works on: works, steps and peers, in the order of [`abi::Args::blob`].
 #[derive(Clone, Debug, Default)]
 pub struct Blob {
-    works: Vec<Work>,
-    steps: Vec<abi::Step>,
-    peers: Vec<u8>,
-    channels: usize,
+    pub(super) works: Vec<Work>,
+    pub(super) steps: Vec<abi::Step>,
+    pub(super) peers: Vec<u8>,
+    pub(super) channels: usize,
 }
 
 impl Blob {
@@ -360,4 +360,4 @@ pub fn arithmetic(plan: &Plan, op: ReduceOp) -> Result<(Combine, u64, u8)> {
 
 #[cfg(test)]
 #[path = "pack_tests.rs"]
-pub(super) mod tests;
+mod tests;
