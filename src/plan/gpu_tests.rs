@@ -162,3 +162,54 @@ fn the_table_names_protocols() {
         assert!(text.contains(word), "{text}");
     }
 }
+
+/// A host communicator can cut as one on GPUs does, in its own lanes, and is still right.
+#[test]
+fn the_host_imitates_the_cut_of_a_gpu() {
+    use crate::comm::Call;
+    use crate::config::Config;
+    use crate::mem::UserBuffers;
+    use crate::testing::{Data, Pattern, Problem, local_world};
+
+    let asked = request(Collective::AllReduce, 300_007, "linear8");
+    let wanted = plan(limits(3, 132), &asked);
+    let host = Limits {
+        slot_bytes: 1 << 20,
+        slots: 4,
+        channels: 2,
+        gpu: None,
+        ..limits(3, 132)
+    };
+    let mut planner = Planner::new(host, 0, Isa::Scalar);
+    let before = planner.plan(&asked).unwrap().geometry;
+    planner.imitate(limits(3, 132));
+    let imitated = planner.plan(&asked).unwrap();
+    assert_eq!(imitated.geometry, wanted.geometry);
+    assert_eq!((imitated.channels, wanted.channels > 2), (2, true));
+    assert_ne!(before, wanted.geometry);
+
+    let problem = Problem::new(Collective::AllReduce, DType::F32, 3, 300_007);
+    let data = Data {
+        pattern: Pattern::Small,
+        dtype: DType::F32,
+        seed: 3,
+    };
+    let config = Config {
+        slot_bytes: 1 << 20,
+        ..Config::default()
+    };
+    let wrong = local_world(3, &config, |comm| {
+        comm.imitate(limits(3, 132)).unwrap();
+        assert!(comm.imitate(limits(4, 132)).is_err());
+        let input = data.vec(comm.rank(), problem.count);
+        let mut output = vec![0; input.len()];
+        let call = Call::new(Collective::AllReduce, DType::F32, problem.count);
+        comm.call(&call, UserBuffers::new(&input, &mut output))
+            .unwrap();
+        problem
+            .check(&data, comm.rank(), &output, 0.0)
+            .unwrap()
+            .wrong
+    });
+    assert_eq!(wrong, [0, 0, 0]);
+}
