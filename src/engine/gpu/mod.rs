@@ -3,7 +3,7 @@
 //! A call is one launch. Sends and receives between two collectives of a group are one launch
 //! together: the k-th message of each pair and direction goes with the k-th launch, and both ends
 //! arrive at the same k. No host thread waits in a call for anything but locks; what a kernel
-//! waits for too long, and what it finds wrong, the [`watchdog`] turns into the communicator's
+//! waits for too long, and what it finds wrong, the [`Watchdog`] turns into the communicator's
 //! fault.
 
 pub mod abi;
