@@ -42,7 +42,9 @@ fn patterns() -> u64 {
 fn for_all(check: impl Fn(&host::Host, &Reference, &str)) {
     for (compiler, host) in all() {
         for spec in SPECS {
-            check(host, &Reference::new(spec), &format!("by {compiler}"));
+            if !host.tabled || spec.starts_with("dynamic8") {
+                check(host, &Reference::new(spec), &format!("by {compiler}"));
+            }
         }
     }
 }
@@ -236,7 +238,7 @@ fn around(values: &[f32]) -> Vec<f32> {
 #[test]
 fn dynamic8_at_every_threshold() {
     let reference = Reference::new("dynamic8:tensor=1");
-    let mut x: Vec<f32> = around(&values(&reference))
+    let close: Vec<f32> = around(&values(&reference))
         .into_iter()
         .map(|x| x.clamp(-1.0, 1.0))
         .collect();
@@ -244,6 +246,7 @@ fn dynamic8_at_every_threshold() {
     let (first, last) = (2f32.powi(-21).to_bits(), 1f32.to_bits());
     let step = (u64::from(last - first) / patterns()).max(1) as usize;
     for (compiler, host) in all() {
+        let mut x = close.clone();
         let mut done = 0;
         for bits in (first..=last).step_by(step) {
             x.push(f32::from_bits(bits));
@@ -265,7 +268,7 @@ fn linear8_at_every_tie() {
         .into_iter()
         .map(|x| x.clamp(-127.0, 127.0))
         .collect();
-    for (compiler, host) in all() {
+    for (compiler, host) in all().iter().filter(|(_, host)| !host.tabled) {
         let reference = Reference::new("linear8:tensor=1");
         reference.check(host, &x, Some(127.0), compiler);
     }
@@ -273,7 +276,7 @@ fn linear8_at_every_tie() {
 
 #[test]
 fn decimal_codecs_at_every_offset() {
-    for (compiler, host) in all() {
+    for (compiler, host) in all().iter().filter(|(_, host)| !host.tabled) {
         for kind in ["static8", "mantissa8"] {
             for offset in -30..=30 {
                 let reference = Reference::new(&format!("{kind}:offset={offset}"));

@@ -5,6 +5,9 @@
 // q = max(14 z - 768, 22 z - 1536): the two lines cross at z = 96, which is 0.45.
 // Encoding finds the place among the magnitudes by the inverse lines, which may be off by little,
 // and then compares the distances to the two magnitudes around, which is exact: each difference is.
+//
+// Instructions an element on sm_90, counted as in linear8.cuh: encode 81, decode_reduce 34. Kernels
+// that have shared memory to spare take dynamic8_tabled.cuh.
 #pragma once
 
 #include "codec/linear8.cuh"
@@ -12,8 +15,9 @@
 namespace cinch {
 
 struct DynamicMeaning {
+  static CINCH_HD void prepare() {}
+
   static CINCH_HD float factor(float scale) { return divide(1.0f, scale); }
-  static CINCH_HD float unit(float scale) { return scale; }
 
   struct Step {
     float unit;
@@ -21,10 +25,10 @@ struct DynamicMeaning {
   static CINCH_HD Step step(float scale) { return {scale}; }
 
   static CINCH_HD uint32_t encode4(const float *x, float factor) {
-    uint32_t magnitudes = 0;
+    uint32_t ranks = 0;
     CINCH_UNROLL
-    for (int i = 0; i < 4; ++i) magnitudes |= nearest(magnitude_of(x[i]), factor) << (8 * i);
-    return LinearMeaning::with_signs(magnitudes, x);
+    for (int i = 0; i < 4; ++i) ranks |= rank_of(magnitude_of(mul(x[i], factor))) << (8 * i);
+    return codes_of(ranks, x);
   }
 
   template <bool REDUCE>
@@ -35,61 +39,74 @@ struct DynamicMeaning {
     }
   }
 
-  static CINCH_HD uint32_t nearest(float x, float factor) {
-    const float product = mul(x, factor);
-    const float y = product < 1.0f ? product : 1.0f;
-    float w = y, p = 1.0f;
-    CINCH_UNROLL
-    for (int n = 0; n < 5; ++n) {
-      const bool deeper = w < 0.1f;
-      w = deeper ? mul(w, 10.0f) : w;
-      p = deeper ? mul(p, 0.5f) : p;
-    }
-    const float z = w < 0.45f ? fused(add(w, -0.1f), 32 / 0.35f, 64.0f)
-                              : fused(add(w, -0.45f), 32 / 0.55f, 96.0f);
-    // The rank of the magnitude below y: 1 for 0, 2 to 127 as their code, 128 for 1.
-    const uint32_t below = (uint32_t)fused(z, p, -0.5f);
-    const float low = magnitude(below), high = magnitude(below + 1);
-    const uint32_t rank = below + (add(y, -low) > add(high, -y));
-    return rank > 127 ? 1 : rank < 2 ? 0 : rank;
-  }
-
   static CINCH_HD float value(uint32_t code) {
     const uint32_t c = code & 0x7f;
-    const float y = magnitude(c == 0 ? 1 : c == 1 ? 128 : c);
-    return code & 0x80 ? -y : y;
+    const float half = add(small_float(c == 0 ? 1 : c == 1 ? 128 : c), 0.5f);
+    return float_of(bits_of(magnitude_at(half)) | (code & 0x80) << 24);
+  }
+
+  // Codes of four ranks with the signs of x: rank 1 has code 0 and rank 128 code 1, the others are
+  // codes. A zero has no sign.
+  static CINCH_HD uint32_t codes_of(uint32_t ranks, const float *x) {
+    const uint32_t nonzero = ranks + 0x7e7e7e7eu;
+    const uint32_t odd = (~nonzero | ranks) & 0x80808080u;
+    const uint32_t codes = (ranks & 0x7f7f7f7fu) ^ (odd >> 7);
+    return codes | (LinearMeaning::sign_bytes(x) & nonzero & 0x80808080u);
+  }
+
+  // The rank of the magnitude nearest to y: 1 for 0, 2 to 127 as their code, 128 for 1.
+  static CINCH_HD uint32_t rank_of(float y) {
+    // What is below this is nearest to 0, and so is this; a sixth decade does not exist.
+    constexpr float LEAST = 1.05e-6f;
+    y = y > LEAST ? y : LEAST;
+    y = y < 1.0f ? y : 1.0f;
+    // w = y * 10^n in the first decade, p = 2^-n.
+    float w = y, p = 1.0f;
+    bool deep = w < 0.001f;
+    w = deep ? mul(w, 1000.0f) : w;
+    p = deep ? 0.125f : p;
+    deep = w < 0.01f;
+    w = deep ? mul(w, 100.0f) : w;
+    p = deep ? mul(p, 0.25f) : p;
+    deep = w < 0.1f;
+    w = deep ? mul(w, 10.0f) : w;
+    p = deep ? mul(p, 0.5f) : p;
+    const float lower = fused(w, 32 / 0.35f, (float)(64 - 3.2 / 0.35));
+    const float upper = fused(w, 32 / 0.55f, (float)(96 - 14.4 / 0.55));
+    const float place = fused(lower < upper ? lower : upper, p, -0.5f);
+    // The rank of the magnitude below y, in the low bits.
+    const float below = add_down(place, 0x1.8p23f);
+    const float half = add(add(below, -0x1.8p23f), 0.5f);
+    const float low = magnitude_at(half), high = magnitude_at(add(half, 1.0f));
+    return (bits_of(below) & 0xff) + (add(y, -low) > add(high, -y));
   }
 
   // By rank.
   static CINCH_HD float magnitude(uint32_t rank) {
-    if (rank < 2) return 0.0f;
-    if (rank > 127) return 1.0f;
-    const float half = add((float)rank, 0.5f);
-    const uint32_t octave = bits_of(half) >> 23;
-    const float z = float_of((bits_of(half) & 0x7fffffu) | (127 + 6) << 23);
-    const float below = fused(z, 14.0f, -768.0f), above = fused(z, 22.0f, -1536.0f);
-    const float q = below > above ? below : above;
-    float high = upper(0), low = lower(0);
-    CINCH_UNROLL
-    for (int n = 1; n < 6; ++n) {
-      const bool here = octave + n == 127 + 6;
-      high = here ? upper(n) : high;
-      low = here ? lower(n) : low;
-    }
-    return fused(q, high, mul(q, low));
+    return magnitude_at(add(small_float(rank), 0.5f));
   }
 
-  // 1 / (1280 * 10^n), in fp64 and as a sum of two fp32 numbers. Folded where n is a constant.
-  static CINCH_HD constexpr double exact(int n) {
-    return n == 0   ? 1 / 1280.0
-           : n == 1 ? 1 / 12800.0
-           : n == 2 ? 1 / 128000.0
-           : n == 3 ? 1 / 1280000.0
-           : n == 4 ? 1 / 12800000.0
-                    : 1 / 128000000.0;
+  // By rank and a half.
+  static CINCH_HD float magnitude_at(float half) {
+    const float z = float_of((bits_of(half) & 0x7fffffu) | (127 + 6) << 23);
+    const float below = fused(z, 14.0f, -768.0f), above = fused(z, 22.0f, -1536.0f);
+    // q * 10^(5 - n) has 22 bits at most: exact.
+    float power = half < 2.0f ? 0.0f : 1.0f;
+    power = half > 4.0f ? 1e1f : power;
+    power = half > 8.0f ? 1e2f : power;
+    power = half > 16.0f ? 1e3f : power;
+    power = half > 32.0f ? 1e4f : power;
+    power = half > 64.0f ? 1e5f : power;
+    const float q = mul(below > above ? below : above, power);
+    constexpr double UNIT = 1 / 128000000.0;
+    const float y = fused(q, (float)UNIT, mul(q, (float)(UNIT - (double)(float)UNIT)));
+    return half > 128.0f ? 1.0f : y;
   }
-  static CINCH_HD constexpr float upper(int n) { return (float)exact(n); }
-  static CINCH_HD constexpr float lower(int n) { return (float)(exact(n) - (double)upper(n)); }
+
+  // A whole number below 2^8 as fp32, without a conversion.
+  static CINCH_HD float small_float(uint32_t n) {
+    return add(float_of(0x4b000000u | n), -0x1p23f);
+  }
 };
 
 using Dynamic8Format = Scaled<DynamicMeaning>;

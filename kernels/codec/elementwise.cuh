@@ -39,6 +39,7 @@ struct Elementwise {
   using Factor = Meaning;
   using Unit = Meaning;
 
+  static CINCH_HD void prepare() {}
   static CINCH_HD Factor factor(const Params &params, float, float) { return Meaning(params); }
   static CINCH_HD Unit unit(const Params &params, float) { return Meaning(params); }
 

@@ -7,6 +7,9 @@
 //
 // Back: a byte in the upper seven bits of an fp32 mantissa with nothing above it is a subnormal
 // that is worth it times 2^-133, sign included; two exact powers of two bring it to the unit.
+//
+// Instructions an element on sm_90, loads, stores, scale and division included: encode of fp32 in
+// blocks of 256 8.4, decode_reduce 5.2.
 #pragma once
 
 #include "codec/scaled.cuh"
@@ -14,19 +17,20 @@
 namespace cinch {
 
 struct LinearMeaning {
+  static CINCH_HD void prepare() {}
+
   static CINCH_HD float factor(float scale) { return divide(127.0f, scale); }
-  static CINCH_HD float unit(float scale) { return divide(scale, 127.0f); }
 
   // 2^6 times the unit: the largest is below 2^128.
   struct Step {
     float raised;
   };
-  // A quotient by 127 in three steps: what the reciprocal gives, and that with its remainder, which
-  // is exact for an ordinary scale; the test goes through all mantissas.
+  // The quotient by 127 in three steps: what the reciprocal gives, and its remainder, which is exact
+  // for these scales. A test goes through all mantissas.
   static CINCH_HD Step step(float scale) {
-    const float reciprocal = 1 / 127.0f;
-    const float near = mul(scale, reciprocal);
-    return {mul(fused(fused(-127.0f, near, scale), reciprocal, near), 0x1p6f)};
+    constexpr float RECIPROCAL = 1 / 127.0f;
+    const float near = mul(scale, RECIPROCAL);
+    return {mul(fused(fused(-127.0f, near, scale), RECIPROCAL, near), 0x1p6f)};
   }
 
   static CINCH_HD uint32_t encode4(const float *x, float factor) {
@@ -52,16 +56,6 @@ struct LinearMeaning {
     }
   }
 
-  static CINCH_HD uint32_t nearest(float y, float factor) {
-    const float above = ceilf(fused(y, factor, -0.5f));
-    return (uint32_t)(above < 127.0f ? above : 127.0f);
-  }
-
-  static CINCH_HD float value(uint32_t code) {
-    const float k = (float)(code & 0x7f);
-    return code & 0x80 ? -k : k;
-  }
-
   // The low bytes of four words.
   static CINCH_HD uint32_t first_bytes(uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
     return byte_permute(byte_permute(a, b, 0x0040), byte_permute(c, d, 0x0040), 0x5410);
@@ -69,11 +63,15 @@ struct LinearMeaning {
 
   // Gives four magnitudes the signs of x; a zero has none.
   static CINCH_HD uint32_t with_signs(uint32_t magnitudes, const float *x) {
+    const uint32_t nonzero = magnitudes + 0x7f7f7f7fu;
+    return magnitudes | (sign_bytes(x) & nonzero & 0x80808080u);
+  }
+
+  // Four bytes of which bit 7 is the sign of x.
+  static CINCH_HD uint32_t sign_bytes(const float *x) {
     const uint32_t low = byte_permute(bits_of(x[0]), bits_of(x[1]), 0x0073);
     const uint32_t high = byte_permute(bits_of(x[2]), bits_of(x[3]), 0x0073);
-    const uint32_t tops = byte_permute(low, high, 0x5410);
-    const uint32_t nonzero = magnitudes + 0x7f7f7f7fu;
-    return magnitudes | (tops & nonzero & 0x80808080u);
+    return byte_permute(low, high, 0x5410);
   }
 };
 

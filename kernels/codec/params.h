@@ -1,5 +1,5 @@
-/* What the kernels of a codec are told: prepared by the host (kernel_params of src/codec), passed by
- * value. C and C++. */
+/* What the kernels of a codec are told: prepared by the host (kernel_params of src/codec), passed
+ * by value. C and C++. */
 #ifndef CINCH_CODEC_PARAMS_H
 #define CINCH_CODEC_PARAMS_H
 

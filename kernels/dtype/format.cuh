@@ -35,14 +35,16 @@ struct SmallFloat {
   static CINCH_HD uint32_t narrow(float number) {
     const uint32_t bits = bits_of(number);
     const uint32_t magnitude = bits & 0x7fffffffu;
-    const uint32_t rounded = (magnitude + ((1u << (DROP - 1)) - 1) + (magnitude >> DROP & 1)) >> DROP;
+    const uint32_t half = (1u << (DROP - 1)) - 1 + (magnitude >> DROP & 1);
+    const uint32_t rounded = (magnitude + half) >> DROP;
     const uint32_t normal = rounded - ((127 - BIAS) << MANTISSA_BITS);
     // Adding a number whose last bit is worth one subnormal step rounds to that step.
     const uint32_t anchor = STEP_BITS + (23u << 23);
     const uint32_t subnormal = bits_of(add(float_of(magnitude), float_of(anchor))) - anchor;
     const uint32_t finite = magnitude < (127 + 1 - BIAS) << 23 ? subnormal : normal;
     const uint32_t payload = magnitude >> DROP & ((1u << MANTISSA_BITS) - 1);
-    const uint32_t nan = INFINITE_CODE == SPECIAL ? SPECIAL | 1u << (MANTISSA_BITS - 1) | payload : SPECIAL;
+    const uint32_t quiet = SPECIAL | 1u << (MANTISSA_BITS - 1) | payload;
+    const uint32_t nan = INFINITE_CODE == SPECIAL ? quiet : SPECIAL;
     const uint32_t special = magnitude > 0x7f800000u ? nan : SPECIAL;
     return (magnitude >= OVERFLOW_BITS ? special : finite) | (bits >> 31) << WIDTH;
   }

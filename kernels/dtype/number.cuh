@@ -108,7 +108,8 @@ struct Floating<double> {
 };
 
 template <class T>
-using Number = typename std::conditional<std::is_floating_point<T>::value, Floating<T>, Integer<T>>::type;
+using Number = typename std::conditional<std::is_floating_point<T>::value, Floating<T>,
+                                         Integer<T>>::type;
 
 template <class T>
 CINCH_HD T combine(T a, T b, Combine op) {

@@ -51,6 +51,7 @@ __device__ __forceinline__ void store_elements(void *elements, uint64_t n, uint6
 
 template <class C, class E>
 __device__ __forceinline__ void encode_chunk(const cinch_codec_args &args) {
+  C::prepare();
   const C codec(args.params);
   uint8_t *wire = static_cast<uint8_t *>(args.wire);
   const uint64_t lane = threadIdx.x % 32;
@@ -77,6 +78,7 @@ __device__ __forceinline__ void encode_chunk(const cinch_codec_args &args) {
 
 template <class C, class E>
 __device__ __forceinline__ void decode_chunk(const cinch_codec_args &args) {
+  C::prepare();
   const C codec(args.params);
   const uint8_t *wire = static_cast<const uint8_t *>(args.wire);
   const uint64_t threads = (uint64_t)gridDim.x * blockDim.x;
@@ -109,6 +111,7 @@ __device__ __forceinline__ void decode_chunk(const cinch_codec_args &args) {
 
 CINCH_CODEC_TYPES(linear8, Linear8)
 CINCH_CODEC_TYPES(dynamic8, Dynamic8)
+CINCH_CODEC_TYPES(dynamic8_tabled, Dynamic8Tabled)
 CINCH_CODEC_TYPES(static8, Static8)
 CINCH_CODEC_TYPES(mantissa8, Mantissa8)
 CINCH_CODEC_TYPES(cast_bf16, CastBf16)

@@ -1,3 +1,3 @@
 #include "entry/coded.cuh"
 
-CINCH_CODED(dynamic8, Dynamic8)
+CINCH_CODED(dynamic8, Dynamic8Tabled)

@@ -123,6 +123,7 @@ struct Walk {
 
 // `Mover` is a class with
 //   static constexpr int protocol;
+//   static void prepare();                     once, by all threads of the block
 //   Mover(const cinch_work &, const cinch_comm_view &, Stop);
 //   uint32_t element_bytes() const;
 //   uint32_t tile_elements() const;            elements that a warp moves at once
@@ -210,6 +211,7 @@ __device__ __forceinline__ void interpret(const cinch_args &args) {
     for (uint32_t i = threadIdx.x; i < args.npeers; i += BLOCK_THREADS) own.peers[i] = peers[i];
     peers = own.peers;
   }
+  Mover::prepare();
   if (threadIdx.x < 2) {
     own.stopped[threadIdx.x] = 0;
     own.places[threadIdx.x].refresh = 0;

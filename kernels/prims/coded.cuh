@@ -25,6 +25,8 @@ class CodedSimple {
  public:
   static constexpr int protocol = CINCH_SIMPLE;
 
+  static __device__ __forceinline__ void prepare() { C::prepare(); }
+
   __device__ __forceinline__ CodedSimple(const cinch_work &work, const cinch_comm_view &comm, Stop)
       : work_(work), codec_(work.codec), nranks_(comm.nranks) {}
 

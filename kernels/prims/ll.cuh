@@ -64,6 +64,8 @@ class RawLL {
  public:
   static constexpr int protocol = CINCH_LL;
 
+  static __device__ __forceinline__ void prepare() {}
+
   __device__ __forceinline__ RawLL(const cinch_work &work, const cinch_comm_view &comm, Stop stop)
       : work_(work), comm_(comm), stop_(stop) {}
 

@@ -22,6 +22,8 @@ class RawLL128 {
  public:
   static constexpr int protocol = CINCH_LL128;
 
+  static __device__ __forceinline__ void prepare() {}
+
   __device__ __forceinline__ RawLL128(const cinch_work &work, const cinch_comm_view &comm,
                                       Stop stop)
       : work_(work), comm_(comm), stop_(stop) {}

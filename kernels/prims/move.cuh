@@ -59,6 +59,8 @@ class MoveSimple {
  public:
   static constexpr int protocol = CINCH_SIMPLE;
 
+  static __device__ __forceinline__ void prepare() {}
+
   __device__ __forceinline__ MoveSimple(const cinch_work &work, const cinch_comm_view &, Stop)
       : work_(work) {}
 

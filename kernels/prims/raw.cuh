@@ -16,6 +16,8 @@ class RawSimple {
  public:
   static constexpr int protocol = CINCH_SIMPLE;
 
+  static __device__ __forceinline__ void prepare() {}
+
   __device__ __forceinline__ RawSimple(const cinch_work &work, const cinch_comm_view &comm, Stop)
       : work_(work), nranks_(comm.nranks) {}
 

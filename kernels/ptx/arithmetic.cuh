@@ -53,7 +53,17 @@ CINCH_HD float add_up(float a, float b) {
 #endif
 }
 
-CINCH_HD float magnitude_of(float x) { return float_of(bits_of(x) & 0x7fffffffu); }
+// a + b, rounded down.
+CINCH_HD float add_down(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  return __fadd_rd(a, b);
+#else
+  return -add_up(-a, -b);
+#endif
+}
+
+// On the device most instructions take a magnitude for nothing, if it is asked for like this.
+CINCH_HD float magnitude_of(float x) { return fabsf(x); }
 
 // The larger of two magnitudes; not finite if one of them is not.
 CINCH_HD float larger_magnitude(float a, float b) {

@@ -10,14 +10,10 @@
 
 #if defined(__CUDACC__)
 #define CINCH_HD __host__ __device__ __forceinline__
-#define CINCH_HD_COLD __host__ __device__ __noinline__
 #define CINCH_UNROLL _Pragma("unroll")
-#define CINCH_ROLL _Pragma("unroll 1")
 #else
 #define CINCH_HD inline __attribute__((always_inline))
-#define CINCH_HD_COLD inline __attribute__((noinline))
 #define CINCH_UNROLL
-#define CINCH_ROLL
 #endif
 
 namespace cinch {

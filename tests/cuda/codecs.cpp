@@ -57,14 +57,15 @@ constexpr Entry entry() {
           [](const cinch_codec_params &params, uint64_t n) { return C(params).wire_bytes(n); }};
 }
 
-// By number of CodecKind.
+// By number of CodecKind, then the second form of dynamic8.
 const Entry CODECS[] = {{},
                         entry<Linear8>(),
                         entry<Dynamic8>(),
                         entry<Static8>(),
                         entry<Mantissa8>(),
                         entry<CastBf16>(),
-                        entry<Cast16>()};
+                        entry<Cast16>(),
+                        entry<Dynamic8Tabled>()};
 
 // dst = a op b for whole 16-byte vectors. op: a cinch_combine, or 4 for a * word, 5 for a divided
 // by word, 6 for a as it is.

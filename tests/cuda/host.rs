@@ -2,7 +2,7 @@
 
 use cinch::codec::{Codec, Span, build, kernel_params};
 use cinch::simd::Isa;
-use cinch::types::{CodecSpec, ScaleRule};
+use cinch::types::{CodecKind, CodecSpec, ScaleRule};
 use cinch::{DType, codec};
 use std::ffi::{CString, c_void};
 use std::path::Path;
@@ -16,7 +16,10 @@ type Element = unsafe extern "C" fn(u32, u32, u64, *const c_void, *const c_void,
 type Convert = unsafe extern "C" fn(u32, bool, *const c_void, *mut c_void, u64);
 
 /// The functions of `codecs.cpp`.
+#[derive(Clone, Copy)]
 pub struct Host {
+    /// Whether dynamic8 goes by tables. Other codecs are the same then.
+    pub tabled: bool,
     wire_bytes: WireBytes,
     encode: Encode,
     decode: Decode,
@@ -24,13 +27,24 @@ pub struct Host {
     convert: Convert,
 }
 
-/// The library as each compiler of this machine builds it.
-pub fn all() -> &'static [(&'static str, Host)] {
-    static HOSTS: OnceLock<Vec<(&str, Host)>> = OnceLock::new();
+/// The library as each compiler of this machine builds it, with both forms of dynamic8.
+pub fn all() -> &'static [(String, Host)] {
+    static HOSTS: OnceLock<Vec<(String, Host)>> = OnceLock::new();
     HOSTS.get_or_init(|| {
         let compilers = ["g++", "clang++"];
         let found = compilers.into_iter().filter(|name| starts(name));
-        let hosts: Vec<_> = found.map(|name| (name, Host::compile(name))).collect();
+        let mut hosts = Vec::new();
+        for name in found {
+            let host = Host::compile(name);
+            hosts.push((name.to_string(), host));
+            hosts.push((
+                format!("{name} with tables"),
+                Host {
+                    tabled: true,
+                    ..host
+                },
+            ));
+        }
         if hosts.is_empty() {
             println!("skipped: neither g++ nor clang++ is here to compile the CUDA headers");
         }
@@ -77,6 +91,7 @@ impl Host {
         // no padding.
         unsafe {
             Host {
+                tabled: false,
                 wire_bytes: std::mem::transmute::<*mut c_void, WireBytes>(find("test_wire_bytes")),
                 encode: std::mem::transmute::<*mut c_void, Encode>(find("test_encode")),
                 decode: std::mem::transmute::<*mut c_void, Decode>(find("test_decode")),
@@ -86,10 +101,17 @@ impl Host {
         }
     }
 
+    fn kind(&self, spec: CodecSpec) -> u32 {
+        match spec.kind {
+            CodecKind::Dynamic8 if self.tabled => 7,
+            kind => kind as u32,
+        }
+    }
+
     /// Bytes of a chunk.
     pub fn wire_bytes(&self, spec: CodecSpec, n: usize) -> usize {
         // SAFETY: the words live through the call.
-        unsafe { (self.wire_bytes)(spec.kind as u32, &kernel_params(spec, 0.0), n as u64) as usize }
+        unsafe { (self.wire_bytes)(self.kind(spec), &kernel_params(spec, 0.0), n as u64) as usize }
     }
 
     /// The chunk that the kernels would write.
@@ -98,7 +120,7 @@ impl Host {
         let mut wire = Bytes::new(self.wire_bytes(spec, x.len()), 0xee);
         let to = wire.slice_mut().as_mut_ptr();
         // SAFETY: `x` has as many elements and `wire`, aligned to 16, as many bytes as are said.
-        unsafe { (self.encode)(spec.kind as u32, &params, x.as_ptr(), x.len() as u64, to) };
+        unsafe { (self.encode)(self.kind(spec), &params, x.as_ptr(), x.len() as u64, to) };
         wire
     }
 
@@ -108,7 +130,7 @@ impl Host {
         assert!(wire.slice().len() >= self.wire_bytes(spec, n));
         let (from, to) = (wire.slice().as_ptr(), out.as_mut_ptr());
         // SAFETY: `wire` was found long enough for `n` elements, which `out` has.
-        unsafe { (self.decode)(spec.kind as u32, &params, from, n as u64, to, reduce) };
+        unsafe { (self.decode)(self.kind(spec), &params, from, n as u64, to, reduce) };
     }
 
     /// a op b, whole vectors; `op` as in `codecs.cpp`.
