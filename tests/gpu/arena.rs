@@ -14,11 +14,12 @@ use std::time::Duration;
 /// How long a call may take before the test has failed.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Memory and a stream of one rank.
+/// Memory and streams of one rank. Cases alternate between the streams.
 pub enum Arena {
     Gpu {
         memory: DeviceMemory,
         stream: Stream,
+        other: Stream,
     },
     Host {
         memory: Mutex<Vec<u64>>,
@@ -45,6 +46,7 @@ impl Arena {
         Ok(Arena::Gpu {
             memory: DeviceMemory::new(&context, bytes)?,
             stream: Stream::new(&context)?,
+            other: Stream::new(&context)?,
         })
     }
 
@@ -52,6 +54,14 @@ impl Arena {
         match self {
             Arena::Gpu { stream, .. } => Ok(stream),
             Arena::Host { .. } => Err(Error::internal("host memory has no stream")),
+        }
+    }
+
+    /// The one that a case is called on.
+    fn stream_of(&self, case: &Case) -> Result<&Stream> {
+        match self {
+            Arena::Gpu { other, .. } if case.seed & 1 == 1 => Ok(other),
+            _ => self.stream(),
         }
     }
 
@@ -64,7 +74,7 @@ impl Arena {
 
     pub fn write(&self, at: usize, bytes: &[u8]) -> Result<()> {
         match self {
-            Arena::Gpu { memory, stream } => memory.write(at, bytes, stream, PATIENCE),
+            Arena::Gpu { memory, stream, .. } => memory.write(at, bytes, stream, PATIENCE),
             Arena::Host {
                 memory,
                 bytes: room,
@@ -85,7 +95,7 @@ impl Arena {
 
     pub fn read(&self, at: usize, bytes: &mut [u8]) -> Result<()> {
         match self {
-            Arena::Gpu { memory, stream } => memory.read(at, bytes, stream, PATIENCE),
+            Arena::Gpu { memory, stream, .. } => memory.read(at, bytes, stream, PATIENCE),
             Arena::Host {
                 memory,
                 bytes: room,
@@ -107,7 +117,9 @@ impl Arena {
     /// Waits for what was queued; what the communicator has to say comes first.
     pub fn wait(&self, comm: &Communicator) -> Result<()> {
         let waited = match self {
-            Arena::Gpu { stream, .. } => stream.wait(PATIENCE),
+            Arena::Gpu { stream, other, .. } => {
+                stream.wait(PATIENCE).and_then(|()| other.wait(PATIENCE))
+            }
             Arena::Host { .. } => Ok(()),
         };
         match comm.async_error() {
@@ -170,7 +182,8 @@ impl Arena {
         let call = case.call_of(comm.rank());
         if case.call.collective != Collective::SendRecv {
             return match self {
-                Arena::Gpu { stream, .. } => {
+                Arena::Gpu { .. } => {
+                    let stream = self.stream_of(case)?;
                     comm.call_on(&call, self.buffers(layout.input, layout.output, stream)?)
                 }
                 Arena::Host { .. } => comm.call(&call, self.host(layout.input, layout.output)),
@@ -203,8 +216,9 @@ impl Arena {
         }
         for (call, input, output) in parts {
             match self {
-                Arena::Gpu { stream, .. } => {
-                    group.add_on(comm, &call, self.buffers(input, output, stream)?)?
+                Arena::Gpu { .. } => {
+                    let buffers = self.buffers(input, output, self.stream_of(case)?)?;
+                    group.add_on(comm, &call, buffers)?
                 }
                 Arena::Host { .. } => group.add(comm, &call, self.host(input, output))?,
             }

@@ -8,6 +8,8 @@
 
 mod arena;
 mod case;
+mod codecs;
+mod coded;
 mod collectives;
 mod cover;
 mod harness;
@@ -41,6 +43,8 @@ fn main() -> ExitCode {
 fn checks(options: &Options) -> Vec<Check> {
     let mut all = Vec::new();
     all.extend(collectives::checks(options));
+    all.extend(codecs::checks(options));
+    all.extend(coded::checks(options));
     all.extend(models::checks(options));
     all.extend(refusals::checks());
     let kept = |check: &Check| match &options.filter {

@@ -1,0 +1,149 @@
+//! Collectives with codecs: the same bits on all ranks, and those of the host engine for the same
+//! schedule and cut.
+
+use crate::case::{Case, Done, Values};
+use crate::cover::Rng;
+use crate::harness::{Check, Setup, Stop, Verdict};
+use crate::options::Options;
+use crate::world::World;
+use cinch::comm::Call;
+use cinch::plan::Limits;
+use cinch::testing::Pattern;
+use cinch::types::TransportKind;
+use cinch::{CodecSpec, Collective, DType, ReduceOp, schedule};
+
+const SPECS: [&str; 10] = [
+    "linear8",
+    "linear8:block=32",
+    "linear8:block=4096",
+    "dynamic8",
+    "dynamic8:block=1024",
+    "static8",
+    "static8:offset=-3",
+    "mantissa8",
+    "cast_bf16",
+    "cast16",
+];
+
+pub fn checks(options: &Options) -> Vec<Check> {
+    let worlds = [(2, 1), (3, 1), (5, 1), (8, 1), (2, 2), (8, 8)];
+    let check = |(nranks, gpus): (usize, usize)| {
+        let name = format!("coded/n{nranks}-gpus{gpus}");
+        let check = Check::new(name, gpus, move |setup| compare(setup, nranks, gpus));
+        check.within(options.either(60, 240)).also_on_host()
+    };
+    worlds.into_iter().map(check).collect()
+}
+
+/// Every codec with every type and algorithm, among random other choices.
+pub fn cases(rng: &mut Rng, nranks: usize, rounds: usize, most: usize) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for _ in 0..rounds {
+        for text in SPECS {
+            for dtype in [DType::F32, DType::F16, DType::BF16] {
+                for algorithm in schedule::algorithms(Collective::AllReduce) {
+                    let mut case = one(rng, nranks, text, dtype, most);
+                    case.call.collective = Collective::AllReduce;
+                    case.call.algorithm = Some(*algorithm);
+                    cases.push(case);
+                }
+                cases.push(one(rng, nranks, text, dtype, most));
+            }
+        }
+    }
+    cases
+}
+
+fn one(rng: &mut Rng, nranks: usize, codec: &str, dtype: DType, most: usize) -> Case {
+    let collective = rng.pick(&Collective::ALL[..8]);
+    let largest = rng.pick(&[3, 300, 5000, 5000, most / nranks]);
+    let mut call = Call::new(collective, dtype, 1 + rng.below(largest));
+    call.codec = codec.parse::<CodecSpec>().ok();
+    call.op = rng.pick(&[
+        ReduceOp::Sum,
+        ReduceOp::Sum,
+        ReduceOp::Avg,
+        ReduceOp::PreMulSum(cinch::types::Scalar::Float(1.0)),
+    ]);
+    if collective.has_root() {
+        call.root = rng.below(nranks);
+    }
+    let values = Values::Of(rng.pick(&[Pattern::Gaussian, Pattern::HeavyTailed, Pattern::Uniform]));
+    // Rarely with elements that are no numbers: they must reach all ranks alike.
+    let values = if rng.below(8) == 0 {
+        Values::Bits
+    } else {
+        values
+    };
+    let mut case = Case::new(call, values, rng.next());
+    case.in_place = rng.below(2) == 0;
+    case.shifted = rng.below(2) == 0;
+    case
+}
+
+fn compare(setup: &Setup, nranks: usize, gpus: usize) -> Verdict {
+    let mut rng = Rng::new(setup.options.seed ^ 0xc0de);
+    let cases = cases(&mut rng, nranks, setup.options.either(1, 4), 1 << 19);
+    let world = World::new(setup, nranks, gpus);
+    let (there, limits) = outputs(&world, &cases, None)?;
+    let mut hosts = world.clone();
+    hosts.seats = vec![None; nranks];
+    hosts.config.transport = Some(TransportKind::Loopback);
+    // Slots that hold the chunks of a GPU's cut.
+    hosts.config.slot_bytes = limits.slot_bytes.max(hosts.config.slot_bytes);
+    hosts.config.slot_bytes = hosts.config.slot_bytes.next_multiple_of(64);
+    hosts.config.buffer_bytes = 16 << 30;
+    let (here, _) = outputs(&hosts, &cases, Some(limits))?;
+    for (number, case) in cases.iter().enumerate() {
+        let inputs = case.inputs(nranks);
+        case.judge(&inputs, &there[number], 0.0)
+            .map_err(Stop::Wrong)?;
+        for rank in 0..nranks {
+            case.same_numbers(
+                &there[number][rank].output,
+                &here[number][rank].output,
+                rank,
+                nranks,
+            )
+            .map_err(|why| {
+                let (a, b) = (&there[number][rank].report, &here[number][rank].report);
+                Stop::Wrong(format!(
+                    "{why} (what the host engine has); {:?}, there {:?}",
+                    a.algorithm, b.algorithm
+                ))
+            })?;
+        }
+    }
+    Ok(format!("{} cases, bits as the host's", cases.len()))
+}
+
+/// What every rank has after every case, by case; cut as `limits` say, or as the ranks do.
+fn outputs(
+    world: &World,
+    cases: &[Case],
+    limits: Option<Limits>,
+) -> Result<(Vec<Vec<Done>>, Limits), Stop> {
+    let nranks = world.nranks();
+    let bytes = cases.iter().map(|case| case.bytes(nranks)).max();
+    let arenas = world.arenas(bytes.unwrap_or(0))?;
+    let all = world.run(|comm| {
+        if let Some(limits) = limits {
+            comm.imitate(limits)?;
+        }
+        let mut done = Vec::new();
+        for case in cases {
+            let input = case.input(comm.rank(), nranks);
+            let outcome = arenas[comm.rank()].run(case, comm, &input);
+            done.push(outcome.map_err(|error| Stop::from(error).context(case))?);
+        }
+        Ok((done, comm.limits()?))
+    })?;
+    let limits = all[0].1;
+    let mut by_case: Vec<Vec<Done>> = cases.iter().map(|_| Vec::new()).collect();
+    for (done, _) in all {
+        for (case, one) in by_case.iter_mut().zip(done) {
+            case.push(one);
+        }
+    }
+    Ok((by_case, limits))
+}
