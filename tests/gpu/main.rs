@@ -12,11 +12,15 @@ mod codecs;
 mod coded;
 mod collectives;
 mod cover;
+mod failures;
+mod figures;
+mod graphs;
 mod harness;
 mod models;
 mod options;
 mod ranks;
 mod refusals;
+mod soak;
 mod supervise;
 mod world;
 
@@ -47,6 +51,10 @@ fn checks(options: &Options) -> Vec<Check> {
     all.extend(coded::checks(options));
     all.extend(models::checks(options));
     all.extend(refusals::checks());
+    all.extend(graphs::checks(options));
+    all.extend(failures::checks());
+    all.extend(figures::checks());
+    all.extend(soak::checks(options));
     let kept = |check: &Check| match &options.filter {
         None => true,
         Some(part) => check.name.contains(part.as_str()),

@@ -6,6 +6,7 @@ use crate::cover::{self, Rng};
 use crate::harness::{Check, Setup, Stop, Verdict, end_with_parent, ensure, say};
 use crate::options::Options;
 use crate::world::World;
+use crate::{failures, figures};
 use cinch::comm::Group;
 use cinch::{Communicator, UniqueId};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -106,6 +107,8 @@ pub fn be_a_rank(options: &Options, task: &str) -> ExitCode {
     let words: Vec<&str> = task.split(' ').collect();
     let result = match words[..] {
         ["cases", rank, nranks, gpus, id] => run_cases(options, rank, nranks, gpus, id),
+        ["die", ref words @ ..] => failures::die(&Setup::new(options), words),
+        ["init", ref words @ ..] => figures::init(&Setup::new(options), words),
         _ => Stop::wrong(format!("no such task: {task}")),
     };
     match result {

@@ -1,0 +1,298 @@
+//! What goes wrong has a sentence that names who did, ends every kernel, and leaves the streams
+//! usable.
+
+use crate::arena::Arena;
+use crate::harness::{Check, Setup, Stop, Verdict, ensure, say};
+use crate::models::number;
+use crate::ranks::Ranks;
+use crate::world::{World, says};
+use cinch::comm::Call;
+use cinch::{Collective, Communicator, DType, Error, ErrorKind, UniqueId};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+const COUNT: usize = 10_000;
+/// The promises.
+const KILLED: Duration = Duration::from_secs(2);
+const ABORTED: Duration = Duration::from_millis(200);
+/// Within this everything else has happened.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+pub fn checks() -> Vec<Check> {
+    let mut checks = Vec::new();
+    for (nranks, gpus) in [(4, 1), (2, 2), (8, 8)] {
+        let name = format!("fail/kill-n{nranks}-gpus{gpus}");
+        let check = Check::new(name, gpus, move |setup| kill(setup, nranks, gpus));
+        checks.push(check.within(180));
+    }
+    for (nranks, gpus) in [(3, 1), (2, 2), (8, 8)] {
+        type Run = fn(&World) -> Verdict;
+        let runs: [(&str, Run); 5] = [
+            ("abort", abort),
+            ("never-calls", never_calls),
+            ("counts-differ", counts_differ),
+            ("types-differ", types_differ),
+            ("collectives-differ", collectives_differ),
+        ];
+        for (name, run) in runs {
+            let name = format!("fail/{name}-n{nranks}-gpus{gpus}");
+            let check = Check::new(name, gpus, move |setup| {
+                run(&World::new(setup, nranks, gpus))
+            });
+            checks.push(check);
+        }
+    }
+    checks
+}
+
+fn queue(comm: &Communicator, arena: &Arena, call: &Call) -> Result<(), Error> {
+    let bytes = call.count * call.dtype.size();
+    let buffers = arena.buffers((0, bytes), (8 * COUNT, bytes), arena.stream()?)?;
+    comm.call_on(call, buffers).map(drop)
+}
+
+/// The communicator's error, once there is one.
+fn cause(comm: &Communicator) -> Result<Error, Stop> {
+    let begin = Instant::now();
+    loop {
+        if let Some(error) = comm.async_error() {
+            return Ok(error);
+        }
+        if begin.elapsed() > PATIENCE {
+            return Stop::wrong(format!("rank {} heard of nothing", comm.rank()));
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// The stream ends, and works.
+fn usable(arena: &Arena) -> Result<(), Stop> {
+    let stream = arena.stream()?;
+    stream.wait(PATIENCE)?;
+    arena.memory()?.fill(0xa5, stream)?;
+    stream.wait(PATIENCE)?;
+    let mut found = [0; 64];
+    arena.read(0, &mut found)?;
+    ensure(found == [0xa5; 64], || "the stream sets no memory".into())
+}
+
+/// A further call gives the same error at once, and launches nothing.
+fn stays_failed(comm: &Communicator, arena: &Arena, error: &Error) -> Result<(), Stop> {
+    match queue(comm, arena, &sum(DType::F32, COUNT)) {
+        Err(again) if again.kind() == error.kind() => Ok(()),
+        other => Stop::wrong(format!("a failed communicator takes a call: {other:?}")),
+    }
+}
+
+fn sum(dtype: DType, count: usize) -> Call {
+    Call::new(Collective::AllReduce, dtype, count)
+}
+
+/// As [`World::run`], for ranks whose communicators fail: nobody leaves before all have looked.
+fn failing<R: Send>(
+    world: &World,
+    body: impl Fn(&Communicator, &Arena) -> Result<R, Stop> + Sync,
+) -> Result<Vec<R>, Stop> {
+    let arenas = world.arenas(16 * COUNT)?;
+    let gate = std::sync::Barrier::new(world.nranks());
+    let looked = std::sync::Mutex::new(Vec::new());
+    let ran = world.run(|comm| -> Result<(), Stop> {
+        let result = body(comm, &arenas[comm.rank()]);
+        if result.is_err() {
+            comm.abort();
+        }
+        if let Ok(mut all) = looked.lock() {
+            all.push((comm.rank(), result));
+        }
+        gate.wait();
+        // World::run would finalize, which a failed communicator refuses.
+        Stop::wrong("")
+    });
+    drop(ran);
+    let mut all = looked.into_inner().unwrap_or_default();
+    all.sort_by_key(|(rank, _)| *rank);
+    ensure(all.len() == world.nranks(), || {
+        "a rank could not join".into()
+    })?;
+    all.into_iter()
+        .map(|(rank, result)| result.map_err(|stop| stop.context(format!("rank {rank}"))))
+        .collect()
+}
+
+/// One rank never comes; another thread aborts.
+fn abort(world: &World) -> Verdict {
+    let last = world.nranks() - 1;
+    let times = failing(world, |comm, arena| {
+        if comm.rank() == last {
+            let error = cause(comm)?;
+            return says(&error, ErrorKind::Aborted, &["abort"]).map(|()| Duration::ZERO);
+        }
+        queue(comm, arena, &sum(DType::F32, COUNT))?;
+        std::thread::sleep(Duration::from_millis(300));
+        ensure(!arena.stream()?.is_idle()?, || {
+            "the kernel did not wait".into()
+        })?;
+        let begin = Instant::now();
+        if comm.rank() == 0 {
+            std::thread::scope(|scope| scope.spawn(|| comm.abort()).join())
+                .map_err(|_| Stop::Wrong("abort panicked".into()))?;
+        }
+        while !arena.stream()?.is_idle()? {
+            ensure(begin.elapsed() < PATIENCE, || "the kernel stays".into())?;
+        }
+        let took = begin.elapsed();
+        let error = cause(comm)?;
+        says(&error, ErrorKind::Aborted, &["rank 0", "aborted"])?;
+        usable(arena)?;
+        stays_failed(comm, arena, &error)?;
+        // The others hear of it by message, and have slept a little longer or shorter.
+        Ok(if comm.rank() == 0 {
+            took
+        } else {
+            Duration::ZERO
+        })
+    })?;
+    ensure(times[0] <= ABORTED, || {
+        format!("the kernel ended {:?} after the abort", times[0])
+    })?;
+    Ok(format!("freed after {:?}", times[0]))
+}
+
+fn never_calls(world: &World) -> Verdict {
+    let mut world = world.clone();
+    world.config.timeout = Duration::from_millis(700);
+    let last = world.nranks() - 1;
+    let texts = failing(&world, |comm, arena| {
+        if comm.rank() != last {
+            queue(comm, arena, &sum(DType::F32, COUNT))?;
+        }
+        let error = cause(comm)?;
+        // Of several that wait, one may wait for another.
+        let name = match comm.nranks() {
+            2 => format!("rank {last}"),
+            _ => "rank ".into(),
+        };
+        says(&error, ErrorKind::Timeout, &["CINCH_TIMEOUT", "0.7", &name])?;
+        usable(arena)?;
+        stays_failed(comm, arena, &error)?;
+        Ok(error.message().to_string())
+    })?;
+    Ok(texts[0].chars().take(100).collect())
+}
+
+/// Rank 1 makes another call than the others.
+fn differ(world: &World, most: Call, odd: Call, words: [&str; 2]) -> Verdict {
+    let texts = failing(world, |comm, arena| {
+        let call = if comm.rank() == 1 { odd } else { most };
+        let queued = queue(comm, arena, &call);
+        let error = cause(comm)?;
+        if let Err(refused) = queued {
+            ensure(refused.kind() == error.kind(), || {
+                format!("{refused}, {error}")
+            })?;
+        }
+        says(&error, ErrorKind::Mismatch, &[words[0], words[1], "rank 1"])?;
+        usable(arena)?;
+        stays_failed(comm, arena, &error)?;
+        Ok(error.message().to_string())
+    })?;
+    Ok(texts[0].chars().take(100).collect())
+}
+
+fn counts_differ(world: &World) -> Verdict {
+    let (a, b) = (sum(DType::F32, COUNT), sum(DType::F32, COUNT - 7));
+    differ(world, a, b, ["10000", "9993"])
+}
+
+fn types_differ(world: &World) -> Verdict {
+    let (a, b) = (sum(DType::F32, COUNT), sum(DType::I32, COUNT));
+    differ(world, a, b, ["f32", "i32"])
+}
+
+fn collectives_differ(world: &World) -> Verdict {
+    let b = Call::new(Collective::Broadcast, DType::F32, COUNT);
+    differ(
+        world,
+        sum(DType::F32, COUNT),
+        b,
+        ["all_reduce", "broadcast"],
+    )
+}
+
+fn unix_time() -> Duration {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    now.unwrap_or_default()
+}
+
+/// A process among several dies while all of them call.
+fn kill(setup: &Setup, nranks: usize, gpus: usize) -> Verdict {
+    let rounds = setup.options.either(2, 5);
+    let mut worst = Duration::ZERO;
+    for round in 0..rounds {
+        let victim = (round * 3 + 1) % nranks;
+        let took = kill_one(setup, nranks, gpus, victim);
+        let took = took.map_err(|stop| stop.context(format!("rank {victim} is killed")))?;
+        worst = worst.max(took);
+    }
+    ensure(worst <= KILLED, || {
+        format!("a survivor knew after {worst:?}")
+    })?;
+    Ok(format!("{rounds} kills, known after {worst:?} at most"))
+}
+
+fn kill_one(setup: &Setup, nranks: usize, gpus: usize, victim: usize) -> Result<Duration, Stop> {
+    let world = World::new(setup, nranks, gpus);
+    let id = UniqueId::create_for_one_host(&world.config)?;
+    let tasks = (0..nranks).map(|rank| format!("die {rank} {nranks} {gpus} {}", id.to_hex()));
+    let mut ranks = Ranks::start(&setup.options, tasks)?;
+    let all: Vec<usize> = (0..nranks).collect();
+    ranks.wait_for("working", &all, Duration::from_secs(60))?;
+    std::thread::sleep(Duration::from_millis(150));
+    let pid = ranks.children[victim].id();
+    let killed = unix_time();
+    ranks.children[victim].kill()?;
+    ranks.children[victim].wait()?;
+    let survivors: Vec<usize> = all.into_iter().filter(|&rank| rank != victim).collect();
+    let errors = ranks.wait_for("error", &survivors, PATIENCE)?;
+    let mut worst = Duration::ZERO;
+    for (rank, said) in survivors.iter().zip(&errors) {
+        let (at, text) = said.split_once(' ').unwrap_or_default();
+        let named = text.starts_with("Remote ")
+            && text.contains(&format!("rank {victim} "))
+            && text.contains(&format!("pid {pid}"));
+        ensure(named, || format!("rank {rank} says {text}"))?;
+        let at = Duration::from_nanos(at.parse().unwrap_or(u64::MAX));
+        worst = worst.max(at.saturating_sub(killed));
+    }
+    ranks.wait_for("usable", &survivors, PATIENCE)?;
+    Ok(worst)
+}
+
+/// A rank process that calls until it fails.
+pub fn die(setup: &Setup, words: &[&str]) -> Verdict {
+    let [rank, nranks, gpus, id] = words else {
+        return Stop::wrong("die RANK NRANKS GPUS ID");
+    };
+    let (rank, nranks, gpus) = (number(rank)?, number(nranks)?, number(gpus)?);
+    let world = World::new(setup, nranks, gpus);
+    let arena = Arena::new(world.seats[rank], 16 * COUNT)?;
+    let id = UniqueId::from_hex(id)?;
+    let comm = Communicator::init(&id, rank, nranks, world.config_of(rank))?;
+    let told = AtomicBool::new(false);
+    let error = loop {
+        let queued = queue(&comm, &arena, &sum(DType::F32, COUNT));
+        if let Err(error) = queued {
+            break error;
+        }
+        arena.stream()?.wait(PATIENCE)?;
+        if !told.swap(true, Ordering::Relaxed) {
+            say("working ");
+        }
+    };
+    let (now, kind) = (unix_time().as_nanos(), error.kind());
+    say(&format!("error {now} {kind:?} {}", error.message()).replace('\n', " "));
+    usable(&arena)?;
+    say("usable ");
+    drop(comm);
+    Ok(String::new())
+}

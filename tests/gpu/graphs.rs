@@ -1,0 +1,380 @@
+//! CUDA graphs, several communicators, and calls that change streams.
+//!
+//! Integer state goes through a chain of collectives again and again, and the host computes
+//! along: a replay that came too early, too late or not at all shows in every later one.
+
+use crate::arena::{Arena, PATIENCE};
+use crate::case::factor;
+use crate::cover::Rng;
+use crate::harness::{Check, Setup, Stop, Verdict, ensure};
+use crate::options::Options;
+use crate::world::World;
+use cinch::comm::{Call, Group};
+use cinch::gpu::{CaptureMode, Event, Graph, Stream};
+use cinch::types::Scalar;
+use cinch::{Collective, Communicator, DType, ReduceOp, Result};
+use std::sync::Barrier;
+
+/// Elements of a part of the state.
+const PART: usize = 700;
+/// Elements of what is compressed.
+const CODED: usize = 20_000;
+/// Replays between two looks.
+const BATCH: usize = 10;
+
+pub fn checks(options: &Options) -> Vec<Check> {
+    let mut checks = Vec::new();
+    for (nranks, gpus) in [(2, 1), (3, 1), (5, 1), (2, 2), (8, 8)] {
+        let name = format!("graph/replays-n{nranks}-gpus{gpus}");
+        let check = Check::new(name, gpus, move |setup| replays(setup, nranks, gpus));
+        checks.push(check.within(options.either(90, 180)));
+        let name = format!("graph/streams-n{nranks}-gpus{gpus}");
+        let check = Check::new(name, gpus, move |setup| streams(setup, nranks, gpus));
+        checks.push(check.within(60));
+        let name = format!("graph/communicators-n{nranks}-gpus{gpus}");
+        let check = Check::new(name, gpus, move |setup| communicators(setup, nranks, gpus));
+        checks.push(check.within(60));
+    }
+    checks
+}
+
+/// The state of all ranks, as the host computes it: parts s, t and u of `nranks` times [`PART`].
+struct Model {
+    nranks: usize,
+    s: Vec<Vec<u32>>,
+    t: Vec<Vec<u32>>,
+    u: Vec<Vec<u32>>,
+}
+
+/// Where the parts lie in each rank's memory; then what is compressed, from, and to.
+struct Places {
+    s: usize,
+    t: usize,
+    u: usize,
+    coded: [usize; 3],
+    bytes: usize,
+}
+
+impl Places {
+    fn new(nranks: usize) -> Places {
+        let part = (4 * PART * nranks).next_multiple_of(256);
+        let coded = |i: usize| 3 * part + i * 4 * CODED;
+        Places {
+            s: 0,
+            t: part,
+            u: 2 * part,
+            coded: [coded(0), coded(1), coded(2)],
+            bytes: coded(3),
+        }
+    }
+}
+
+fn odd(rank: usize) -> u32 {
+    match factor(DType::U32, rank) {
+        Scalar::Int(factor) => factor as u32,
+        Scalar::Float(_) => 1,
+    }
+}
+
+impl Model {
+    fn new(nranks: usize, rng: &mut Rng) -> Model {
+        let mut random = || -> Vec<Vec<u32>> {
+            let mut words = || (0..nranks * PART).map(|_| rng.next() as u32).collect();
+            (0..nranks).map(|_| words()).collect()
+        };
+        Model {
+            nranks,
+            s: random(),
+            t: random(),
+            u: random(),
+        }
+    }
+
+    fn weighted(&self, of: &[Vec<u32>], at: usize) -> u32 {
+        let ranks = of.iter().enumerate();
+        ranks.fold(0, |sum, (rank, values)| {
+            sum.wrapping_add(values[at].wrapping_mul(odd(rank)))
+        })
+    }
+
+    /// What [`queue`] does.
+    fn step(&mut self) {
+        let n = self.nranks;
+        for rank in 0..n {
+            for from in 0..n {
+                let block = &self.s[from][rank * PART..(rank + 1) * PART];
+                self.t[rank][from * PART..(from + 1) * PART].copy_from_slice(block);
+            }
+        }
+        let sums: Vec<u32> = (0..PART).map(|at| self.weighted(&self.t, at)).collect();
+        for t in &mut self.t {
+            t[..PART].copy_from_slice(&sums);
+        }
+        for rank in 0..n {
+            for at in 0..PART {
+                self.s[rank][at] = self.weighted(&self.t, rank * PART + at);
+            }
+        }
+        for rank in 0..n {
+            for from in 0..n {
+                let block = self.s[from][..PART].to_vec();
+                self.u[rank][from * PART..(from + 1) * PART].copy_from_slice(&block);
+            }
+        }
+        for rank in 0..n {
+            let from = (rank + n - 1) % n;
+            let block = self.t[from][PART..2 * PART].to_vec();
+            self.s[rank][PART..2 * PART].copy_from_slice(&block);
+        }
+        let root = n - 1;
+        let block = self.t[root][(n - 1) * PART..].to_vec();
+        for u in &mut self.u {
+            u[..PART].copy_from_slice(&block);
+        }
+    }
+}
+
+/// Queues one step of the chain on `stream`.
+fn queue(comm: &Communicator, arena: &Arena, places: &Places, stream: &Stream) -> Result<()> {
+    let (rank, n) = (comm.rank(), comm.nranks());
+    let (s, t, u) = (places.s, places.t, places.u);
+    let (one, all) = (4 * PART, 4 * PART * n);
+    let call = |collective| Call {
+        op: ReduceOp::PreMulSum(factor(DType::U32, rank)),
+        ..Call::new(collective, DType::U32, PART)
+    };
+    let on = |call: &Call, input, output| -> Result<()> {
+        comm.call_on(call, arena.buffers(input, output, stream)?)
+            .map(drop)
+    };
+    on(&call(Collective::AllToAll), (s, all), (t, all))?;
+    on(&call(Collective::AllReduce), (t, one), (t, one))?;
+    on(&call(Collective::ReduceScatter), (t, all), (s, one))?;
+    on(&call(Collective::AllGather), (s, one), (u, all))?;
+    let mut group = Group::new();
+    let mut send = call(Collective::SendRecv);
+    (send.root, send.peer) = (rank, (rank + 1) % n);
+    let mut recv = send;
+    (recv.root, recv.peer) = ((rank + n - 1) % n, rank);
+    group.add_on(comm, &send, arena.buffers((t + one, one), (0, 0), stream)?)?;
+    group.add_on(comm, &recv, arena.buffers((0, 0), (s + one, one), stream)?)?;
+    group.run()?;
+    let mut broadcast = call(Collective::Broadcast);
+    broadcast.root = n - 1;
+    on(&broadcast, (t + (n - 1) * one, one), (u, one))
+}
+
+fn bytes_of(words: &[u32]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+/// Compares a rank's memory with the model.
+fn compare(
+    model: &Model,
+    rank: usize,
+    arena: &Arena,
+    places: &Places,
+) -> std::result::Result<(), Stop> {
+    for (name, at, expected) in [
+        ("s", places.s, &model.s[rank]),
+        ("t", places.t, &model.t[rank]),
+        ("u", places.u, &model.u[rank]),
+    ] {
+        let mut found = vec![0; 4 * expected.len()];
+        arena.read(at, &mut found)?;
+        let words = found.chunks_exact(4).enumerate();
+        let wrong = words
+            .map(|(i, word)| (i, u32::from_le_bytes([word[0], word[1], word[2], word[3]])))
+            .find(|&(i, word)| word != expected[i]);
+        if let Some((i, word)) = wrong {
+            return Stop::wrong(format!(
+                "rank {rank}: {name}[{i}] is {word:#x}, expected {:#x}",
+                expected[i]
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Puts a fresh state into a rank's memory.
+fn put(model: &Model, rank: usize, arena: &Arena, places: &Places) -> Result<()> {
+    arena.write(places.s, &bytes_of(&model.s[rank]))?;
+    arena.write(places.t, &bytes_of(&model.t[rank]))?;
+    arena.write(places.u, &bytes_of(&model.u[rank]))
+}
+
+/// A compressed sum and a cast gather, from the coded input to one of the coded outputs.
+fn compressed(
+    comm: &Communicator,
+    arena: &Arena,
+    (from, to): (usize, usize),
+    stream: &Stream,
+) -> Result<()> {
+    let half = CODED / 2 - 13;
+    for (at, codec) in [(0, "linear8"), (half, "dynamic8:block=64")] {
+        let mut call = Call::new(Collective::AllReduce, DType::F32, half);
+        call.codec = codec.parse().ok();
+        let place = |base: usize| (base + 4 * at, 4 * half);
+        comm.call_on(&call, arena.buffers(place(from), place(to), stream)?)?;
+    }
+    Ok(())
+}
+
+/// One graph with two branches on two communicators, one of them compressed.
+fn replays(setup: &Setup, nranks: usize, gpus: usize) -> Verdict {
+    let world = World::new(setup, nranks, gpus);
+    let places = Places::new(nranks);
+    let arenas = world.arenas(places.bytes)?;
+    let total = 1000;
+    world.run(|comm| {
+        let arena = &arenas[comm.rank()];
+        let stream = arena.stream()?;
+        let reversed = comm.split(Some(0), -(comm.rank() as i64))?;
+        let other = reversed.ok_or_else(|| Stop::Wrong("no communicator of a split".into()))?;
+        let branch = Stream::new(stream.context())?;
+        let (fork, join) = (Event::new(stream.context())?, Event::new(stream.context())?);
+        let [from, to, eager] = places.coded;
+        let graph = Graph::capture(stream, CaptureMode::ThreadLocal, |stream| {
+            fork.record(stream)?;
+            branch.wait_event(&fork)?;
+            compressed(&other, arena, (from, to), &branch)?;
+            queue(comm, arena, &places, stream)?;
+            join.record(&branch)?;
+            stream.wait_event(&join)
+        })?;
+        // Graphs are made when no kernel waits for another rank's.
+        comm.barrier()?;
+        // The same model on all ranks: its seed is the run's.
+        let mut rng = Rng::new(setup.options.seed ^ 0x67);
+        for batch in 0..total / BATCH {
+            let mut model = Model::new(nranks, &mut rng);
+            put(&model, comm.rank(), arena, &places)?;
+            let data = cinch::testing::Data {
+                pattern: cinch::testing::Pattern::HeavyTailed,
+                dtype: DType::F32,
+                seed: batch as u64,
+            };
+            arena.write(from, &data.vec(comm.rank(), CODED))?;
+            arena.write(to, &vec![0; 4 * CODED])?;
+            for _ in 0..BATCH {
+                graph.launch(stream)?;
+                model.step();
+            }
+            arena.wait(comm)?;
+            let context = |stop: Stop| stop.context(format!("replay {}", (batch + 1) * BATCH));
+            compare(&model, comm.rank(), arena, &places).map_err(context)?;
+            arena.write(eager, &vec![0; 4 * CODED])?;
+            compressed(&other, arena, (from, eager), stream)?;
+            arena.wait(&other)?;
+            let (mut replayed, mut direct) = (vec![0; 4 * CODED], vec![0; 4 * CODED]);
+            arena.read(to, &mut replayed)?;
+            arena.read(eager, &mut direct)?;
+            let differ = replayed.iter().zip(&direct).position(|(a, b)| a != b);
+            ensure(differ.is_none() && direct.iter().any(|&b| b != 0), || {
+                format!("compressed: replay and call differ at byte {differ:?}, batch {batch}")
+            })?;
+        }
+        // No kernel of any rank runs when the first of them gives up what the graph keeps.
+        comm.barrier()?;
+        drop(graph);
+        other.finalize()?;
+        Ok(())
+    })?;
+    Ok(format!("{total} replays of 8 calls on 2 communicators"))
+}
+
+/// The chain outside of graphs, its steps on streams in turn.
+fn streams(setup: &Setup, nranks: usize, gpus: usize) -> Verdict {
+    let world = World::new(setup, nranks, gpus);
+    let places = Places::new(nranks);
+    let arenas = world.arenas(places.bytes)?;
+    let batches = setup.options.either(20, 100);
+    world.run(|comm| {
+        let arena = &arenas[comm.rank()];
+        let context = arena.stream()?.context();
+        let streams = [
+            Stream::new(context)?,
+            Stream::new(context)?,
+            Stream::with_priority(context, -1)?,
+        ];
+        let mut rng = Rng::new(setup.options.seed ^ 0x57);
+        for batch in 0..batches {
+            let mut model = Model::new(nranks, &mut rng);
+            put(&model, comm.rank(), arena, &places)?;
+            for step in 0..BATCH {
+                queue(comm, arena, &places, &streams[(step * 5 + batch) % 3])?;
+                model.step();
+            }
+            for stream in &streams {
+                stream.wait(PATIENCE)?;
+            }
+            arena.wait(comm)?;
+            compare(&model, comm.rank(), arena, &places)
+                .map_err(|stop| stop.context(format!("batch {batch}")))?;
+        }
+        Ok(())
+    })?;
+    Ok(format!("{} steps on 3 streams in turn", batches * BATCH))
+}
+
+/// Several communicators of the same ranks at once, each on its stream, and threads of their own.
+fn communicators(setup: &Setup, nranks: usize, gpus: usize) -> Verdict {
+    const COMMS: usize = 3;
+    let worlds: Vec<World> = (0..COMMS)
+        .map(|_| World::new(setup, nranks, gpus))
+        .collect();
+    let places = Places::new(nranks);
+    let mut arenas = Vec::new();
+    for world in &worlds {
+        arenas.push(world.arenas(places.bytes)?);
+    }
+    let batches = setup.options.either(20, 100);
+    // Memory comes and goes when no kernel waits for another rank's.
+    let gate = Barrier::new(COMMS * nranks);
+    let results: Vec<std::result::Result<Vec<()>, Stop>> = std::thread::scope(|scope| {
+        let (gate, places) = (&gate, &places);
+        let start = |(number, world): (usize, &'_ World)| {
+            let world = world.clone();
+            let arenas = &arenas[number];
+            scope.spawn(move || {
+                world.run(|comm| {
+                    gate.wait();
+                    let arena = &arenas[comm.rank()];
+                    let mut rng = Rng::new(setup.options.seed ^ number as u64);
+                    let mut work = || -> std::result::Result<(), Stop> {
+                        for batch in 0..batches {
+                            let mut model = Model::new(nranks, &mut rng);
+                            put(&model, comm.rank(), arena, places)?;
+                            for _ in 0..BATCH {
+                                queue(comm, arena, places, arena.stream()?)?;
+                                model.step();
+                            }
+                            arena.wait(comm)?;
+                            compare(&model, comm.rank(), arena, places).map_err(|stop| {
+                                stop.context(format!("communicator {number}, batch {batch}"))
+                            })?;
+                        }
+                        Ok(())
+                    };
+                    let worked = work();
+                    if worked.is_err() {
+                        comm.abort();
+                    }
+                    gate.wait();
+                    worked
+                })
+            })
+        };
+        let threads: Vec<_> = worlds.iter().enumerate().map(start).collect();
+        let join = |thread: std::thread::ScopedJoinHandle<'_, _>| {
+            thread
+                .join()
+                .unwrap_or_else(|_| Stop::wrong("a thread panicked"))
+        };
+        threads.into_iter().map(join).collect()
+    });
+    for result in results {
+        result?;
+    }
+    Ok(format!("{COMMS} at once, {} steps each", batches * BATCH))
+}

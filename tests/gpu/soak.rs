@@ -1,0 +1,88 @@
+//! Random operations for a while: communicators come and go, memory does not.
+
+use crate::arena::context;
+use crate::coded;
+use crate::cover::{self, PROTOCOLS, Rng};
+use crate::harness::{Check, Setup, Verdict, ensure};
+use crate::options::Options;
+use crate::world::World;
+use cinch::gpu::Context;
+use cinch::types::Protocol;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Worlds after which the driver's own memory has been taken.
+const WARM: usize = 8;
+/// What the driver may take beside: its pools grow in such steps.
+const SLACK: usize = 32 << 20;
+
+pub fn checks(options: &Options) -> Vec<Check> {
+    let limit = options.soak().as_secs() + 120;
+    let mut checks = vec![
+        Check::new("soak/one-gpu", 1, |setup| soak(setup, 1)).within(limit),
+        Check::new("soak/all-gpus", 2, |setup| soak(setup, setup.count())).within(limit),
+    ];
+    // A long one needs to run once.
+    if options.minutes > 0.0 {
+        checks[0].name = "soak/one-gpu-alone".into();
+        let alone = |setup: &Setup| match setup.count() {
+            1 => soak(setup, 1),
+            _ => Ok("left to soak/all-gpus".into()),
+        };
+        checks[0].run = Box::new(alone);
+    }
+    checks
+}
+
+fn soak(setup: &Setup, gpus: usize) -> Verdict {
+    let length = setup.options.soak();
+    let begin = Instant::now();
+    let contexts = (0..gpus)
+        .map(context)
+        .collect::<Result<Vec<Arc<Context>>, _>>()?;
+    let free = || -> cinch::Result<Vec<usize>> {
+        let one = |context: &Arc<Context>| context.memory().map(|(free, _)| free);
+        contexts.iter().map(one).collect()
+    };
+    let (mut worlds, mut ran) = (0, 0);
+    let mut warm = free()?;
+    while begin.elapsed() < length || worlds < WARM {
+        let mut rng = Rng::new(setup.options.seed.wrapping_add(worlds as u64));
+        let nranks = match gpus {
+            1 => rng.pick(&[2, 3, 4, 5, 7, 8]),
+            _ => rng.pick(&[2, gpus, gpus, gpus + 1]),
+        };
+        let mut world = World::new(setup, nranks, gpus);
+        world.config.protocol = rng.pick(&PROTOCOLS);
+        world.config.p2p_disable = rng.below(8) == 0;
+        world.config.gpu_channels = rng.pick(&[1, 3, 16, 64, 64, 64]);
+        let most = if rng.below(6) == 0 { 1 << 20 } else { 50_000 };
+        let mut cases = cover::random(&mut rng, nranks, 150, most);
+        let coded = coded::cases(&mut rng, nranks, 1, most);
+        for case in coded.into_iter().step_by(4) {
+            cases.insert(rng.below(cases.len()), case);
+        }
+        let protocol = world.config.protocol.map_or("auto", Protocol::name);
+        ran += world.judge(&cases).map_err(|stop| {
+            stop.context(format!(
+                "world {worlds}: {nranks} ranks, {protocol}, {} channels, p2p {}",
+                world.config.gpu_channels, !world.config.p2p_disable
+            ))
+        })?;
+        worlds += 1;
+        if worlds == WARM {
+            warm = free()?;
+        }
+    }
+    let end = free()?;
+    let grown = warm.iter().zip(&end);
+    let grown = grown.map(|(warm, end)| warm.saturating_sub(*end)).max();
+    let grown = grown.unwrap_or(0);
+    ensure(grown <= SLACK, || {
+        format!("{grown} bytes of device memory are gone after {worlds} worlds")
+    })?;
+    Ok(format!(
+        "{ran} operations in {worlds} worlds, {:.1} min, {grown} bytes gone",
+        begin.elapsed().as_secs_f64() / 60.0
+    ))
+}
