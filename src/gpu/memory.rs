@@ -101,6 +101,34 @@ impl DeviceMemory {
         })
     }
 
+    /// Queues copies that fill the memory with its first `filled` bytes, again and again.
+    ///
+    /// # Errors
+    /// Invalid argument if there are none, or more than there is memory; those of the driver.
+    pub fn repeat(&self, filled: usize, stream: &Stream) -> Result<()> {
+        if filled == 0 || filled > self.bytes {
+            return Err(Error::invalid_argument(format!(
+                "{filled} of {} bytes of device memory cannot be repeated",
+                self.bytes
+            )));
+        }
+        let _bound = self.context.bind()?;
+        let driver = self.context.driver();
+        let mut done = filled;
+        // Each copy doubles what there is: copies of one stream run one after the other.
+        while done < self.bytes {
+            let bytes = done.min(self.bytes - done);
+            let target = self.address + done as u64;
+            // SAFETY: both pieces are within this allocation and do not meet.
+            driver.check("cuMemcpyAsync", unsafe {
+                let api = driver.api();
+                api.cuMemcpyAsync(target, self.address, bytes, stream.handle())
+            })?;
+            done += bytes;
+        }
+        Ok(())
+    }
+
     /// Copies `source` to byte `at`, behind the work of `stream`, and returns when it is done.
     ///
     /// # Errors

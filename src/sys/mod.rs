@@ -5,5 +5,6 @@ pub mod cuda;
 pub mod futex;
 pub mod log;
 pub mod memory;
+pub mod nccl;
 pub mod process;
 pub mod socket;

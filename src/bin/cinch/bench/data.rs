@@ -32,6 +32,8 @@ pub struct Source {
     normal: Vec<f32>,
     spread: Vec<f32>,
     files: Vec<Array>,
+    /// After so many elements generated input begins anew; 0 = never.
+    period: usize,
 }
 
 /// Input of one rank in one set.
@@ -57,7 +59,14 @@ impl Source {
             normal,
             spread,
             files: Vec::new(),
+            period: 0,
         }
+    }
+
+    /// The same, beginning anew after `period` elements: memory that is filled with one period
+    /// again and again can be checked everywhere.
+    pub fn repeating(self, period: usize) -> Source {
+        Source { period, ..self }
     }
 
     /// Real arrays: one for all ranks, or one for each.
@@ -141,6 +150,21 @@ impl Source {
 impl Stream<'_> {
     /// Writes elements from number `start` on.
     pub fn fill(&self, start: usize, bytes: &mut [u8]) {
+        let size = self.dtype.size();
+        let (mut at, mut rest) = (start, bytes);
+        while self.source.period > 0 && !rest.is_empty() {
+            let from = at % self.source.period;
+            let run = (self.source.period - from).min(rest.len().div_ceil(size));
+            let (now, later) = rest.split_at_mut((run * size).min(rest.len()));
+            self.fill_once(from, now);
+            (at, rest) = (at + run, later);
+        }
+        if self.source.period == 0 {
+            self.fill_once(start, rest);
+        }
+    }
+
+    fn fill_once(&self, start: usize, bytes: &mut [u8]) {
         let size = self.dtype.size();
         if let Some((array, shift)) = self.file {
             let length = array.bytes.len() / array.dtype.size();

@@ -3,15 +3,15 @@
 //! The time of an iteration is that of its slowest rank, from a barrier before the call to the
 //! return of the call; the row's time is the median over iterations.
 
+use super::combine::share;
 use super::data::Source;
-use super::metrics::{median, quantile, raw_traffic};
-use super::row::{Row, factor, is_root, keeps_scales, set_count};
-use super::verify::{Check, Outcome, same_on_all_ranks};
+use super::row::{Row, buffer_bytes, call_of, is_root, keeps_scales, set_count};
+use super::verify::{Check, Outcome};
 use super::world::World;
 use cinch::comm::Call;
 use cinch::mem::{UserBuffers, bytes_of_mut};
-use cinch::types::{Extent, Scalar, TransportKind};
-use cinch::{Algorithm, CodecSpec, Collective, Error, ReduceOp, Report, Result};
+use cinch::types::TransportKind;
+use cinch::{Algorithm, CodecSpec, Collective, Report, Result};
 use std::hash::{Hash, Hasher};
 use std::ops::Range;
 use std::time::Instant;
@@ -96,22 +96,7 @@ impl<'a, W: World> Bench<'a, W> {
     /// Invalid argument if the sizes overflow or exceed the memory that is free.
     pub fn new(world: &'a W, source: &'a Source, row: Row, effort: Effort) -> Result<Self> {
         let (rank, nranks) = (world.rank(), world.nranks());
-        let is_root = is_root(&row, rank);
-        let bytes = |extent: Extent| {
-            extent
-                .elements(row.count, nranks)
-                .and_then(|n| n.checked_mul(row.dtype.size()))
-                .ok_or_else(|| Error::invalid_argument("the size overflows"))
-        };
-        let (input_bytes, output_bytes) = if row.collective == Collective::SendRecv {
-            let bytes = bytes(Extent::Count)?;
-            (bytes, bytes)
-        } else {
-            (
-                bytes(row.collective.input_extent(is_root))?,
-                bytes(row.collective.output_extent(is_root))?,
-            )
-        };
+        let (input_bytes, output_bytes) = buffer_bytes(&row, is_root(&row, rank), nranks)?;
         let mut bench = Bench {
             world,
             source,
@@ -173,30 +158,12 @@ impl<'a, W: World> Bench<'a, W> {
             (iterations - 1) % self.sets.len(),
             &mut outcome,
         );
-        self.share(report, &times, outcome)
+        share(self.world, &self.row, &report, &times, outcome)
     }
 
     /// Candidates and winner of this row's call.
     pub fn explain(&self) -> Result<String> {
-        self.world.explain(&self.template())
-    }
-
-    fn template(&self) -> Call {
-        let factor = factor(self.world.rank());
-        let op = match self.row.op {
-            ReduceOp::PreMulSum(_) if self.row.dtype.is_float() => {
-                ReduceOp::PreMulSum(Scalar::Float(factor.0))
-            }
-            ReduceOp::PreMulSum(_) => ReduceOp::PreMulSum(Scalar::Int(factor.1)),
-            op => op,
-        };
-        Call {
-            op,
-            root: self.row.root,
-            codec: self.row.codec,
-            algorithm: self.row.algorithm,
-            ..Call::new(self.row.collective, self.row.dtype, self.row.count)
-        }
+        self.world.explain(&call_of(&self.row, self.world.rank()))
     }
 
     /// Makes the set of this iteration ready, outside the timing, and returns its number. Before
@@ -249,7 +216,7 @@ impl<'a, W: World> Bench<'a, W> {
     fn call(&mut self, placement: Placement, set: usize) -> Result<Report> {
         let call = Call {
             tensor: self.tensor(placement),
-            ..self.template()
+            ..call_of(&self.row, self.world.rank())
         };
         let (input_range, output_range) = self.in_place();
         let (input_bytes, output_bytes) = (self.input_bytes, self.output_bytes);
@@ -312,6 +279,7 @@ impl<'a, W: World> Bench<'a, W> {
             rank: self.world.rank(),
             nranks: self.world.nranks(),
             set,
+            shift: 0,
             codec: report.codec,
             algorithm: report.algorithm,
         };
@@ -333,69 +301,6 @@ impl<'a, W: World> Bench<'a, W> {
             .map(|words| f64::from_bits(words[1]))
             .fold(1e-9, f64::max);
         Ok(((left / 2.0 / each) as usize).clamp(1, wanted))
-    }
-
-    /// Combines what all ranks saw.
-    fn share(&self, report: Report, times: &[f64], outcome: Option<Outcome>) -> Result<Measured> {
-        let found = outcome.unwrap_or_default();
-        let transport = report.transport.map_or(0, |kind| kind as u64 + 1);
-        let mut words = vec![
-            found.wrong,
-            found.max_abs_err.to_bits(),
-            found.error_squares.to_bits(),
-            found.exact_squares.to_bits(),
-            found.hash,
-            report.wire_bytes,
-            transport,
-        ];
-        let fixed = words.len();
-        words.extend(times.iter().map(|time| time.to_bits()));
-        let all = self.world.gather_words(&words)?;
-        let ranks: Vec<&[u64]> = all.chunks(words.len()).collect();
-        let real = |word: u64| f64::from_bits(word);
-        let mut slowest: Vec<f64> = (fixed..words.len())
-            .map(|i| ranks.iter().map(|words| real(words[i])).fold(0.0, f64::max))
-            .collect();
-        slowest.sort_by(f64::total_cmp);
-        let (errors, exact): (f64, f64) = ranks.iter().fold((0.0, 0.0), |sums, words| {
-            (sums.0 + real(words[2]), sums.1 + real(words[3]))
-        });
-        let rms = match exact > 0.0 {
-            true => (errors / exact).sqrt(),
-            false => errors.sqrt(),
-        };
-        let travelled: u64 = ranks.iter().map(|words| words[5]).sum();
-        let nranks = self.world.nranks();
-        let raw = raw_traffic(
-            self.row.collective,
-            report.algorithm,
-            self.row.dtype,
-            nranks,
-            self.row.count,
-        );
-        let same = || ranks.iter().all(|words| words[4] == ranks[0][4]);
-        let transport = ranks.iter().map(|words| words[6]).max().unwrap_or(0);
-        Ok(Measured {
-            median: median(&slowest),
-            least: quantile(&slowest, 0.0),
-            p99: quantile(&slowest, 0.99),
-            iterations: slowest.len(),
-            wrong: outcome.map(|_| ranks.iter().map(|words| words[0]).sum()),
-            max_abs_err: outcome
-                .map(|_| ranks.iter().map(|words| real(words[1])).fold(0.0, f64::max)),
-            rms_rel_err: outcome.map(|_| rms),
-            identical: outcome
-                .filter(|_| same_on_all_ranks(self.row.collective))
-                .map(|_| same()),
-            codec: report.codec,
-            algorithm: report.algorithm,
-            transport: TransportKind::ALL
-                .into_iter()
-                .find(|&kind| kind as u64 + 1 == transport),
-            channels: report.channels,
-            wire_bytes: ranks.iter().map(|words| words[5]).max().unwrap_or(0),
-            ratio: (travelled > 0).then(|| raw as f64 / travelled as f64),
-        })
     }
 }
 
@@ -426,9 +331,11 @@ impl Buffer {
 #[cfg(test)]
 mod tests {
     use super::super::data::Distribution;
+    use super::super::verify::same_on_all_ranks;
     use super::super::world::threads::{self, Flaw};
     use super::*;
-    use cinch::DType;
+    use cinch::types::Scalar;
+    use cinch::{DType, ReduceOp};
 
     fn measure(row: Row, flaw: Flaw, placement: Placement, nranks: usize) -> Vec<Measured> {
         let source = Source::generated(11, Distribution::Gaussian, nranks);

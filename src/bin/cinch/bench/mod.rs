@@ -1,7 +1,9 @@
 //! `cinch bench`: measures a collective and checks its results.
 
+mod combine;
 mod compare;
 mod data;
+mod gpu;
 mod measure;
 pub mod metrics;
 mod number;
@@ -35,6 +37,9 @@ use world::World;
 /// Exit code and sentence.
 pub fn main(options: &BenchOptions, mut config: Config) -> Result<i32, (i32, String)> {
     let usage = |sentence| (USAGE, sentence);
+    if options.gpu.on_gpus(options.ranks).map_err(usage)? {
+        return gpu::main(options, config);
+    }
     if let Some(kind) = options.transport.0 {
         config
             .set("CINCH_TRANSPORT", kind.name(), Origin::Program)
@@ -195,8 +200,8 @@ fn run_config(options: &BenchOptions, config: &Config, world: &impl World) -> Ru
         "algo",
         options.algo.0.map_or("auto", |algo| algo.name()).into(),
     );
-    if let Some(codec) = options.codec {
-        show("codec", codec.to_string());
+    if !options.codec.is_empty() {
+        show("codec", options.codecs());
     }
     if let Some(seconds) = options.time_limit {
         show("time-limit", seconds.to_string());

@@ -1,6 +1,7 @@
 //! Options of `cinch bench`, in the letters of nccl-tests.
 
 use super::data::Distribution;
+use super::gpu::options::GpuOptions;
 use cinch::types::{Scalar, TransportKind};
 use cinch::{Algorithm, CodecSpec, Collective, DType, ReduceOp};
 use clap::{ArgAction, Args, ValueEnum};
@@ -39,7 +40,7 @@ pub struct BenchOptions {
     /// Check the results of the first and the last iteration against fp64
     #[arg(short = 'c', long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=1))]
     pub check: u8,
-    /// Element type: i8 u8 i32 u32 i64 u64 f16 bf16 f32 f64 f8e4m3 f8e5m2, or all
+    /// Element types: i8 u8 i32 u32 i64 u64 f16 bf16 f32 f64 f8e4m3 f8e5m2, with commas, or all
     /// [default: f32, or that of --data]
     #[arg(short = 'd', long, value_parser = parse_datatypes)]
     pub datatype: Option<Types>,
@@ -58,9 +59,9 @@ pub struct BenchOptions {
     /// Schedule: auto, ring, tree, oneshot or direct
     #[arg(long, default_value = "auto", value_parser = parse_algorithm)]
     pub algo: Named<Algorithm>,
-    /// Codec, as NAME[:block=B][:tensor=K][:offset=E]; see `cinch codecs`
-    #[arg(long, value_name = "CODEC", value_parser = parse_codec)]
-    pub codec: Option<CodecSpec>,
+    /// Codecs, as NAME[:block=B][:tensor=K][:offset=E],...; see `cinch codecs`
+    #[arg(long, value_name = "CODEC", value_delimiter = ',', value_parser = parse_codec)]
+    pub codec: Vec<CodecSpec>,
     /// Write the results as one JSON object
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
@@ -89,6 +90,9 @@ pub struct BenchOptions {
     /// Stop after about this many seconds: fewer iterations, then fewer sizes
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     pub time_limit: Option<f64>,
+    /// What only buffers on GPUs have.
+    #[command(flatten)]
+    pub gpu: GpuOptions,
 }
 
 /// `auto` or a name.
@@ -164,6 +168,15 @@ impl BenchOptions {
         Ok(sizes)
     }
 
+    /// The codecs, for people.
+    pub fn codecs(&self) -> String {
+        let names: Vec<String> = self.codec.iter().map(CodecSpec::to_string).collect();
+        match names.as_slice() {
+            [] => "default".into(),
+            names => names.join(","),
+        }
+    }
+
     /// What `-r` means for `nranks` ranks.
     pub fn roots(&self, nranks: usize) -> Result<Vec<usize>, String> {
         match self.root {
@@ -205,7 +218,7 @@ impl BenchOptions {
 
     /// Why the codec that was asked for does not meet this type and reduction.
     fn refuses(&self, dtype: DType, op: ReduceOp) -> Option<String> {
-        let codec = self.codec.filter(|codec| codec.is_lossy())?;
+        let codec = self.codec.iter().find(|codec| codec.is_lossy())?;
         if !matches!(dtype, DType::F32 | DType::F16 | DType::BF16) {
             return Some(format!(
                 "codec {codec} carries f32, f16 and bf16, not {dtype}; leave out --codec or use -d f32"
@@ -256,6 +269,14 @@ fn parse_datatypes(text: &str) -> Result<Types, String> {
             all: true,
         });
     }
+    let list = text.split(',').map(parse_datatype);
+    Ok(Types {
+        list: list.collect::<Result<_, _>>()?,
+        all: false,
+    })
+}
+
+fn parse_datatype(text: &str) -> Result<DType, String> {
     // nccl-tests' names are understood as well.
     let name = match text {
         "int8" => "i8",
@@ -272,13 +293,9 @@ fn parse_datatypes(text: &str) -> Result<Types, String> {
         "fp8_e5m2" => "f8e5m2",
         other => other,
     };
-    let dtype = DType::from_name(name).ok_or_else(|| {
+    DType::from_name(name).ok_or_else(|| {
         let names: Vec<_> = DType::ALL.iter().map(|dtype| dtype.name()).collect();
         format!("there are {}, and all", names.join(", "))
-    })?;
-    Ok(Types {
-        list: vec![dtype],
-        all: false,
     })
 }
 

@@ -71,9 +71,7 @@ impl Output {
                 "ranks {nranks} transport {} algo {} codec {} iters {} warmup {} check {}",
                 options.transport.0.map_or("auto", |kind| kind.name()),
                 options.algo.0.map_or("auto", |algo| algo.name()),
-                options
-                    .codec
-                    .map_or("default".into(), |codec| codec.to_string()),
+                options.codecs(),
                 options.iters,
                 options.warmup,
                 options.check

@@ -30,18 +30,23 @@ impl Plan {
         let native = source.native();
         let sizes = options.sizes(native.map(|(_, bytes)| bytes))?;
         let roots = options.roots(nranks)?;
+        // None is the default of the settings.
+        let codecs = match options.codec.as_slice() {
+            [] => vec![None],
+            codecs => codecs.iter().copied().map(Some).collect(),
+        };
         let mut rows: Vec<Row> = Vec::new();
         for (dtype, op) in options.kinds(native.map(|(dtype, _)| dtype))? {
             source.admits(dtype)?;
-            for &root in &roots {
-                for &size in &sizes {
+            for &codec in &codecs {
+                for (&root, &size) in roots.iter().flat_map(|r| sizes.iter().map(move |s| (r, s))) {
                     let row = Row {
                         collective: options.collective,
                         dtype,
                         op,
                         root,
                         count: count_of(options.collective, dtype, nranks, size),
-                        codec: options.codec,
+                        codec,
                         algorithm: options.algo.0,
                     };
                     // Sizes that round to one count are one row.

@@ -1,14 +1,15 @@
 //! What one row of a bench runs, and the memory that it takes.
 
 use super::metrics::size_of;
-use cinch::types::ScaleRule;
-use cinch::{Algorithm, CodecSpec, Collective, DType, ReduceOp};
+use cinch::comm::Call;
+use cinch::types::{Extent, Scalar, ScaleRule};
+use cinch::{Algorithm, CodecSpec, Collective, DType, Error, ReduceOp, Result};
 
 /// From this size on, buffers rotate so that the caches do not hold them.
-const COLD_FROM: usize = 1 << 20;
+pub const COLD_FROM: usize = 1 << 20;
 
 /// Bytes of all ranks' buffers that a rotation goes through.
-const COLD_BYTES: usize = 128 << 20;
+pub const COLD_BYTES: usize = 128 << 20;
 
 /// What a row runs.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -32,6 +33,46 @@ pub struct Row {
 /// Factor of a rank in a pre-multiplied sum, of floats and of integers. Exact in every type.
 pub fn factor(rank: usize) -> (f64, i128) {
     (0.5 + 0.125 * (rank % 4) as f64, (rank % 3) as i128 + 1)
+}
+
+/// What `rank` calls; of a send and a receive, without its peers.
+pub fn call_of(row: &Row, rank: usize) -> Call {
+    let factor = factor(rank);
+    let op = match row.op {
+        ReduceOp::PreMulSum(_) if row.dtype.is_float() => {
+            ReduceOp::PreMulSum(Scalar::Float(factor.0))
+        }
+        ReduceOp::PreMulSum(_) => ReduceOp::PreMulSum(Scalar::Int(factor.1)),
+        op => op,
+    };
+    Call {
+        op,
+        root: row.root,
+        codec: row.codec,
+        algorithm: row.algorithm,
+        ..Call::new(row.collective, row.dtype, row.count)
+    }
+}
+
+/// Bytes of the input and the output of a rank that is the root, or is not.
+///
+/// # Errors
+/// Invalid argument if they overflow.
+pub fn buffer_bytes(row: &Row, is_root: bool, nranks: usize) -> Result<(usize, usize)> {
+    let bytes = |extent: Extent| {
+        extent
+            .elements(row.count, nranks)
+            .and_then(|n| n.checked_mul(row.dtype.size()))
+            .ok_or_else(|| Error::invalid_argument("the size overflows"))
+    };
+    if row.collective == Collective::SendRecv {
+        let bytes = bytes(Extent::Count)?;
+        return Ok((bytes, bytes));
+    }
+    Ok((
+        bytes(row.collective.input_extent(is_root))?,
+        bytes(row.collective.output_extent(is_root))?,
+    ))
 }
 
 /// Bytes that all ranks of a row hold together.

@@ -152,7 +152,7 @@ fn placement(figures: Option<&Figures>) -> String {
 }
 
 /// Four significant digits, as nccl-tests does.
-fn time(microseconds: f64) -> String {
+pub fn time(microseconds: f64) -> String {
     match microseconds {
         us if us >= 100_000.0 => format!("{us:.0}"),
         us if us >= 1000.0 => format!("{us:.1}"),
@@ -160,14 +160,14 @@ fn time(microseconds: f64) -> String {
     }
 }
 
-fn rate(rate: f64) -> String {
+pub fn rate(rate: f64) -> String {
     format!(
         "{rate:.prec$}",
         prec = if rate > 0.0 && rate < 0.1 { 4 } else { 2 }
     )
 }
 
-fn error(error: Option<f64>) -> String {
+pub fn error(error: Option<f64>) -> String {
     match error {
         None => "N/A".into(),
         Some(0.0) => "0".into(),

@@ -45,6 +45,8 @@ pub struct Check<'a> {
     pub nranks: usize,
     /// Set of inputs.
     pub set: usize,
+    /// Element of each rank's data with which its input begins.
+    pub shift: usize,
     /// What ran.
     pub codec: CodecSpec,
     /// What ran.
@@ -53,6 +55,9 @@ pub struct Check<'a> {
 
 /// Elements compared at a time: a multiple of the largest block.
 const TILE: usize = 1 << 15;
+
+/// The largest block of a codec.
+const ALIGNED: usize = 4096;
 
 impl Check<'_> {
     /// Compares this rank's output.
@@ -66,18 +71,37 @@ impl Check<'_> {
         let size = self.row.dtype.size();
         for segment in self.segments() {
             let held = &output[segment.at * size..][..self.row.count * size];
-            if !self.codec.is_lossy()
-                && segment.sources.len() == 1
-                && !self.row.collective.reduces()
-            {
-                self.compare_copy(&segment, held, &mut outcome);
-            } else if self.row.dtype.is_float() {
-                self.compare_floats(&segment, held, &mut outcome);
-            } else {
-                self.compare_integers(&segment, held, &mut outcome);
-            }
+            self.compare(&segment, 0, held, &mut outcome);
         }
         outcome
+    }
+
+    /// Compares a piece of this rank's output, which begins at element `start`. Up to
+    /// [`ALIGNED`] elements where it begins within a segment stay uncompared: scale blocks are
+    /// judged by their neighbours.
+    pub fn piece(&self, start: usize, held: &[u8], outcome: &mut Outcome) {
+        let size = self.row.dtype.size();
+        let end = start + held.len() / size;
+        for segment in self.segments() {
+            let from = start.max(segment.at) - segment.at;
+            let from = segment.at + from.next_multiple_of(ALIGNED).min(self.row.count);
+            let to = end.min(segment.at + self.row.count);
+            if from < to {
+                let held = &held[(from - start) * size..(to - start) * size];
+                self.compare(&segment, from - segment.at, held, outcome);
+            }
+        }
+    }
+
+    /// Compares elements of a segment from its element `at` on.
+    fn compare(&self, segment: &Segment, at: usize, held: &[u8], outcome: &mut Outcome) {
+        if !self.codec.is_lossy() && segment.sources.len() == 1 && !self.row.collective.reduces() {
+            self.compare_copy(segment, at, held, outcome);
+        } else if self.row.dtype.is_float() {
+            self.compare_floats(segment, at, held, outcome);
+        } else {
+            self.compare_integers(segment, at, held, outcome);
+        }
     }
 
     fn segments(&self) -> Vec<Segment> {
@@ -113,17 +137,17 @@ impl Check<'_> {
     fn inputs(&self, rank: usize, start: usize, bytes: &mut [u8]) {
         self.source
             .stream(self.row.dtype, self.op(), rank, self.set)
-            .fill(start, bytes);
+            .fill(self.shift + start, bytes);
     }
 
-    fn compare_copy(&self, segment: &Segment, held: &[u8], outcome: &mut Outcome) {
+    fn compare_copy(&self, segment: &Segment, at: usize, held: &[u8], outcome: &mut Outcome) {
         let dtype = self.row.dtype;
         let size = dtype.size();
         let (rank, start) = segment.sources[0];
         let mut exact = vec![0; TILE * size];
         for (tile, held) in held.chunks(TILE * size).enumerate() {
             let exact = &mut exact[..held.len()];
-            self.inputs(rank, start + tile * TILE, exact);
+            self.inputs(rank, start + at + tile * TILE, exact);
             if exact == held {
                 continue;
             }
@@ -140,7 +164,7 @@ impl Check<'_> {
         }
     }
 
-    fn compare_integers(&self, segment: &Segment, held: &[u8], outcome: &mut Outcome) {
+    fn compare_integers(&self, segment: &Segment, at: usize, held: &[u8], outcome: &mut Outcome) {
         let dtype = self.row.dtype;
         let size = dtype.size();
         let mut input = vec![0; TILE * size];
@@ -148,7 +172,7 @@ impl Check<'_> {
             let mut exact: Vec<i128> = Vec::new();
             for &(rank, start) in &segment.sources {
                 let input = &mut input[..held.len()];
-                self.inputs(rank, start + tile * TILE, input);
+                self.inputs(rank, start + at + tile * TILE, input);
                 let values = input.chunks_exact(size).map(|x| decode_integer(dtype, x));
                 let values = values.map(|x| match self.row.op {
                     ReduceOp::PreMulSum(_) => x * factor(rank).1,
@@ -179,9 +203,11 @@ impl Check<'_> {
         }
     }
 
-    fn compare_floats(&self, segment: &Segment, held: &[u8], outcome: &mut Outcome) {
+    /// `at` is 0, or no less than a block.
+    fn compare_floats(&self, segment: &Segment, at: usize, held: &[u8], outcome: &mut Outcome) {
         let (dtype, count) = (self.row.dtype, self.row.count);
         let size = dtype.size();
+        let end = at + held.len() / size;
         let error = CodecError::of(self.codec);
         let block = match self.codec.scale {
             ScaleRule::Block(block) if self.codec.kind.has_scale() => block as usize,
@@ -194,8 +220,8 @@ impl Check<'_> {
         };
         let mut scratch = vec![0; (TILE + 2 * block) * size];
         let mut tile = Tile::default();
-        for lo in (0..count).step_by(TILE) {
-            let hi = count.min(lo + TILE);
+        for lo in (at..end).step_by(TILE) {
+            let hi = end.min(lo + TILE);
             let (from, to) = (lo.saturating_sub(block), count.min(hi + block));
             tile.reset(hi - lo, block);
             for (nth, &(rank, start)) in segment.sources.iter().enumerate() {
@@ -214,7 +240,7 @@ impl Check<'_> {
                     tile.add_scales(&values, block, usize::from(from < lo));
                 }
             }
-            let elements = held[lo * size..hi * size].chunks_exact(size);
+            let elements = held[(lo - at) * size..(hi - at) * size].chunks_exact(size);
             for (i, element) in elements.enumerate() {
                 let near = i.checked_div(block);
                 let (scale, poisoned) = near.map_or(whole, |k| (tile.scales[k], tile.poisoned[k]));
@@ -482,6 +508,7 @@ mod tests {
             rank: 1,
             nranks: 4,
             set: 0,
+            shift: 0,
             codec: codec.parse().unwrap(),
             algorithm: Algorithm::Direct,
         }

@@ -1,0 +1,241 @@
+//! One rank's GPU: its communicators, its buffers, its stream.
+
+use super::layout::{Layout, PERIOD};
+use super::peer::PeerComm;
+use super::runner::{Lane, Side};
+use crate::bench::data::Source;
+use crate::bench::row::{Row, buffer_bytes, call_of, is_root};
+use cinch::comm::{Call, Group};
+use cinch::gpu::{CaptureMode, Context, DeviceMemory, Event, Graph, Stream};
+use cinch::mem::DeviceBuffers;
+use cinch::{Collective, Communicator, DType, Error, ErrorKind, ReduceOp, Report, Result};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A rank's communicator, that of the other library, and what they work on.
+pub struct GpuLane<'a> {
+    // Dropped from first to last: graphs name memory of the communicators.
+    graphs: [Option<Graph>; 2],
+    marks: [Event; 2],
+    peer: Option<PeerComm>,
+    comm: Communicator,
+    stream: Stream,
+    inputs: DeviceMemory,
+    outputs: DeviceMemory,
+    source: &'a Source,
+    /// The type and the reduction that the inputs are made for.
+    filled: Option<(DType, Option<ReduceOp>)>,
+    row: Option<(Row, Layout)>,
+    report: Option<Report>,
+    patience: Duration,
+}
+
+impl<'a> GpuLane<'a> {
+    /// Allocates arenas of `bytes` for inputs and outputs.
+    ///
+    /// # Errors
+    /// System if there is not as much memory; those of the driver.
+    pub fn new(
+        context: &Arc<Context>,
+        comm: Communicator,
+        peer: Option<PeerComm>,
+        source: &'a Source,
+        bytes: (usize, usize),
+    ) -> Result<GpuLane<'a>> {
+        Ok(GpuLane {
+            graphs: [None, None],
+            marks: [Event::timed(context)?, Event::timed(context)?],
+            peer,
+            // A call that lasts longer has failed by then.
+            patience: 2 * comm.config().timeout,
+            comm,
+            stream: Stream::new(context)?,
+            inputs: DeviceMemory::new(context, bytes.0)?,
+            outputs: DeviceMemory::new(context, bytes.1)?,
+            source,
+            filled: None,
+            row: None,
+            report: None,
+        })
+    }
+
+    /// The candidates for a row's call, and the winner.
+    ///
+    /// # Errors
+    /// As [`Communicator::explain`].
+    pub fn explain(&self, row: &Row) -> Result<String> {
+        let (rank, nranks) = (self.comm.rank(), self.comm.nranks());
+        let call = call_of(row, rank);
+        match row.collective {
+            Collective::SendRecv => self.comm.explain(&Call {
+                root: rank,
+                peer: (rank + 1) % nranks,
+                ..call
+            }),
+            _ => self.comm.explain(&call),
+        }
+    }
+
+    /// Ends both communicators in good order. All ranks call it together.
+    ///
+    /// # Errors
+    /// Those of the communicators.
+    pub fn end(mut self) -> Result<()> {
+        self.graphs = [None, None];
+        if let Some(peer) = self.peer.take() {
+            peer.destroy()?;
+        }
+        self.comm.finalize()
+    }
+
+    fn row(&self) -> Result<(Row, Layout)> {
+        self.row
+            .ok_or_else(|| Error::internal("the bench runs no row"))
+    }
+
+    /// Address and bytes of this rank's buffers of a set.
+    fn buffers(&self, row: &Row, layout: &Layout, set: usize) -> Result<[(u64, usize); 2]> {
+        let (rank, nranks) = (self.comm.rank(), self.comm.nranks());
+        let bytes = buffer_bytes(row, is_root(row, rank), nranks)?;
+        let place = |memory: &DeviceMemory, stride: usize, bytes: usize| match bytes {
+            0 => Ok((0, 0)),
+            _ => Ok::<_, Error>((memory.place(set * stride, bytes)?, bytes)),
+        };
+        Ok([
+            place(&self.inputs, layout.input, bytes.0)?,
+            place(&self.outputs, layout.output, bytes.1)?,
+        ])
+    }
+
+    /// Queues call number `index` of a repetition.
+    fn queue(&mut self, side: Side, index: usize) -> Result<()> {
+        let (row, layout) = self.row()?;
+        let [input, output] = self.buffers(&row, &layout, index % layout.sets)?;
+        if side == Side::Peer {
+            let peer = self.peer.as_ref();
+            let peer = peer.ok_or_else(|| Error::internal("there is no other library"))?;
+            // SAFETY: memory of this rank's GPU, which lives as long as `self`; every use of it is
+            // waited for by `finish`, and the stream is the lane's.
+            return unsafe { peer.queue(&row, input.0, output.0, &self.stream) };
+        }
+        let (rank, nranks) = (self.comm.rank(), self.comm.nranks());
+        let call = call_of(&row, rank);
+        // SAFETY: as above; of what a graph has recorded, each replay.
+        let buffers =
+            |input, output| unsafe { DeviceBuffers::new(input, output, self.stream.handle().0) };
+        let report = match row.collective {
+            Collective::SendRecv => {
+                let send = Call {
+                    root: rank,
+                    peer: (rank + 1) % nranks,
+                    ..call
+                };
+                let recv = Call {
+                    root: (rank + nranks - 1) % nranks,
+                    peer: rank,
+                    ..call
+                };
+                let mut group = Group::new();
+                group.add_on(&self.comm, &send, buffers(input, (0, 0)))?;
+                group.add_on(&self.comm, &recv, buffers((0, 0), output))?;
+                group.run()?.first().copied()
+            }
+            _ => Some(self.comm.call_on(&call, buffers(input, output))?),
+        };
+        self.report = report;
+        Ok(())
+    }
+
+    fn queue_all(&mut self, side: Side, calls: usize) -> Result<()> {
+        (0..calls).try_for_each(|index| self.queue(side, index))
+    }
+
+    /// Fills the inputs with this rank's data, one period after the other.
+    fn fill(&mut self, dtype: DType, op: Option<ReduceOp>) -> Result<()> {
+        let bytes = (PERIOD * dtype.size()).min(self.inputs.bytes());
+        let mut data = vec![0; bytes / dtype.size() * dtype.size()];
+        let stream = self.source.stream(dtype, op, self.comm.rank(), 0);
+        stream.fill(0, &mut data);
+        self.inputs.write(0, &data, &self.stream, self.patience)?;
+        self.inputs.repeat(data.len(), &self.stream)?;
+        self.stream.wait(self.patience)
+    }
+}
+
+impl Lane for GpuLane<'_> {
+    fn begin(&mut self, row: &Row) -> Result<()> {
+        self.graphs = [None, None];
+        let op = Some(row.op).filter(|_| row.collective.reduces());
+        if self.filled != Some((row.dtype, op)) {
+            self.fill(row.dtype, op)?;
+            self.filled = Some((row.dtype, op));
+        }
+        self.row = Some((*row, Layout::new(row, self.comm.nranks())?));
+        Ok(())
+    }
+
+    fn has_peer(&self, row: &Row) -> bool {
+        self.peer.as_ref().is_some_and(|peer| peer.has(row))
+    }
+
+    fn record(&mut self, side: Side, calls: usize) -> Result<()> {
+        // The stream is part of `self`, which records: a second value of it does.
+        // SAFETY: of the same context, and gone before the lane's stream is.
+        let stream = unsafe { Stream::borrowed(self.stream.context(), self.stream.handle()) };
+        let graph = Graph::capture(&stream, CaptureMode::ThreadLocal, |_| {
+            self.queue_all(side, calls)
+        })?;
+        self.graphs[side as usize] = Some(graph);
+        Ok(())
+    }
+
+    fn start(&mut self, side: Side, calls: usize, replay: bool) -> Result<()> {
+        self.marks[0].record(&self.stream)?;
+        match (&self.graphs[side as usize], replay) {
+            (Some(graph), true) => graph.launch(&self.stream)?,
+            (None, true) => return Err(Error::internal("no graph was recorded")),
+            (_, false) => self.queue_all(side, calls)?,
+        }
+        self.marks[1].record(&self.stream)
+    }
+
+    fn finish(&mut self) -> Result<f64> {
+        let ended = self.marks[1].wait(self.patience);
+        // Kernels that failed have ended too, and their time means nothing.
+        if let Some(error) = self.comm.async_error() {
+            return Err(error);
+        }
+        ended.map_err(|error| match error.kind() {
+            ErrorKind::Timeout => error.context("queued calls did not end"),
+            _ => error,
+        })?;
+        self.marks[1].since(&self.marks[0])
+    }
+
+    fn poison(&mut self) -> Result<()> {
+        self.outputs.fill(0xa5, &self.stream)?;
+        self.stream.wait(self.patience)
+    }
+
+    fn output(&self, call: usize) -> (usize, usize, usize) {
+        let Ok((row, layout)) = self.row() else {
+            return (0, 0, 0);
+        };
+        let set = call % layout.sets;
+        let size = row.dtype.size();
+        let root = is_root(&row, self.comm.rank());
+        let bytes = buffer_bytes(&row, root, self.comm.nranks()).map_or(0, |bytes| bytes.1);
+        (bytes / size, set, set * layout.input / size)
+    }
+
+    fn read(&mut self, set: usize, start: usize, bytes: &mut [u8]) -> Result<()> {
+        let (row, layout) = self.row()?;
+        let at = set * layout.output + start * row.dtype.size();
+        self.outputs.read(at, bytes, &self.stream, self.patience)
+    }
+
+    fn report(&self) -> Result<Report> {
+        self.report
+            .ok_or_else(|| Error::internal("no call was made"))
+    }
+}

@@ -1,0 +1,190 @@
+//! Pure arithmetic of a bench on GPUs: where ranks and buffers lie, how many calls a repetition
+//! has, what is compared.
+
+use crate::bench::metrics::size_of;
+use crate::bench::row::{COLD_BYTES, COLD_FROM, Row, buffer_bytes};
+use cinch::Result;
+use std::ops::Range;
+
+/// Elements after which the data of a rank begins anew. No multiple of any chunk.
+pub const PERIOD: usize = (4 << 20) + 4099;
+
+/// What a repetition should take: long against the launch of a graph and the meeting of ranks.
+const REPETITION_SECONDS: f64 = 8e-3;
+
+/// Calls of a repetition at most: a graph of more takes long to make; the driver takes about a
+/// thousand launches on a stream before it makes the next one wait.
+const MOST_CALLS: [usize; 2] = [200, 500];
+
+/// Bytes of an output that are compared as a whole.
+const WHOLE_BYTES: usize = 64 << 20;
+
+/// Bytes of each piece.
+const PIECE_BYTES: usize = 1 << 20;
+
+/// Pieces between the first and the last of a larger output.
+const PIECES: usize = 14;
+
+/// The GPU of a rank. Neighbours in rank order are on one GPU or on neighbours.
+pub fn gpu_of(rank: usize, per_gpu: usize) -> u32 {
+    (rank / per_gpu) as u32
+}
+
+/// Where the buffers of a row lie in a rank's two arenas; the same on all ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// Bytes from one input to the next.
+    pub input: usize,
+    /// Bytes from one output to the next.
+    pub output: usize,
+    /// Pairs of buffers in rotation.
+    pub sets: usize,
+}
+
+impl Layout {
+    /// The layout of a row: large rows rotate, so that caches do not hold them.
+    ///
+    /// # Errors
+    /// Invalid argument if the sizes overflow.
+    pub fn new(row: &Row, nranks: usize) -> Result<Layout> {
+        let (root, other) = (
+            buffer_bytes(row, true, nranks)?,
+            buffer_bytes(row, false, nranks)?,
+        );
+        let stride = |bytes: usize| bytes.next_multiple_of(256).max(256);
+        let (input, output) = (stride(root.0.max(other.0)), stride(root.1.max(other.1)));
+        let size = size_of(row.collective, row.dtype, nranks, row.count);
+        let sets = match size < COLD_FROM {
+            true => 1,
+            false => COLD_BYTES.div_ceil(input + output).clamp(1, 64),
+        };
+        Ok(Layout {
+            input,
+            output,
+            sets,
+        })
+    }
+
+    /// Bytes of the arenas of inputs and outputs that all rows fit.
+    ///
+    /// # Errors
+    /// As [`Layout::new`].
+    pub fn arenas(rows: &[Row], nranks: usize) -> Result<(usize, usize)> {
+        let mut arenas = (256, 256);
+        for row in rows {
+            let layout = Layout::new(row, nranks)?;
+            arenas.0 = arenas.0.max(layout.sets * layout.input);
+            arenas.1 = arenas.1.max(layout.sets * layout.output);
+        }
+        Ok(arenas)
+    }
+}
+
+/// Calls of a repetition, of which one takes about `seconds`.
+pub fn calls(seconds: f64, graph: bool) -> usize {
+    let calls = (REPETITION_SECONDS / seconds.max(1e-9)).ceil() as usize;
+    calls.clamp(1, MOST_CALLS[usize::from(graph)])
+}
+
+/// Pieces of an output of `elements` elements of `size` bytes that are looked at: all of it, or
+/// its ends and some places between, chosen by `seed`.
+pub fn pieces(elements: usize, size: usize, seed: u64) -> Vec<Range<usize>> {
+    let piece = PIECE_BYTES / size;
+    let all = elements.div_ceil(piece);
+    let cut = |index: usize| index * piece..elements.min((index + 1) * piece);
+    if elements * size <= WHOLE_BYTES {
+        return (0..all).map(cut).collect();
+    }
+    // One place in each of as many equal parts: spread, and in order.
+    let between = (0..PIECES).map(|part| {
+        let (from, to) = (
+            1 + part * (all - 2) / PIECES,
+            1 + (part + 1) * (all - 2) / PIECES,
+        );
+        let mut z = seed.wrapping_add((part as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        z = (z ^ (z >> 32)).wrapping_mul(0xd6e8_feb8_6659_fd93);
+        from + (z >> 33) as usize % (to - from)
+    });
+    let indices = std::iter::once(0).chain(between).chain([all - 1]);
+    indices.map(cut).collect()
+}
+
+/// The protocol of the cheapest candidate in the text of `Communicator::explain`.
+pub fn protocol(explained: &str) -> Option<&str> {
+    let line = explained.lines().find(|line| line.contains("<- "))?;
+    line.split_whitespace().nth(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cinch::{Collective, DType, ReduceOp};
+
+    fn row(collective: Collective, count: usize) -> Row {
+        Row {
+            collective,
+            dtype: DType::F32,
+            op: ReduceOp::Sum,
+            root: 0,
+            count,
+            codec: None,
+            algorithm: None,
+        }
+    }
+
+    #[test]
+    fn large_rows_rotate_and_small_ones_stay() {
+        let layout = |count| Layout::new(&row(Collective::AllReduce, count), 8).unwrap();
+        assert_eq!((layout(2).input, layout(2).sets), (256, 1));
+        assert_eq!(layout(1 << 18).sets, 64);
+        assert_eq!(layout(4 << 20).sets, 4);
+        assert_eq!(layout(256 << 20).sets, 1);
+        let gather = Layout::new(&row(Collective::AllGather, 1 << 17), 8).unwrap();
+        assert_eq!((gather.input, gather.output), (1 << 19, 1 << 22));
+        // The root of a broadcast has an input, the others an output.
+        let broadcast = Layout::new(&row(Collective::Broadcast, 1000), 8).unwrap();
+        assert_eq!((broadcast.input, broadcast.output), (4096, 4096));
+        let rows = [
+            row(Collective::AllReduce, 1),
+            row(Collective::AllReduce, 1 << 20),
+        ];
+        assert_eq!(Layout::arenas(&rows, 8).unwrap(), (64 << 20, 64 << 20));
+    }
+
+    #[test]
+    fn repetitions_are_of_some_milliseconds() {
+        assert_eq!(calls(8e-3, true), 1);
+        assert_eq!(calls(5.2, true), 1);
+        assert_eq!(calls(1e-4, true), 80);
+        assert_eq!((calls(1e-6, true), calls(1e-6, false)), (500, 200));
+        assert_eq!(calls(0.0, true), 500);
+    }
+
+    #[test]
+    fn pieces_cover_small_outputs_and_sample_large_ones() {
+        assert!(pieces(0, 4, 1).is_empty());
+        assert_eq!(pieces(1000, 4, 1), vec![0..1000; 1]);
+        let whole = pieces((16 << 20) - 5, 4, 1);
+        assert_eq!(whole.len(), 64);
+        assert!(whole.windows(2).all(|w| w[0].end == w[1].start));
+        assert_eq!(whole[63].end, (16 << 20) - 5);
+        let elements = (256 << 20) + 7;
+        let sampled = pieces(elements, 4, 1);
+        assert_eq!(sampled.len(), 16);
+        assert!(sampled.windows(2).all(|w| w[0].end <= w[1].start));
+        assert_eq!((sampled[0].start, sampled[15].end), (0, elements));
+        assert_ne!(sampled, pieces(elements, 4, 2));
+        assert_eq!(pieces((16 << 20) + 1, 4, 3).len(), 16);
+    }
+
+    #[test]
+    fn the_winners_protocol_is_read() {
+        let text = "all_reduce of 2 f32, codec raw, 8 ranks over cuda\n  \
+                    algorithm  protocol  chunk(elements)\n  \
+                    ring       ll                     2       1      1     7      2          1.00\n  \
+                    oneshot    fused                  2       1      1     1      7          0.50 <- cheapest\n";
+        assert_eq!(protocol(text), Some("fused"));
+        assert_eq!(protocol("nothing"), None);
+        assert_eq!((gpu_of(5, 1), gpu_of(5, 2)), (5, 2));
+    }
+}

@@ -1,0 +1,131 @@
+//! Options that only buffers on GPUs have.
+
+use cinch::types::Protocol;
+use clap::{Args, ValueEnum};
+use std::path::PathBuf;
+
+/// Where the buffers are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Place {
+    /// In host memory.
+    Host,
+    /// On GPUs.
+    Gpu,
+}
+
+/// Part of the options of `cinch bench`.
+#[derive(Args, Clone, Debug)]
+pub struct GpuOptions {
+    /// Where the buffers are
+    #[arg(long, value_enum, default_value_t = Place::Host)]
+    pub device: Place,
+    /// GPUs to use, from 0 on [default: all]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub gpus: Option<u32>,
+    /// One process for each rank; without it, one thread
+    #[arg(long)]
+    pub procs: bool,
+    /// Ranks on each GPU [default: 1]
+    #[arg(long, value_name = "K", value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub ranks_per_gpu: Option<u32>,
+    /// Time replays of CUDA graphs; without it, calls on a stream
+    #[arg(long)]
+    pub graph: bool,
+    /// Protocol of the kernels, where it can be: auto, simple, ll, ll128 or fused
+    #[arg(long, default_value = "auto", value_parser = parse_protocol)]
+    pub proto: Chosen,
+    /// A libnccl.so.2 to load and to alternate with, size by size
+    #[arg(long, value_name = "PATH")]
+    pub vs: Option<PathBuf>,
+}
+
+/// `auto` or a protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Chosen(pub Option<Protocol>);
+
+impl GpuOptions {
+    /// Whether the bench is one of GPUs; `ranks` is what `--ranks` says.
+    ///
+    /// # Errors
+    /// A sentence about options that do not go together.
+    pub fn on_gpus(&self, ranks: Option<u32>) -> Result<bool, String> {
+        let said = [
+            ("--gpus", self.gpus.is_some()),
+            ("--procs", self.procs),
+            ("--ranks-per-gpu", self.ranks_per_gpu.is_some()),
+            ("--graph", self.graph),
+            ("--proto", self.proto.0.is_some()),
+            ("--vs", self.vs.is_some()),
+        ];
+        match (self.device, ranks) {
+            (Place::Gpu, Some(_)) => Err(
+                "--ranks starts ranks on host memory; --device gpu takes --gpus N and \
+                 --ranks-per-gpu K"
+                    .into(),
+            ),
+            (Place::Gpu, None) => match (&self.vs, self.per_gpu()) {
+                (Some(_), 2..) => Err(
+                    "--vs with --ranks-per-gpu: NCCL takes one rank on each GPU; leave one out"
+                        .into(),
+                ),
+                _ => Ok(true),
+            },
+            (Place::Host, _) => match said.iter().find(|(_, said)| *said) {
+                Some((name, _)) => Err(format!("{name} needs --device gpu")),
+                None => Ok(false),
+            },
+        }
+    }
+
+    /// Ranks on each GPU.
+    pub fn per_gpu(&self) -> usize {
+        self.ranks_per_gpu.unwrap_or(1) as usize
+    }
+}
+
+fn parse_protocol(text: &str) -> Result<Chosen, String> {
+    match (text, Protocol::from_name(text)) {
+        ("auto", _) => Ok(Chosen(None)),
+        (_, Some(protocol)) => Ok(Chosen(Some(protocol))),
+        _ => Err("there are auto, simple, ll, ll128 and fused".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::options::BenchOptions;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        bench: BenchOptions,
+    }
+
+    fn on_gpus(line: &str) -> Result<bool, String> {
+        let words = ["bench", "all_reduce"].into_iter();
+        let parsed = Line::try_parse_from(words.chain(line.split_whitespace()));
+        let options = parsed.map_err(|error| error.to_string())?.bench;
+        options.gpu.on_gpus(options.ranks)
+    }
+
+    #[test]
+    fn options_of_one_place_do_not_meet_those_of_the_other() {
+        assert_eq!(on_gpus(""), Ok(false));
+        assert_eq!(on_gpus("--ranks 2"), Ok(false));
+        assert_eq!(on_gpus("--device gpu --graph --gpus 8 --procs"), Ok(true));
+        assert_eq!(on_gpus("--device gpu --proto ll128"), Ok(true));
+        for (line, word) in [
+            ("--graph", "--graph needs --device gpu"),
+            ("--gpus 2", "--gpus needs"),
+            ("--vs x.so", "--vs needs"),
+            ("--device gpu --ranks 2", "--gpus N"),
+            ("--device gpu --vs x.so --ranks-per-gpu 2", "one rank"),
+            ("--device tpu", "host"),
+            ("--device gpu --proto fast", "ll128"),
+        ] {
+            let error = on_gpus(line).unwrap_err();
+            assert!(error.contains(word), "{line}: {error}");
+        }
+    }
+}

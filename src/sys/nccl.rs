@@ -1,0 +1,185 @@
+//! Another collective library with NCCL's interface, opened at run time to be compared with. Never
+//! part of a communicator of our own.
+
+use crate::error::{Error, ErrorKind, Result};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::fmt;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+/// `ncclUniqueId`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct NcclId(pub [u8; 128]);
+
+/// `ncclComm_t`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(transparent)]
+pub struct NcclComm(pub usize);
+
+/// `ncclResult_t`; 0 is success.
+pub type NcclResult = c_int;
+
+/// The functions of the library, found by name.
+macro_rules! functions {
+    ($( $field:ident = $name:literal: fn($($arg:ty),*) -> $ret:ty; )*) => {
+        /// The functions, with NCCL's types; streams are `CUstream`, addresses device addresses.
+        #[allow(missing_docs)]
+        #[derive(Clone, Copy)]
+        pub struct Functions {
+            $( pub $field: unsafe extern "C" fn($($arg),*) -> $ret, )*
+        }
+
+        impl Functions {
+            /// # Safety
+            /// What `symbol` returns has the type of NCCL's function of that name.
+            unsafe fn find(symbol: impl Fn(&CStr) -> *mut c_void) -> std::result::Result<Functions, &'static str> {
+                $(
+                    let name = concat!($name, "\0");
+                    let address = CStr::from_bytes_with_nul(name.as_bytes()).map_or(std::ptr::null_mut(), &symbol);
+                    if address.is_null() {
+                        return Err($name);
+                    }
+                    // SAFETY: by the caller's word; not NULL.
+                    let $field = unsafe {
+                        std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($arg),*) -> $ret>(address)
+                    };
+                )*
+                Ok(Functions { $($field),* })
+            }
+        }
+    };
+}
+
+functions! {
+    version = "ncclGetVersion": fn(*mut c_int) -> NcclResult;
+    error_string = "ncclGetErrorString": fn(NcclResult) -> *const c_char;
+    unique_id = "ncclGetUniqueId": fn(*mut NcclId) -> NcclResult;
+    init_rank = "ncclCommInitRank": fn(*mut NcclComm, c_int, NcclId, c_int) -> NcclResult;
+    destroy = "ncclCommDestroy": fn(NcclComm) -> NcclResult;
+    all_reduce = "ncclAllReduce": fn(u64, u64, usize, c_int, c_int, NcclComm, usize) -> NcclResult;
+    all_gather = "ncclAllGather": fn(u64, u64, usize, c_int, NcclComm, usize) -> NcclResult;
+    reduce_scatter = "ncclReduceScatter": fn(u64, u64, usize, c_int, c_int, NcclComm, usize) -> NcclResult;
+    broadcast = "ncclBroadcast": fn(u64, u64, usize, c_int, c_int, NcclComm, usize) -> NcclResult;
+    reduce = "ncclReduce": fn(u64, u64, usize, c_int, c_int, c_int, NcclComm, usize) -> NcclResult;
+    send = "ncclSend": fn(u64, usize, c_int, c_int, NcclComm, usize) -> NcclResult;
+    recv = "ncclRecv": fn(u64, usize, c_int, c_int, NcclComm, usize) -> NcclResult;
+    group_start = "ncclGroupStart": fn() -> NcclResult;
+    group_end = "ncclGroupEnd": fn() -> NcclResult;
+}
+
+/// The library. It is never closed: it keeps threads of its own.
+pub struct Nccl {
+    functions: Functions,
+    path: String,
+    version: u32,
+}
+
+impl Nccl {
+    /// Opens the library at `path`. Its names stay its own.
+    ///
+    /// # Errors
+    /// Unsupported if it cannot be opened or lacks a function.
+    pub fn open(path: &Path) -> Result<Nccl> {
+        let shown = path.display().to_string();
+        let unsupported = |why: String| Error::new(ErrorKind::Unsupported, why);
+        let name = CString::new(path.as_os_str().as_bytes())
+            .map_err(|_| Error::invalid_argument(format!("{shown}: a zero byte in a path")))?;
+        // SAFETY: a C string; the library's initialisers are its maker's to vouch for.
+        let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+        if handle.is_null() {
+            return Err(unsupported(format!(
+                "cannot open {shown}: {}",
+                last_error()
+            )));
+        }
+        // SAFETY: the handle is open and stays so; the name is a C string.
+        let symbol = |name: &CStr| unsafe { libc::dlsym(handle, name.as_ptr()) };
+        // SAFETY: the names are those of NCCL's interface, with its types.
+        let functions = unsafe { Functions::find(symbol) }
+            .map_err(|name| unsupported(format!("{shown} has no {name}: it is no libnccl.so.2")))?;
+        let mut version: c_int = 0;
+        // SAFETY: writes one integer.
+        let asked = unsafe { (functions.version)(&mut version) };
+        let nccl = Nccl {
+            functions,
+            path: shown,
+            version: version.unsigned_abs(),
+        };
+        nccl.check("ncclGetVersion", asked)?;
+        Ok(nccl)
+    }
+
+    /// The functions, for whoever keeps their contracts.
+    pub fn functions(&self) -> &Functions {
+        &self.functions
+    }
+
+    /// Its version, as people write it.
+    pub fn version(&self) -> String {
+        let code = self.version;
+        // Until 2.8 the code had a digit less for the minor number.
+        let (major, minor) = match code {
+            0..10000 => (code / 1000, code / 100 % 10),
+            _ => (code / 10000, code / 100 % 100),
+        };
+        format!("{major}.{minor}.{}", code % 100)
+    }
+
+    /// `Ok` for success, otherwise the error of `function` in the library's words.
+    ///
+    /// # Errors
+    /// System.
+    pub fn check(&self, function: &str, result: NcclResult) -> Result<()> {
+        if result == 0 {
+            return Ok(());
+        }
+        // SAFETY: takes any code; returns NULL or a text that lasts.
+        let text = unsafe { (self.functions.error_string)(result) };
+        let text = if text.is_null() {
+            "no words for it".into()
+        } else {
+            // SAFETY: as above.
+            unsafe { CStr::from_ptr(text) }.to_string_lossy()
+        };
+        Err(Error::new(
+            ErrorKind::System,
+            format!(
+                "{function} of {}: {text} ({result}); NCCL_DEBUG=INFO says more",
+                self.path
+            ),
+        ))
+    }
+}
+
+impl fmt::Debug for Nccl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "NCCL {} at {}", self.version(), self.path)
+    }
+}
+
+fn last_error() -> String {
+    // SAFETY: returns NULL or a C string that lasts until this thread's next call of its kind.
+    let text = unsafe { libc::dlerror() };
+    if text.is_null() {
+        return "the loader does not say why".into();
+    }
+    // SAFETY: as above.
+    unsafe { CStr::from_ptr(text) }
+        .to_string_lossy()
+        .into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_such_library_is_refused() {
+        let error = Nccl::open(Path::new("/no/such/libnccl.so.2")).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert!(error.message().contains("/no/such/libnccl.so.2"), "{error}");
+        let error = Nccl::open(Path::new("libc.so.6")).unwrap_err();
+        assert!(error.message().contains("ncclGetVersion"), "{error}");
+    }
+}
