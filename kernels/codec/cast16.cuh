@@ -4,6 +4,7 @@
 
 #include "codec/elementwise.cuh"
 #include "dtype/format.cuh"
+#include "dtype/number.cuh"
 
 namespace cinch {
 
@@ -11,9 +12,11 @@ struct F16Meaning : PlainMeaning<2> {
   CINCH_HD explicit F16Meaning(const cinch_codec_params &) {}
 
   static CINCH_HD uint32_t encode(float x) {
-    const float size = magnitude_of(x);
-    const float kept = size > 65504.0f && is_finite(x) ? 65504.0f : size;
-    return SmallF16::narrow(float_of(bits_of(kept) | (bits_of(x) & 0x80000000u)));
+    // On bits: an operation on numbers would make another NaN of a NaN.
+    constexpr uint32_t LARGEST = 0x477fe000u;  // 65504
+    const uint32_t size = bits_of(x) & 0x7fffffffu;
+    const uint32_t kept = size > LARGEST && size < INFINITE ? LARGEST : size;
+    return SmallF16::narrow(float_of(kept | (bits_of(x) & 0x80000000u)));
   }
 
   static CINCH_HD float decode(uint32_t code) { return SmallF16::widen(code); }
@@ -37,8 +40,8 @@ struct F16Meaning : PlainMeaning<2> {
     CINCH_UNROLL
     for (int i = 0; i < 8; ++i) {
       const float low = widen_f16_low(pairs[i]), high = widen_f16_high(pairs[i]);
-      acc[2 * i] = REDUCE ? add(acc[2 * i], low) : low;
-      acc[2 * i + 1] = REDUCE ? add(acc[2 * i + 1], high) : high;
+      acc[2 * i] = REDUCE ? canonical(add(acc[2 * i], low)) : low;
+      acc[2 * i + 1] = REDUCE ? canonical(add(acc[2 * i + 1], high)) : high;
     }
     return true;
   }

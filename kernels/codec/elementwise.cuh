@@ -4,6 +4,7 @@
 #pragma once
 
 #include "codec/scaled.cuh"
+#include "dtype/number.cuh"
 
 namespace cinch {
 
@@ -89,7 +90,7 @@ struct Elementwise {
         const uint32_t code = words[k / PER_WORD] >> (8 * code_bytes * (k % PER_WORD)) & mask;
         const float value = meaning.decode(code);
         float &out = acc[4 * PER_WORD * v + k];
-        out = REDUCE ? add(out, value) : value;
+        out = REDUCE ? canonical(add(out, value)) : value;
       }
     }
   }

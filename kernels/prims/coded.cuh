@@ -133,13 +133,18 @@ class CodedSimple {
 #pragma unroll 1
     for (uint32_t part = 0; part < 2; ++part) {
       if (part == 1 && reads) {
-        float own[HELD];
-        load_own(job, at, own);
-        if (job.sums() && job.own == CINCH_OWN_CODED) as_coded(job, at, own);
-        const bool alone = after == 0;
+        if (job.sums() && job.own == CINCH_OWN_CODED) {
+          typename C::Codes codes;
+          own_codes(job, at, codes);
+          codec_.decode_reduce(codes, x);
+        } else {
+          float own[HELD];
+          load_own(job, at, own);
+          const bool alone = after == 0;
 #pragma unroll
-        for (uint32_t k = 0; k < HELD; ++k) {
-          x[k] = alone ? own[k] : E::combine(x[k], own[k], Combine::sum);
+          for (uint32_t k = 0; k < HELD; ++k) {
+            x[k] = alone ? own[k] : E::combine(x[k], own[k], Combine::sum);
+          }
         }
       }
       add_sources(job, at, part == 0 ? 0 : after, part == 0 ? after : job.nrecv, x);
@@ -168,16 +173,8 @@ class CodedSimple {
 
   // What the peers see of the own contribution. Only one-shot schedules ask for it, so it is kept
   // out of the way.
-  __device__ __forceinline__ void as_coded(const Job &job, uint32_t at, float (&x)[HELD]) const {
-    float copy[HELD];
-#pragma unroll
-    for (uint32_t k = 0; k < HELD; ++k) copy[k] = x[k];
-    round_trip(job, at, copy);
-#pragma unroll
-    for (uint32_t k = 0; k < HELD; ++k) x[k] = copy[k];
-  }
-
-  __device__ __noinline__ void round_trip(const Job &job, uint32_t at, float (&x)[HELD]) const {
+  __device__ __noinline__ void own_codes(const Job &job, uint32_t at,
+                                         typename C::Codes &codes) const {
     float abs_max = 0;
     if (C::scaled) {
       // Of the whole block, as it was encoded.
@@ -190,9 +187,9 @@ class CodedSimple {
         abs_max = codec_.larger(abs_max, codec_.abs_max(y));
       }
     }
-    typename C::Codes codes;
+    float x[HELD];
+    load_own(job, at, x);
     codec_.encode(x, abs_max, codes);
-    codec_.decode(codes, x);
   }
 
   // Encodes, sends to all targets, and leaves in `x` what they will decode.
