@@ -5,6 +5,7 @@ use crate::case::{Case, Done};
 use crate::cover::{self, Rng};
 use crate::harness::{Check, Setup, Stop, Verdict, end_with_parent, ensure, say};
 use crate::options::Options;
+use crate::ranks::Ranks;
 use crate::world::World;
 use crate::{failures, figures};
 use cinch::comm::Group;
@@ -29,9 +30,20 @@ pub fn checks(options: &Options) -> Vec<Check> {
     }
     for (nranks, gpus) in [(2, 1), (3, 1), (2, 2), (8, 8)] {
         let check = Check::new(format!("model/processes-n{nranks}-gpus{gpus}"), gpus, {
-            move |setup| processes(setup, nranks, gpus)
+            move |setup| processes(setup, nranks, 1, gpus, false)
         });
         checks.push(check.within(120).also_on_host());
+    }
+    for (nranks, gpus) in [(4, 1), (4, 2), (8, 8)] {
+        let check = Check::new(format!("model/mixed-n{nranks}-gpus{gpus}"), gpus, {
+            move |setup| processes(setup, nranks, nranks / 2, gpus, false)
+        });
+        checks.push(check.within(120).also_on_host());
+        let name = format!("model/processes-p2p-disabled-n{nranks}-gpus{gpus}");
+        let check = Check::new(name, gpus, move |setup| {
+            processes(setup, nranks, 1, gpus, true)
+        });
+        checks.push(check.within(120));
     }
     checks
 }
@@ -82,17 +94,21 @@ fn cases_of(options: &Options, nranks: usize) -> Vec<Case> {
     cover::random(&mut rng, nranks, options.either(60, 200), FEW)
 }
 
-/// Every rank is a process.
-fn processes(setup: &Setup, nranks: usize, gpus: usize) -> Verdict {
+/// Processes of `each` ranks, which are their threads.
+fn processes(setup: &Setup, nranks: usize, each: usize, gpus: usize, p2p_disable: bool) -> Verdict {
     let world = World::new(setup, nranks, gpus);
-    let id = UniqueId::create_for_one_host(&world.config)?;
-    let tasks = (0..nranks).map(|rank| format!("cases {rank} {nranks} {gpus} {}", id.to_hex()));
-    let mut ranks = crate::ranks::Ranks::start(&setup.options, tasks)?;
-    let all: Vec<usize> = (0..nranks).collect();
-    let hashes = ranks.wait_for("done", &all, Duration::from_secs(90))?;
-    ensure(hashes.iter().all(|hash| *hash == hashes[0]), || {
-        format!("ranks have other bits of shared results: {hashes:?}")
-    })?;
+    let id = UniqueId::create_for_one_host(&world.config)?.to_hex();
+    let tasks = (0..nranks)
+        .step_by(each)
+        .map(|first| format!("cases {first} {each} {nranks} {gpus} {p2p_disable} {id}"));
+    let mut ranks = Ranks::start(&setup.options, tasks)?;
+    let all: Vec<usize> = (0..nranks / each).collect();
+    let said = ranks.wait_for("done", &all, Duration::from_secs(90))?;
+    let hashes: Vec<&str> = said.iter().flat_map(|text| text.split(' ')).collect();
+    ensure(
+        hashes.len() == nranks && hashes.iter().all(|hash| *hash == hashes[0]),
+        || format!("ranks have other bits of shared results: {hashes:?}"),
+    )?;
     Ok(format!("{} cases", cases_of(&setup.options, nranks).len()))
 }
 
@@ -106,7 +122,7 @@ pub fn be_a_rank(options: &Options, task: &str) -> ExitCode {
     });
     let words: Vec<&str> = task.split(' ').collect();
     let result = match words[..] {
-        ["cases", rank, nranks, gpus, id] => run_cases(options, rank, nranks, gpus, id),
+        ["cases", ref words @ ..] => run_cases(options, words),
         ["die", ref words @ ..] => failures::die(&Setup::new(options), words),
         ["init", ref words @ ..] => figures::init(&Setup::new(options), words),
         _ => Stop::wrong(format!("no such task: {task}")),
@@ -128,29 +144,59 @@ pub fn number(text: &str) -> Result<usize, Stop> {
         .map_err(|_| Stop::Wrong(format!("{text} is no number")))
 }
 
-/// Runs the cases, judges its own outputs; a hash of what all ranks must share.
-fn run_cases(options: &Options, rank: &str, nranks: &str, gpus: &str, id: &str) -> Verdict {
-    let (rank, nranks, gpus) = (number(rank)?, number(nranks)?, number(gpus)?);
-    let setup = Setup::new(options);
-    let world = World::new(&setup, nranks, gpus);
+/// Runs the cases as several ranks, which judge their own outputs; of each rank a hash of what
+/// all must share.
+fn run_cases(options: &Options, words: &[&str]) -> Verdict {
+    let [first, each, nranks, gpus, p2p_disable, id] = words else {
+        return Stop::wrong("cases FIRST EACH NRANKS GPUS P2P_DISABLE ID");
+    };
+    let (first, each, nranks) = (number(first)?, number(each)?, number(nranks)?);
+    let mut world = World::new(&Setup::new(options), nranks, number(gpus)?);
+    world.config.p2p_disable = *p2p_disable == "true";
+    let id = UniqueId::from_hex(id)?;
     let cases = cases_of(options, nranks);
     let bytes = cases.iter().map(|case| case.bytes(nranks)).max();
-    let arena = Arena::new(world.seats[rank], bytes.unwrap_or(0))?;
-    let mut config = world.config_of(rank);
-    if options.host {
-        config.transport = None;
+    let mut arenas = Vec::new();
+    for rank in first..first + each {
+        arenas.push(Arena::new(world.seats[rank], bytes.unwrap_or(0))?);
     }
-    let comm = Communicator::init(&UniqueId::from_hex(id)?, rank, nranks, config)?;
+    let one = |rank: usize, arena: &Arena| -> Verdict {
+        let mut config = world.config_of(rank);
+        if options.host {
+            config.transport = None;
+        }
+        let comm = Communicator::init(&id, rank, nranks, config)?;
+        let hash = run_as(&comm, arena, &cases);
+        match &hash {
+            Ok(_) => comm.finalize()?,
+            Err(_) => comm.abort(),
+        }
+        hash
+    };
+    let hashes: Vec<Verdict> = std::thread::scope(|scope| {
+        let one = &one;
+        let start = |(at, arena)| scope.spawn(move || one(first + at, arena));
+        let threads: Vec<_> = arenas.iter().enumerate().map(start).collect();
+        let join = |thread: std::thread::ScopedJoinHandle<'_, Verdict>| {
+            let joined = thread.join();
+            joined.unwrap_or_else(|_| Stop::wrong("a rank panicked"))
+        };
+        threads.into_iter().map(join).collect()
+    });
+    Ok(hashes.into_iter().collect::<Result<Vec<_>, _>>()?.join(" "))
+}
+
+fn run_as(comm: &Communicator, arena: &Arena, cases: &[Case]) -> Verdict {
+    let (rank, nranks) = (comm.rank(), comm.nranks());
     let mut hasher = DefaultHasher::new();
-    for case in &cases {
+    for case in cases {
         let inputs = case.inputs(nranks);
-        let done = arena.run(case, &comm, &inputs[rank]);
+        let done = arena.run(case, comm, &inputs[rank]);
         let done = done.map_err(|error| Stop::from(error).context(case))?;
         if case.is_shared() {
             done.output.hash(&mut hasher);
         }
         case.judge_one(&inputs, rank, &done).map_err(Stop::Wrong)?;
     }
-    comm.finalize()?;
     Ok(format!("{:016x}", hasher.finish()))
 }

@@ -257,8 +257,14 @@ mod tests {
         ("CINCH_MAX_BATCH", MAX_BATCH),
         ("CINCH_MAX_RANKS", crate::mem::abi::MAX_RANKS),
         ("CINCH_MAX_LANES", crate::mem::abi::MAX_LANES),
-        ("CINCH_BLOCK_THREADS", crate::engine::gpu::kernels::THREADS as usize),
-        ("CINCH_ONESHOT_THREADS", crate::engine::gpu::kernels::FUSED_THREADS as usize),
+        (
+            "CINCH_BLOCK_THREADS",
+            crate::engine::gpu::kernels::THREADS as usize,
+        ),
+        (
+            "CINCH_ONESHOT_THREADS",
+            crate::engine::gpu::kernels::FUSED_THREADS as usize,
+        ),
     ];
 
     /// A C program that prints the same lines from the header.
