@@ -4,7 +4,7 @@
 #![allow(unsafe_code)] // addresses become buffers
 
 use crate::case::{Case, Done, GUARD, Layout, Outcome};
-use cinch::comm::Group;
+use cinch::comm::{Call, Group};
 use cinch::gpu::{Context, Device, DeviceMemory, Driver, Stream};
 use cinch::mem::{DeviceBuffers, UserBuffers};
 use cinch::{Collective, Communicator, Error, Report, Result};
@@ -57,11 +57,12 @@ impl Arena {
         }
     }
 
-    /// The one that a case is called on.
-    fn stream_of(&self, case: &Case) -> Result<&Stream> {
+    /// The one that a case is called on; host memory has none.
+    fn stream_of(&self, case: &Case) -> Option<&Stream> {
         match self {
-            Arena::Gpu { other, .. } if case.seed & 1 == 1 => Ok(other),
-            _ => self.stream(),
+            Arena::Gpu { other, .. } if case.seed & 1 == 1 => Some(other),
+            Arena::Gpu { stream, .. } => Some(stream),
+            Arena::Host { .. } => None,
         }
     }
 
@@ -181,13 +182,8 @@ impl Arena {
         let layout = case.layout(comm.rank(), comm.nranks());
         let call = case.call_of(comm.rank());
         if case.call.collective != Collective::SendRecv {
-            return match self {
-                Arena::Gpu { .. } => {
-                    let stream = self.stream_of(case)?;
-                    comm.call_on(&call, self.buffers(layout.input, layout.output, stream)?)
-                }
-                Arena::Host { .. } => comm.call(&call, self.host(layout.input, layout.output)),
-            };
+            let stream = self.stream_of(case);
+            return self.call_at(comm, &call, layout.input, layout.output, stream);
         }
         self.add(&mut group, case, comm)?;
         let mut reports = group.run()?;
@@ -215,15 +211,39 @@ impl Arena {
             parts = vec![(send, input, none), (recv, none, output)];
         }
         for (call, input, output) in parts {
-            match self {
-                Arena::Gpu { .. } => {
-                    let buffers = self.buffers(input, output, self.stream_of(case)?)?;
-                    group.add_on(comm, &call, buffers)?
-                }
-                Arena::Host { .. } => group.add(comm, &call, self.host(input, output))?,
-            }
+            self.add_at(group, comm, &call, (input, output), self.stream_of(case))?;
         }
         Ok(())
+    }
+
+    /// Adds a call on ranges of this memory to a group; on a stream unless this is host memory.
+    pub fn add_at<'a>(
+        &'a self,
+        group: &mut Group<'a>,
+        comm: &'a Communicator,
+        call: &Call,
+        (input, output): ((usize, usize), (usize, usize)),
+        stream: Option<&Stream>,
+    ) -> Result<()> {
+        match stream {
+            Some(stream) => group.add_on(comm, call, self.buffers(input, output, stream)?),
+            None => group.add(comm, call, self.host(input, output)),
+        }
+    }
+
+    /// The same call alone.
+    pub fn call_at(
+        &self,
+        comm: &Communicator,
+        call: &Call,
+        input: (usize, usize),
+        output: (usize, usize),
+        stream: Option<&Stream>,
+    ) -> Result<Report> {
+        match stream {
+            Some(stream) => comm.call_on(call, self.buffers(input, output, stream)?),
+            None => comm.call(call, self.host(input, output)),
+        }
     }
 
     /// What a case that ran has left.

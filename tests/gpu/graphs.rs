@@ -30,7 +30,7 @@ pub fn checks(options: &Options) -> Vec<Check> {
         checks.push(check.within(options.either(90, 180)));
         let name = format!("graph/streams-n{nranks}-gpus{gpus}");
         let check = Check::new(name, gpus, move |setup| streams(setup, nranks, gpus));
-        checks.push(check.within(60));
+        checks.push(check.within(60).also_on_host());
         let name = format!("graph/communicators-n{nranks}-gpus{gpus}");
         let check = Check::new(name, gpus, move |setup| communicators(setup, nranks, gpus));
         checks.push(check.within(60));
@@ -134,8 +134,13 @@ impl Model {
     }
 }
 
-/// Queues one step of the chain on `stream`.
-fn queue(comm: &Communicator, arena: &Arena, places: &Places, stream: &Stream) -> Result<()> {
+/// Queues one step of the chain on `stream`; runs it where there is none.
+fn queue(
+    comm: &Communicator,
+    arena: &Arena,
+    places: &Places,
+    stream: Option<&Stream>,
+) -> Result<()> {
     let (rank, n) = (comm.rank(), comm.nranks());
     let (s, t, u) = (places.s, places.t, places.u);
     let (one, all) = (4 * PART, 4 * PART * n);
@@ -144,8 +149,7 @@ fn queue(comm: &Communicator, arena: &Arena, places: &Places, stream: &Stream) -
         ..Call::new(collective, DType::U32, PART)
     };
     let on = |call: &Call, input, output| -> Result<()> {
-        comm.call_on(call, arena.buffers(input, output, stream)?)
-            .map(drop)
+        arena.call_at(comm, call, input, output, stream).map(drop)
     };
     on(&call(Collective::AllToAll), (s, all), (t, all))?;
     on(&call(Collective::AllReduce), (t, one), (t, one))?;
@@ -156,8 +160,9 @@ fn queue(comm: &Communicator, arena: &Arena, places: &Places, stream: &Stream) -
     (send.root, send.peer) = (rank, (rank + 1) % n);
     let mut recv = send;
     (recv.root, recv.peer) = ((rank + n - 1) % n, rank);
-    group.add_on(comm, &send, arena.buffers((t + one, one), (0, 0), stream)?)?;
-    group.add_on(comm, &recv, arena.buffers((0, 0), (s + one, one), stream)?)?;
+    let (sends, receives) = (((t + one, one), (0, 0)), ((0, 0), (s + one, one)));
+    arena.add_at(&mut group, comm, &send, sends, stream)?;
+    arena.add_at(&mut group, comm, &recv, receives, stream)?;
     group.run()?;
     let mut broadcast = call(Collective::Broadcast);
     broadcast.root = n - 1;
@@ -238,7 +243,7 @@ fn replays(setup: &Setup, nranks: usize, gpus: usize) -> Verdict {
             fork.record(stream)?;
             branch.wait_event(&fork)?;
             compressed(&other, arena, (from, to), &branch)?;
-            queue(comm, arena, &places, stream)?;
+            queue(comm, arena, &places, Some(stream))?;
             join.record(&branch)?;
             stream.wait_event(&join)
         })?;
@@ -291,18 +296,18 @@ fn streams(setup: &Setup, nranks: usize, gpus: usize) -> Verdict {
     let batches = setup.options.either(20, 100);
     world.run(|comm| {
         let arena = &arenas[comm.rank()];
-        let context = arena.stream()?.context();
-        let streams = [
-            Stream::new(context)?,
-            Stream::new(context)?,
-            Stream::with_priority(context, -1)?,
-        ];
+        let mut streams = Vec::new();
+        if let Some(context) = comm.gpu() {
+            streams.push(Stream::new(context)?);
+            streams.push(Stream::new(context)?);
+            streams.push(Stream::with_priority(context, -1)?);
+        }
         let mut rng = Rng::new(setup.options.seed ^ 0x57);
         for batch in 0..batches {
             let mut model = Model::new(nranks, &mut rng);
             put(&model, comm.rank(), arena, &places)?;
             for step in 0..BATCH {
-                queue(comm, arena, &places, &streams[(step * 5 + batch) % 3])?;
+                queue(comm, arena, &places, streams.get((step * 5 + batch) % 3))?;
                 model.step();
             }
             for stream in &streams {
@@ -346,7 +351,7 @@ fn communicators(setup: &Setup, nranks: usize, gpus: usize) -> Verdict {
                             let mut model = Model::new(nranks, &mut rng);
                             put(&model, comm.rank(), arena, places)?;
                             for _ in 0..BATCH {
-                                queue(comm, arena, places, arena.stream()?)?;
+                                queue(comm, arena, places, Some(arena.stream()?))?;
                                 model.step();
                             }
                             arena.wait(comm)?;
