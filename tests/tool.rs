@@ -119,6 +119,15 @@ fn bad_options_are_a_sentence_and_exit_code_2() {
             &["bench", "all_reduce", "--ranks", "64", "-b", "1000G"],
             "MiB",
         ),
+        (&["bench", "all_reduce", "--graph"], "--device gpu"),
+        (
+            &["bench", "all_reduce", "--device", "gpu", "--ranks", "2"],
+            "--gpus",
+        ),
+        (
+            &["bench", "all_reduce", "--device", "gpu", "--vs", "/no.so"],
+            "/no.so",
+        ),
         (&["run", "-n", "2"], "PROGRAM"),
         (&["codecs", "--table", "--samples", "3"], "1000"),
         (&["nothing"], "subcommand"),

@@ -45,6 +45,19 @@ impl Probe {
         })
     }
 
+    /// The same kernels on another stream of the GPU.
+    fn beside(&self) -> Result<Probe> {
+        let known = [&self.fill, &self.check, &self.pingpong, &self.copy];
+        let [fill, check, pingpong, copy] = known.map(Function::clone);
+        Ok(Probe {
+            stream: Stream::new(self.context())?,
+            fill,
+            check,
+            pingpong,
+            copy,
+        })
+    }
+
     fn context(&self) -> &Arc<Context> {
         self.stream.context()
     }
@@ -219,6 +232,61 @@ impl Probe {
         end.record(&self.stream)?;
         self.stream.wait(DEADLINE)?;
         Ok(bytes as f64 * f64::from(times) / end.since(&begin)?)
+    }
+}
+
+/// What two GPUs see of each other.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PairSpeed {
+    /// Bytes a second that the first one writes to the second one's memory.
+    pub write: f64,
+    /// Bytes a second that the first one reads from there.
+    pub read: f64,
+    /// Seconds that a word takes there and back.
+    pub round_trip: f64,
+}
+
+/// Measures the link from `here` to `there`, which may be the same GPU; takes some milliseconds
+/// and, for that long, 64 MiB of each.
+///
+/// # Errors
+/// Unsupported if there is no peer access between them; timeout; those of the driver.
+pub fn pair_speed(here: &Probe, there: &Probe) -> Result<PairSpeed> {
+    const BYTES: usize = 64 << 20;
+    const BLOCKS: u32 = 64;
+    const ROUNDS: u64 = 1000;
+    let (one, two) = (here.context(), there.context());
+    // Kernels that wait for each other need two streams.
+    let beside = here.beside()?;
+    let there = if one.handle() == two.handle() {
+        &beside
+    } else {
+        there
+    };
+    if !one.enable_peer(two)? || !two.enable_peer(one)? {
+        return Err(Error::new(
+            ErrorKind::Unsupported,
+            format!(
+                "no peer access between {} and {}",
+                one.device(),
+                two.device()
+            ),
+        ));
+    }
+    let mine = DeviceMemory::zeroed(one, BYTES, DEADLINE)?;
+    let theirs = DeviceMemory::zeroed(two, BYTES, DEADLINE)?;
+    let (near, far) = (mine.address(), theirs.address());
+    // Zero as the bounced words must be, and apart: one line for each on either GPU.
+    let words = [mine.place(0, 8)?, theirs.place(0, 8)?];
+    // SAFETY: memory of this function's own, which both GPUs reach since access was enabled; each
+    // measurement has ended before the next begins.
+    unsafe {
+        let round_trip = here.round_trip(there, [words[0]; 2], [words[1]; 2], ROUNDS)?;
+        Ok(PairSpeed {
+            write: here.copy_speed(far, near, BYTES as u64, BLOCKS, 10)?,
+            read: here.copy_speed(near, far, BYTES as u64, BLOCKS, 10)?,
+            round_trip,
+        })
     }
 }
 

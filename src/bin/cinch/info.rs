@@ -11,11 +11,12 @@ use std::io::{self, Write};
 use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::net::UnixStream;
 
-/// Prints versions, machine, transports and settings.
+/// Prints versions, machine, GPUs, transports and settings; measures the GPUs' links if
+/// `probes`.
 ///
 /// # Errors
 /// Those of writing.
-pub fn write(config: &Config, out: &mut dyn Write) -> io::Result<()> {
+pub fn write(config: &Config, probes: bool, out: &mut dyn Write) -> io::Result<()> {
     let machine = Machine::detect();
     let build = if cfg!(debug_assertions) {
         "debug"
@@ -36,7 +37,7 @@ pub fn write(config: &Config, out: &mut dyn Write) -> io::Result<()> {
         Err(error) => error.to_string(),
     };
     writeln!(out, "  simd       {}; in use: {used}", sets.join(" "))?;
-    write_gpus(out)?;
+    crate::gpus::write(config, probes, out)?;
     writeln!(out, "\ntransports")?;
     for kind in TransportKind::ALL {
         writeln!(out, "  {:<10} {}", kind.name(), probe(kind))?;
@@ -66,32 +67,6 @@ pub fn write(config: &Config, out: &mut dyn Write) -> io::Result<()> {
             out,
             "\nwarning: no setting is called {}",
             unknown.join(", ")
-        )?;
-    }
-    Ok(())
-}
-
-/// Prints whether kernels were built, the driver, and the GPUs that it has.
-fn write_gpus(out: &mut dyn Write) -> io::Result<()> {
-    writeln!(out, "\ngpus")?;
-    writeln!(out, "  kernels    {}", kernels::STATE)?;
-    let driver = match Driver::load() {
-        Ok(driver) => driver,
-        Err(error) => return writeln!(out, "  driver     {error}"),
-    };
-    let (major, minor) = (driver.version() / 1000, driver.version() % 1000 / 10);
-    writeln!(out, "  driver     for CUDA {major}.{minor}")?;
-    let devices = match driver.devices() {
-        Ok(devices) => devices,
-        Err(error) => return writeln!(out, "  devices    {error}"),
-    };
-    for device in devices {
-        let (major, minor) = device.compute_capability;
-        writeln!(
-            out,
-            "  {device}: sm_{major}{minor}, {} multiprocessors, {} MiB",
-            device.multiprocessors,
-            device.memory_bytes >> 20
         )?;
     }
     Ok(())
@@ -180,7 +155,7 @@ mod tests {
         let mut config = Config::default();
         config.set("CINCH_SLOTS", "8", Origin::Program).unwrap();
         let mut out = Vec::new();
-        write(&config, &mut out).unwrap();
+        write(&config, false, &mut out).unwrap();
         let text = String::from_utf8(out).unwrap();
         for knob in KNOBS {
             let line = text

@@ -5,6 +5,7 @@
 
 mod bench;
 mod codecs;
+mod gpus;
 mod info;
 mod join;
 mod machine;
@@ -46,10 +47,17 @@ enum Command {
     /// Letters, sizes and columns are those of nccl-tests. Exit code 0: all results right;
     /// 1: a wrong value, or ranks with different bits; 2: bad options; 3: a failure.
     Bench(Box<bench::options::BenchOptions>),
-    /// Show versions, machine, transports and settings; as ranks, the communicator too
-    Info,
+    /// Show versions, machine, GPUs, transports and settings; as ranks, the communicator too
+    Info(InfoOptions),
     /// List codecs; with --table, their errors beside published figures
     Codecs(CodecsOptions),
+}
+
+#[derive(clap::Args)]
+struct InfoOptions {
+    /// Measure bandwidth and latency between all pairs of GPUs
+    #[arg(long)]
+    probe: bool,
 }
 
 #[derive(clap::Args)]
@@ -74,7 +82,7 @@ fn main() -> ExitCode {
         Command::Run(options) => config()
             .and_then(|config| run::run(&options, config).map_err(|sentence| (FAILURE, sentence))),
         Command::Bench(options) => config().and_then(|config| bench::main(&options, config)),
-        Command::Info => config().and_then(info),
+        Command::Info(options) => config().and_then(|config| info(&options, config)),
         Command::Codecs(options) => codecs(&options),
     };
     match code {
@@ -98,7 +106,7 @@ fn config() -> Result<Config, (i32, String)> {
     Ok(config)
 }
 
-fn info(config: Config) -> Result<i32, (i32, String)> {
+fn info(options: &InfoOptions, config: Config) -> Result<i32, (i32, String)> {
     let comm = match join::launcher() {
         Some(_) => Some(join::join(config.clone()).map_err(|error| (FAILURE, error.to_string()))?),
         None => None,
@@ -106,10 +114,9 @@ fn info(config: Config) -> Result<i32, (i32, String)> {
     let mut out = io::stdout().lock();
     let written = match &comm {
         Some(comm) if comm.rank() != 0 => Ok(()),
-        Some(comm) => {
-            info::write(&config, &mut out).and_then(|()| info::write_communicator(comm, &mut out))
-        }
-        None => info::write(&config, &mut out),
+        Some(comm) => info::write(&config, options.probe, &mut out)
+            .and_then(|()| info::write_communicator(comm, &mut out)),
+        None => info::write(&config, options.probe, &mut out),
     };
     if let Some(comm) = comm {
         comm.finalize()

@@ -23,6 +23,24 @@ fn copies_arrive_and_stay_inside() {
 }
 
 #[test]
+fn a_pattern_is_repeated_to_the_end() {
+    let (_, driver) = process(1);
+    let context = context(&driver, 0);
+    let stream = Stream::new(&context).unwrap();
+    let memory = DeviceMemory::zeroed(&context, 1000, SOON).unwrap();
+    let pattern: Vec<u8> = (1..=7).collect();
+    memory.write(0, &pattern, &stream, SOON).unwrap();
+    memory.repeat(7, &stream).unwrap();
+    let mut back = [0; 1000];
+    memory.read(0, &mut back, &stream, SOON).unwrap();
+    assert!(back.iter().enumerate().all(|(i, &x)| x == pattern[i % 7]));
+    for filled in [0, 1001] {
+        let error = memory.repeat(filled, &stream).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    }
+}
+
+#[test]
 fn impossible_sizes_say_what_is_free() {
     let (_, driver) = process(1);
     let context = context(&driver, 0);

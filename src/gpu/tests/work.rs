@@ -1,7 +1,7 @@
 //! Work: launches, graphs, captures, probes.
 
 use super::*;
-use crate::gpu::probe::{Probe, check_peer, probe_word};
+use crate::gpu::probe::{Probe, check_peer, pair_speed, probe_word};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The parameter of the kernel `add`: adds `value` to `words` 64-bit words.
@@ -355,6 +355,53 @@ fn a_peer_whose_data_does_not_arrive_is_found() {
             }
         }
     }
+}
+
+#[test]
+fn pairs_are_measured_over_memory_of_both() {
+    let (process, driver) = process(2);
+    probe_kernels(process.machine(), 0);
+    let machine = process.machine();
+    machine.kernel("cinch_probe_pingpong", 56, |launch| {
+        // SAFETY: integers; the words and `done` are the probe's.
+        unsafe {
+            let [mine, theirs, _, rounds, _, _, done]: [u64; 7] = launch.args();
+            let (Some(mine), Some(theirs)) = (launch.words(mine, 1), launch.reach(theirs, 8))
+            else {
+                return CuResult(700);
+            };
+            if mine[0] != 0 || theirs.cast::<u64>().read() != 0 {
+                return CuResult(701);
+            }
+            match launch.reach(done, 8) {
+                Some(done) => done.cast::<u64>().write(rounds),
+                None => return CuResult(700),
+            }
+        }
+        CuResult::SUCCESS
+    });
+    let copies = Arc::new(AtomicUsize::new(0));
+    let counted = copies.clone();
+    machine.kernel("cinch_probe_copy", 24, move |launch| {
+        // SAFETY: as above.
+        let reached = unsafe {
+            let [target, source, vectors]: [u64; 3] = launch.args();
+            let bytes = vectors as usize * 16;
+            launch.reach(target, bytes).is_some() && launch.reach(source, bytes).is_some()
+        };
+        counted.fetch_add(1, Ordering::SeqCst);
+        if reached {
+            CuResult::SUCCESS
+        } else {
+            CuResult(700)
+        }
+    });
+    let (one, two) = (probe(&context(&driver, 0)), probe(&context(&driver, 1)));
+    for (here, there) in [(&one, &two), (&two, &one), (&one, &one)] {
+        let speed = pair_speed(here, there).unwrap();
+        assert!(speed.write > 0.0 && speed.read > 0.0 && speed.round_trip >= 0.0);
+    }
+    assert_eq!(copies.load(Ordering::SeqCst), 3 * 2 * 11);
 }
 
 #[test]

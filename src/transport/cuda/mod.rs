@@ -23,6 +23,7 @@ mod tests;
 
 pub use connect::connect;
 pub use paths::{LinkClass, PeerPath};
+pub use reach::link_class;
 
 use crate::gpu::DeviceMemory;
 use crate::mem::abi::{CURSORS_BYTES, CommView, MAX_RANKS, Protocol};

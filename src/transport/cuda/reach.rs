@@ -76,6 +76,20 @@ pub(super) fn refusals(ways: &[Way]) -> Vec<(usize, String)> {
     ways.iter().enumerate().filter_map(refusal).collect()
 }
 
+/// By which kind of link `own` reaches the memory of `other`, by what the driver says.
+///
+/// # Errors
+/// Those of the driver.
+pub fn link_class(own: &Device, other: &Device) -> Result<LinkClass> {
+    if own.uuid == other.uuid {
+        return Ok(LinkClass::SameDevice);
+    }
+    Ok(match link(own, other)? {
+        Way::Open { class, .. } => class,
+        Way::Refused(_) => LinkClass::Host,
+    })
+}
+
 /// What the driver says about the link between two GPUs.
 fn link(own: &Device, other: &Device) -> Result<Way> {
     if !own.can_access(other)? {

@@ -3,7 +3,7 @@
 mod combine;
 mod compare;
 mod data;
-mod gpu;
+pub mod gpu;
 mod measure;
 pub mod metrics;
 mod number;

@@ -77,7 +77,7 @@ impl Check<'_> {
     }
 
     /// Compares a piece of this rank's output, which begins at element `start`. Up to
-    /// [`ALIGNED`] elements where it begins within a segment stay uncompared: scale blocks are
+    /// 4096 elements where it begins within a segment stay uncompared: scale blocks are
     /// judged by their neighbours.
     pub fn piece(&self, start: usize, held: &[u8], outcome: &mut Outcome) {
         let size = self.row.dtype.size();

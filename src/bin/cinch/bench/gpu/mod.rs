@@ -13,6 +13,8 @@ mod record;
 mod runner;
 mod table;
 
+pub use record::driver_version;
+
 use super::data::Source;
 use super::measure::Effort;
 use super::options::BenchOptions;
@@ -51,12 +53,22 @@ pub fn main(options: &BenchOptions, mut config: Config) -> Ended {
             .set("CINCH_PROTO", protocol.name(), Origin::Program)
             .map_err(|error| usage(error.to_string()))?;
     }
+    let per_gpu = options.gpu.per_gpu();
+    let launched = join::launcher().is_some();
+    // The environment first: it is read by what comes then.
+    if per_gpu > 1 {
+        peer::separate_queues();
+    }
+    let other = match &options.gpu.vs {
+        Some(path) if launched || !options.gpu.procs => {
+            Some(peer::open(path).map_err(|error| usage(format!("--vs: {error}")))?)
+        }
+        _ => None,
+    };
     let driver = Driver::load().map_err(failure)?;
     let visible = driver.device_count().map_err(failure)?;
-    let per_gpu = options.gpu.per_gpu();
-    if join::launcher().is_some() {
-        let setup = Setup::new(options, &config, &driver, None)?;
-        return one_rank(&setup);
+    if launched {
+        return one_rank(&Setup::new(options, &config, &driver, other));
     }
     let gpus = options.gpu.gpus.unwrap_or(visible);
     if gpus > visible || gpus == 0 {
@@ -65,11 +77,14 @@ pub fn main(options: &BenchOptions, mut config: Config) -> Ended {
         )));
     }
     let ranks = gpus as usize * per_gpu;
+    let plan = plan(options, ranks).map_err(usage)?;
     if options.gpu.procs {
-        Plan::new(options, ranks).map_err(usage)?;
         return start(ranks, &config);
     }
-    let setup = Setup::new(options, &config, &driver, Some(ranks))?;
+    let setup = Setup {
+        plan: Some(plan),
+        ..Setup::new(options, &config, &driver, other)
+    };
     let ended = cinch::testing::try_local_world(ranks, &on_host(&config), |control| {
         run_rank(&control?, &setup)
     });
@@ -175,26 +190,17 @@ impl<'a> Setup<'a> {
         options: &'a BenchOptions,
         config: &'a Config,
         driver: &'a Arc<Driver>,
-        ranks: Option<usize>,
-    ) -> std::result::Result<Setup<'a>, (i32, String)> {
-        if options.gpu.per_gpu() > 1 {
-            peer::separate_queues();
-        }
-        let opened = options.gpu.vs.as_deref().map(peer::open).transpose();
-        let (nccl, notes) = opened
-            .map_err(|error| (USAGE, format!("--vs: {error}")))?
-            .map_or((None, Vec::new()), |(nccl, notes)| (Some(nccl), notes));
-        Ok(Setup {
+        other: Option<(Arc<Nccl>, Vec<String>)>,
+    ) -> Setup<'a> {
+        let (nccl, notes) = other.map_or((None, Vec::new()), |(nccl, notes)| (Some(nccl), notes));
+        Setup {
             options,
             config,
             driver,
-            plan: ranks
-                .map(|ranks| plan(options, ranks))
-                .transpose()
-                .map_err(|sentence| (USAGE, sentence))?,
+            plan: None,
             nccl,
             notes,
-        })
+        }
     }
 }
 
@@ -221,6 +227,8 @@ fn run_rank(control: &Communicator, setup: &Setup<'_>) -> Result<bool> {
     let context = Context::primary(&device)?;
     let arenas = Layout::arenas(&plan.rows, nranks)?;
     check_memory(&context, setup.options.gpu.per_gpu(), arenas)?;
+    // The time to join is counted from when all have their contexts.
+    control.barrier()?;
     let begin = Instant::now();
     let mut config = setup.config.clone();
     config.set("CINCH_DEVICE", &format!("cuda:{gpu}"), Origin::Program)?;
