@@ -117,13 +117,7 @@ impl Nccl {
 
     /// Its version, as people write it.
     pub fn version(&self) -> String {
-        let code = self.version;
-        // Until 2.8 the code had a digit less for the minor number.
-        let (major, minor) = match code {
-            0..10000 => (code / 1000, code / 100 % 10),
-            _ => (code / 10000, code / 100 % 100),
-        };
-        format!("{major}.{minor}.{}", code % 100)
+        written(self.version)
     }
 
     /// `Ok` for success, otherwise the error of `function` in the library's words.
@@ -158,6 +152,16 @@ impl fmt::Debug for Nccl {
     }
 }
 
+/// A version's number as people write it.
+fn written(code: u32) -> String {
+    // Until 2.8 the number had a digit less for the minor version.
+    let (major, minor) = match code {
+        0..10000 => (code / 1000, code / 100 % 10),
+        _ => (code / 10000, code / 100 % 100),
+    };
+    format!("{major}.{minor}.{}", code % 100)
+}
+
 fn last_error() -> String {
     // SAFETY: returns NULL or a C string that lasts until this thread's next call of its kind.
     let text = unsafe { libc::dlerror() };
@@ -173,6 +177,13 @@ fn last_error() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn versions_are_written_as_people_do() {
+        for (code, text) in [(22809, "2.28.9"), (21805, "2.18.5"), (2708, "2.7.8")] {
+            assert_eq!(written(code), text);
+        }
+    }
 
     #[test]
     fn what_is_no_such_library_is_refused() {

@@ -81,11 +81,20 @@ impl<'a> GpuLane<'a> {
     /// # Errors
     /// Those of the communicators.
     pub fn end(mut self) -> Result<()> {
-        self.graphs = [None, None];
+        self.forget_graphs();
         if let Some(peer) = self.peer.take() {
             peer.destroy()?;
         }
         self.comm.finalize()
+    }
+
+    /// Drops the graphs. What they kept is released on other threads, and freeing memory waits for
+    /// kernels: that is over before there are any again.
+    fn forget_graphs(&mut self) {
+        if self.graphs.iter().any(Option::is_some) {
+            self.graphs = [None, None];
+            std::thread::sleep(Duration::from_millis(50));
+        }
     }
 
     fn row(&self) -> Result<(Row, Layout)> {
@@ -164,7 +173,7 @@ impl<'a> GpuLane<'a> {
 
 impl Lane for GpuLane<'_> {
     fn begin(&mut self, row: &Row) -> Result<()> {
-        self.graphs = [None, None];
+        self.forget_graphs();
         let op = Some(row.op).filter(|_| row.collective.reduces());
         if self.filled != Some((row.dtype, op)) {
             self.fill(row.dtype, op)?;

@@ -12,9 +12,30 @@ pub const PERIOD: usize = (4 << 20) + 4099;
 /// What a repetition should take: long against the launch of a graph and the meeting of ranks.
 const REPETITION_SECONDS: f64 = 8e-3;
 
-/// Calls of a repetition at most: a graph of more takes long to make; the driver takes about a
-/// thousand launches on a stream before it makes the next one wait.
-const MOST_CALLS: [usize; 2] = [200, 500];
+/// How the calls of a repetition get to the GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// One by one, on a stream.
+    Eager,
+    /// The same where ranks share a GPU.
+    Crowded,
+    /// As a graph.
+    Graph,
+}
+
+impl Mode {
+    /// Calls of a repetition at most. A graph of more takes long to make, and to release. On a
+    /// stream the driver takes about a thousand launches before it makes the next one wait. Where
+    /// ranks share a GPU, a call that needs memory because many are queued before it would wait
+    /// for the kernels of the other ranks there, which may wait for it.
+    pub fn most_calls(self) -> usize {
+        match self {
+            Mode::Eager => 200,
+            Mode::Crowded => 4,
+            Mode::Graph => 400,
+        }
+    }
+}
 
 /// Bytes of an output that are compared as a whole.
 const WHOLE_BYTES: usize = 64 << 20;
@@ -81,9 +102,9 @@ impl Layout {
 }
 
 /// Calls of a repetition, of which one takes about `seconds`.
-pub fn calls(seconds: f64, graph: bool) -> usize {
+pub fn calls(seconds: f64, mode: Mode) -> usize {
     let calls = (REPETITION_SECONDS / seconds.max(1e-9)).ceil() as usize;
-    calls.clamp(1, MOST_CALLS[usize::from(graph)])
+    calls.clamp(1, mode.most_calls())
 }
 
 /// Pieces of an output of `elements` elements of `size` bytes that are looked at: all of it, or
@@ -153,11 +174,12 @@ mod tests {
 
     #[test]
     fn repetitions_are_of_some_milliseconds() {
-        assert_eq!(calls(8e-3, true), 1);
-        assert_eq!(calls(5.2, true), 1);
-        assert_eq!(calls(1e-4, true), 80);
-        assert_eq!((calls(1e-6, true), calls(1e-6, false)), (500, 200));
-        assert_eq!(calls(0.0, true), 500);
+        assert_eq!(calls(8e-3, Mode::Graph), 1);
+        assert_eq!(calls(5.2, Mode::Eager), 1);
+        assert_eq!(calls(1e-4, Mode::Graph), 80);
+        let most = [Mode::Eager, Mode::Crowded, Mode::Graph].map(|mode| calls(1e-6, mode));
+        assert_eq!(most, [200, 4, 400]);
+        assert_eq!(calls(0.0, Mode::Graph), 400);
     }
 
     #[test]

@@ -29,7 +29,7 @@ use cinch::sys::nccl::Nccl;
 use cinch::types::DeviceChoice;
 use cinch::{Communicator, Config, Error, ErrorKind, Result, UniqueId};
 use device::GpuLane;
-use layout::Layout;
+use layout::{Layout, Mode};
 use peer::PeerComm;
 use record::{Record, RunRecord};
 use std::fs::File;
@@ -306,6 +306,11 @@ fn run_rows(
         check: options.check == 1,
         deadline,
     };
+    let mode = match (options.gpu.graph, options.gpu.per_gpu()) {
+        (true, _) => Mode::Graph,
+        (false, 1) => Mode::Eager,
+        (false, _) => Mode::Crowded,
+    };
     let version = setup.nccl.as_ref().map(|nccl| nccl.version());
     let mut records = Vec::new();
     for (index, row) in plan.rows.iter().enumerate() {
@@ -326,7 +331,7 @@ fn run_rows(
                 output.line(&format!("# {line}"));
             }
         }
-        let found = runner::run(control, lane, source, row, effort, options.gpu.graph)?;
+        let found = runner::run(control, lane, source, row, effort, mode)?;
         let protocol = layout::protocol(&explained).unwrap_or("-");
         let nranks = control.nranks();
         let record = Record::new(

@@ -5,7 +5,7 @@
 //! The time of a repetition is that of its slowest rank, the row's time the median over
 //! repetitions. Two libraries take turns, and the order turns every second time.
 
-use super::layout;
+use super::layout::{self, Mode};
 use crate::bench::combine::{share, slowest};
 use crate::bench::data::Source;
 use crate::bench::measure::{Effort, Measured};
@@ -81,8 +81,14 @@ pub fn run<W: World, L: Lane>(
     source: &Source,
     row: &Row,
     effort: Effort,
-    graph: bool,
+    mode: Mode,
 ) -> Result<Found> {
+    let graph = mode == Mode::Graph;
+    // Calls that warm up are no graph's, and ranks may share a GPU in this mode too.
+    let eager = match mode {
+        Mode::Graph => Mode::Crowded,
+        mode => mode,
+    };
     lane.begin(row)?;
     let sides: &[Side] = match lane.has_peer(row) {
         true => &[Side::Ours, Side::Peer],
@@ -92,18 +98,17 @@ pub fn run<W: World, L: Lane>(
     for &side in sides {
         // The first calls may connect, load and allocate.
         repeat(world, lane, side, 2, false)?;
-        let warmup = effort.warmup.max(1) as usize;
-        let seconds = repeat(
-            world,
-            lane,
-            side,
-            warmup.min(layout::calls(0.0, false)),
-            false,
-        )?;
-        each = each.min(seconds);
+        let mut left = effort.warmup.max(1) as usize;
+        let mut fastest = f64::INFINITY;
+        while left > 0 {
+            let calls = left.min(eager.most_calls());
+            fastest = repeat(world, lane, side, calls, false)?.min(fastest);
+            left -= calls;
+        }
+        each = each.min(fastest);
     }
     let each = slowest(world, &[each])?[0];
-    let calls = layout::calls(each, graph);
+    let calls = layout::calls(each, mode);
     if graph {
         for &side in sides {
             lane.record(side, calls)?;
