@@ -167,9 +167,9 @@ pub const KNOBS: &[Knob] = &[
     },
     Knob {
         name: "CINCH_GPU_CHANNELS",
-        range: "1 to 64",
-        help: "upper bound of the parallel lanes between two GPUs",
-        apply: |config, text| count(text, 1, 64).map(|value| config.gpu_channels = value),
+        range: "1 to 128",
+        help: "upper bound of the parallel lanes between two GPUs, and of a call's blocks",
+        apply: |config, text| count(text, 1, 128).map(|value| config.gpu_channels = value),
         show: |config| config.gpu_channels.to_string(),
     },
     Knob {

@@ -89,7 +89,7 @@ impl Default for Config {
             transport: None,
             device: DeviceChoice::Host,
             p2p_disable: false,
-            gpu_channels: 64,
+            gpu_channels: 128,
             algorithm: None,
             protocol: None,
             codec: CodecSpec::RAW,

@@ -167,8 +167,8 @@ impl BoxShape {
     }
 }
 
-/// Sizes from large to small. Large messages want simple slots of 64 KiB and all lanes; below
-/// that, the other protocols shrink first, down to what their message sizes can use.
+/// Sizes from large to small. Large messages want all lanes, and slots that still hide the cost of
+/// a message; small ones want the one-shot, which goes after the slots have shrunk to that.
 fn ladder(max_lanes: usize) -> Vec<Sizes> {
     let kib = |number: usize| number << 10;
     let mut sizes = Sizes {
@@ -182,18 +182,21 @@ fn ladder(max_lanes: usize) -> Vec<Sizes> {
         change(&mut sizes);
         ladder.push(sizes);
     };
-    for slot in [256, 128, 64] {
+    for slot in [256, 128, 64, 48] {
+        step(&|sizes| sizes.simple.0 = kib(slot));
+    }
+    step(&|sizes| sizes.ll128.0 = kib(16));
+    for slot in [32, 24] {
         step(&|sizes| sizes.simple.0 = kib(slot));
     }
     step(&|sizes| sizes.oneshot = kib(128));
-    step(&|sizes| sizes.ll128.0 = kib(16));
-    step(&|sizes| sizes.oneshot = kib(64));
     step(&|sizes| sizes.ll.0 = kib(8));
     step(&|sizes| sizes.ll128.1 = max_lanes.min(16));
-    for slot in [32, 16] {
-        step(&|sizes| sizes.simple.0 = kib(slot));
+    step(&|sizes| sizes.oneshot = kib(64));
+    step(&|sizes| sizes.simple.0 = kib(16));
+    for lanes in [64, 32] {
+        step(&|sizes| sizes.simple.1 = max_lanes.min(lanes));
     }
-    step(&|sizes| sizes.simple.1 = max_lanes.min(32));
     step(&|sizes| sizes.oneshot = kib(32));
     for lanes in [8, 4, 2, 1] {
         step(&|sizes| {
@@ -247,7 +250,7 @@ mod tests {
     #[test]
     fn nothing_overlaps_and_everything_fits() {
         for nranks in 1..=MAX_RANKS {
-            for lanes in [1, 2, 3, 16, 33, 64] {
+            for lanes in [1, 2, 3, 16, 33, 64, 128] {
                 for budget in [2 << 20, 5_000_000, 16 << 20, BUDGET, 1 << 30] {
                     let Ok(shape) = BoxShape::new(nranks, budget, lanes) else {
                         // The promised floor: 16 KiB slots on one lane, and 16 KiB one-shot.
@@ -278,7 +281,7 @@ mod tests {
                         assert!(fifo.stride.is_multiple_of(128) && fifo.depth >= 2, "{what}");
                     }
                     let simple = shape.fifo(Protocol::Simple);
-                    assert!(simple.slot_bytes.is_power_of_two(), "{what}");
+                    assert!(simple.slot_bytes.is_multiple_of(8 << 10), "{what}");
                     assert!(
                         (16 << 10..=512 << 10).contains(&simple.slot_bytes),
                         "{what}"
@@ -296,14 +299,14 @@ mod tests {
     #[test]
     fn what_the_default_budget_gives() {
         let simple = |nranks: usize| {
-            let fifo = BoxShape::new(nranks, BUDGET, 64)
+            let fifo = BoxShape::new(nranks, BUDGET, MAX_LANES)
                 .unwrap()
                 .fifo(Protocol::Simple);
             (fifo.slot_bytes >> 10, fifo.lanes)
         };
-        assert_eq!(simple(2), (256, 64));
-        assert_eq!(simple(4), (128, 64));
-        assert_eq!(simple(8), (64, 64));
+        assert_eq!(simple(2), (128, 128));
+        assert_eq!(simple(4), (64, 128));
+        assert_eq!(simple(8), (24, 128));
         assert_eq!(simple(16), (16, 64));
         assert_eq!(simple(32), (16, 32));
         let two = BoxShape::new(2, BUDGET, 64).unwrap();
@@ -319,8 +322,8 @@ mod tests {
             (32, 30 << 10, 32 << 10)
         );
         // The smallest messages keep their fast path with eight ranks.
-        let eight = BoxShape::new(8, BUDGET, 64).unwrap();
-        assert!(eight.oneshot_bytes() >= 64 << 10);
+        let eight = BoxShape::new(8, BUDGET, MAX_LANES).unwrap();
+        assert_eq!(eight.oneshot_bytes(), 256 << 10);
         // Few lanes get large slots.
         let narrow = BoxShape::new(8, BUDGET, 4).unwrap().fifo(Protocol::Simple);
         assert_eq!((narrow.slot_bytes, narrow.lanes), (512 << 10, 4));

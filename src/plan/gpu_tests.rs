@@ -56,11 +56,8 @@ fn sizes_choose_protocol_and_algorithm() {
         chosen(512 << 10, "raw"),
         (Algorithm::Direct, Protocol::Ll128)
     );
-    for bytes in [2 << 20, 16 << 20] {
+    for bytes in [2 << 20, 16 << 20, 64 << 20, 1 << 30] {
         assert_eq!(chosen(bytes, "raw"), (Algorithm::Direct, Protocol::Simple));
-    }
-    for bytes in [64 << 20, 1 << 30] {
-        assert_eq!(chosen(bytes, "raw"), (Algorithm::Ring, Protocol::Simple));
     }
     for bytes in [16 << 20, 1 << 30] {
         let wanted = (Algorithm::Direct, Protocol::Simple);
