@@ -17,7 +17,23 @@ namespace cinch {
 struct DynamicMeaning {
   static CINCH_HD void prepare() {}
 
-  static CINCH_HD float factor(float scale) { return divide(1.0f, scale); }
+  static CINCH_HD float factor(float scale) {
+    return scale <= 0x1p126f ? divide_ordinary(1.0f, scale) : small_reciprocal(scale);
+  }
+
+  // Of a scale whose reciprocal is subnormal: a rounded quotient, rounded once more to a multiple of
+  // 2^-149, where a tie that comes of the first rounding is decided by what that left.
+  static CINCH_HD float small_reciprocal(float scale) {
+    const float lowered = mul(scale, 0x1p-64f);
+    const float quotient = divide_ordinary(1.0f, lowered);
+    const float rest = fused(-lowered, quotient, 1.0f);
+    const float steps = mul(quotient, 0x1p85f);
+    float whole = add(add(steps, 0x1p23f), -0x1p23f);
+    const float part = add(steps, -whole);
+    if (part == 0.5f && rest > 0) whole = add(whole, 1.0f);
+    if (part == -0.5f && rest < 0) whole = add(whole, -1.0f);
+    return float_of((uint32_t)whole);
+  }
 
   struct Step {
     float unit;

@@ -19,7 +19,7 @@ namespace cinch {
 struct LinearMeaning {
   static CINCH_HD void prepare() {}
 
-  static CINCH_HD float factor(float scale) { return divide(127.0f, scale); }
+  static CINCH_HD float factor(float scale) { return divide_ordinary(127.0f, scale); }
 
   // 2^6 times the unit: the largest is below 2^128.
   struct Step {

@@ -127,7 +127,7 @@ struct Walk {
 //   Mover(const cinch_work &, const cinch_comm_view &, Stop);
 //   uint32_t element_bytes() const;
 //   uint32_t tile_elements() const;            elements that a warp moves at once
-//   void tile(const Job &, uint32_t tile);     called by a whole warp
+//   void tiles(const Job &, uint32_t first, uint32_t last);   called by a whole warp
 
 // The movers share the tiles of a batch. Out of line, so that the registers of the walk do not
 // burden the loops that move data.
@@ -141,11 +141,19 @@ __device__ __noinline__ void move_batch(const Channel &own, const cinch_comm_vie
   if (Mover::protocol != CINCH_SIMPLE && own.places[half].refresh) {
     most = max(most, comm.fifo.slot_bytes / mover.element_bytes());
   }
+  // Each warp takes an equal share of the tiles of all jobs, in order, so that it looks at a job
+  // once for many tiles.
   const uint32_t tile_elements = mover.tile_elements();
-  const uint32_t tiles = (most + tile_elements - 1) / tile_elements * count;
+  const uint32_t tiles = (most + tile_elements - 1) / tile_elements;
+  uint32_t at = tiles * count * mover_warp() / MOVER_WARPS;
+  const uint32_t end = tiles * count * (mover_warp() + 1) / MOVER_WARPS;
 #pragma unroll 1
-  for (uint32_t flat = mover_warp(); flat < tiles; flat += MOVER_WARPS) {
-    mover.tile(own.jobs[half][flat % count], flat / count);
+  while (at < end) {
+    const uint32_t job = at / tiles;
+    const uint32_t first = at - job * tiles;
+    const uint32_t last = min(tiles, first + end - at);
+    mover.tiles(own.jobs[half][job], first, last);
+    at += last - first;
   }
 }
 

@@ -35,7 +35,183 @@ class CodedSimple {
     return max(WARP_TILE, codec_.block());
   }
 
-  __device__ __forceinline__ void tile(const Job &job, uint32_t tile) const {
+  __device__ __forceinline__ void tiles(const Job &job, uint32_t first, uint32_t last) const {
+    const uint32_t quick = is_quick(job) ? max(first, min(last, job.elements / WARP_TILE)) : first;
+    if (first < quick) {
+      if (job.nrecv == 0) {
+        send_tiles(work_, job, first, quick);
+      } else if (job.op == CINCH_RECV) {
+        recv_tiles(work_, job, first, quick);
+      } else {
+        sum_tiles(work_, job, nranks_, first, quick);
+      }
+    }
+#pragma unroll 1
+    for (uint32_t t = quick; t < last; ++t) tile(job, t);
+  }
+
+ private:
+  using Bits = typename E::Bits;
+  using Codes = typename C::Codes;
+  static constexpr uint32_t SIZE = sizeof(Bits);
+  static constexpr uint32_t PIECES = HELD * SIZE / 16;
+  static constexpr uint32_t N = 16 / SIZE;
+  // Sources whose codes are in flight together.
+  static constexpr uint32_t AHEAD = C::code_bytes == 1 ? 4 : 2;
+  // Tiles of a received chunk whose codes are in flight together.
+  static constexpr uint32_t RECV_TILES = C::code_bytes == 1 ? 4 : 2;
+
+  // Whether whole tiles of the chunk may take the loops below, which know the usual cases only:
+  // aligned buffers, blocks within a tile, contributions as they are, averages over a power of two.
+  __device__ __forceinline__ bool is_quick(const Job &job) const {
+    const bool averages = job.is_final() && (work_.flags & CINCH_AVERAGE);
+    const bool usual = job.op == CINCH_SEND || job.op == CINCH_RECV ||
+                       (job.sums() && job.own != CINCH_OWN_CODED);
+    return usual && job.aligned && tile_elements() == WARP_TILE &&
+           (!C::scaled || codec_.block() != 0) && !(work_.flags & CINCH_PREMULTIPLY) &&
+           !(averages && (job.nrecv == 0 || (nranks_ & (nranks_ - 1)) != 0));
+  }
+
+  static __device__ __forceinline__ void load_pieces(const uint8_t *from, uint4 (&v)[PIECES]) {
+#pragma unroll
+    for (uint32_t p = 0; p < PIECES; ++p) v[p] = load_vector(from + 16 * p);
+  }
+
+  static __device__ __forceinline__ void unpack(const uint4 (&v)[PIECES], float (&x)[HELD]) {
+#pragma unroll
+    for (uint32_t p = 0; p < PIECES; ++p) {
+      float part[N];
+      E::unpack(v[p], part);
+#pragma unroll
+      for (uint32_t k = 0; k < N; ++k) x[p * N + k] = part[k];
+    }
+  }
+
+  static __device__ __forceinline__ void store_pieces(uint8_t *to, const float (&x)[HELD]) {
+#pragma unroll
+    for (uint32_t p = 0; p < PIECES; ++p) {
+      float part[N];
+#pragma unroll
+      for (uint32_t k = 0; k < N; ++k) part[k] = x[p * N + k];
+      store_vector(to + 16 * p, E::pack(part));
+    }
+  }
+
+  // Encodes x for all targets; where the step writes, stores what they will decode.
+  static __device__ __forceinline__ void emit(const C &codec, const Job &job, uint32_t n,
+                                              uint32_t nsend, uint8_t *target, uint8_t *output,
+                                              uint32_t i, float (&x)[HELD]) {
+    Codes codes;
+    codec.encode(x, C::scaled ? codec.abs_max(x) : 0.0f, codes);
+    codec.store(target, n, i, codes);
+#pragma unroll 1
+    for (uint32_t t = 1; t < nsend; ++t) codec.store(job.target(t), n, i, codes);
+    if (output == nullptr) return;
+    codec.decode(codes, x);
+    store_pieces(output + (uint64_t)i * SIZE, x);
+  }
+
+  // The input, encoded. What a loop needs of the work and the job it keeps in registers, the codec's
+  // parameters too, so it makes a codec of its own.
+  static __device__ __noinline__ void send_tiles(const cinch_work &work, const Job &job,
+                                                 uint32_t first, uint32_t last) {
+    const C codec(work.codec);
+    const uint32_t n = job.elements, nsend = job.nsend, end = last * WARP_TILE;
+    const uint8_t *input = job.input;
+    uint8_t *output = job.writes() ? job.output : nullptr;
+    uint8_t *target = job.target(0);
+    uint32_t i = mine(first * WARP_TILE);
+    uint4 next[PIECES];
+    load_pieces(input + (uint64_t)i * SIZE, next);
+#pragma unroll 1
+    while (true) {
+      float x[HELD];
+      unpack(next, x);
+      const uint32_t here = i;
+      i += WARP_TILE;
+      // The next tile is on its way while this one is encoded.
+      if (i < end) load_pieces(input + (uint64_t)i * SIZE, next);
+      emit(codec, job, n, nsend, target, output, here, x);
+      if (i >= end) break;
+    }
+  }
+
+  // A received chunk, decoded.
+  static __device__ __noinline__ void recv_tiles(const cinch_work &work, const Job &job,
+                                                 uint32_t first, uint32_t last) {
+    const C codec(work.codec);
+    const uint32_t n = job.elements, end = last * WARP_TILE;
+    const uint8_t *source = job.source(0);
+    uint8_t *output = job.output;
+#pragma unroll 1
+    for (uint32_t i = mine(first * WARP_TILE); i < end; i += RECV_TILES * WARP_TILE) {
+      Codes codes[RECV_TILES];
+#pragma unroll
+      for (uint32_t j = 0; j < RECV_TILES; ++j) {
+        if (i + j * WARP_TILE < end) codec.load(source, n, i + j * WARP_TILE, codes[j]);
+      }
+#pragma unroll
+      for (uint32_t j = 0; j < RECV_TILES; ++j) {
+        if (i + j * WARP_TILE >= end) break;
+        float x[HELD];
+        codec.decode(codes[j], x);
+        store_pieces(output + (uint64_t)(i + j * WARP_TILE) * SIZE, x);
+      }
+    }
+  }
+
+  // The sum of the sources and the own contribution, in the schedule's order.
+  static __device__ __noinline__ void sum_tiles(const cinch_work &work, const Job &job,
+                                                uint32_t nranks, uint32_t first, uint32_t last) {
+    const C codec(work.codec);
+    const uint32_t n = job.elements, nsend = job.nsend, nrecv = job.nrecv, end = last * WARP_TILE;
+    const uint32_t after = job.reads() ? job.own_after : CINCH_MAX_RANKS;
+    const bool averages = job.is_final() && (work.flags & CINCH_AVERAGE);
+    // Of a power of two, so that a product by it is the quotient.
+    const float share = averages ? 1.0f / (float)nranks : 1.0f;
+    const uint8_t *input = job.input;
+    uint8_t *output = job.writes() ? job.output : nullptr;
+    uint8_t *target = nsend > 0 ? job.target(0) : nullptr;
+#pragma unroll 1
+    for (uint32_t i = mine(first * WARP_TILE); i < end; i += WARP_TILE) {
+      uint4 own[PIECES];
+      if (after <= nrecv) load_pieces(input + (uint64_t)i * SIZE, own);
+      float x[HELD];
+#pragma unroll
+      for (uint32_t k = 0; k < HELD; ++k) x[k] = -0.0f;
+#pragma unroll 1
+      for (uint32_t begin = 0; begin <= nrecv; begin += AHEAD) {
+        Codes codes[AHEAD];
+#pragma unroll
+        for (uint32_t j = 0; j < AHEAD; ++j) {
+          if (begin + j < nrecv) codec.load(job.source(begin + j), n, i, codes[j]);
+        }
+#pragma unroll
+        for (uint32_t j = 0; j < AHEAD; ++j) {
+          if (begin + j == after) {
+            float mine[HELD];
+            unpack(own, mine);
+#pragma unroll
+            for (uint32_t k = 0; k < HELD; ++k) x[k] = add(x[k], mine[k]);
+          }
+          if (begin + j < nrecv) codec.decode_reduce(codes[j], x);
+        }
+      }
+      if (averages) {
+#pragma unroll
+        for (uint32_t k = 0; k < HELD; ++k) x[k] = mul(x[k], share);
+      }
+      if (target != nullptr) {
+        emit(codec, job, n, nsend, target, output, i, x);
+      } else {
+#pragma unroll
+        for (uint32_t k = 0; k < HELD; ++k) x[k] = canonical(x[k]);
+        store_pieces(output + (uint64_t)i * SIZE, x);
+      }
+    }
+  }
+
+  __device__ __noinline__ void tile(const Job &job, uint32_t tile) const {
     const uint32_t begin = tile * tile_elements();
     const uint32_t n = job.elements;
     if (begin >= n) return;
@@ -44,13 +220,16 @@ class CodedSimple {
     const bool encodes = job.op == CINCH_SEND || (job.nsend > 0 && job.op != CINCH_RECV_COPY_SEND);
     const bool twice = C::scaled && encodes && tile_elements() > WARP_TILE;
     float abs_max = 0;
+    // Of the own contribution, before any of the block is overwritten in place.
+    const float own_max =
+        C::scaled && job.sums() && job.own == CINCH_OWN_CODED ? own_abs_max(job, begin, end) : 0;
     // One copy of the code for both rounds: the compiler's time and the instruction cache.
 #pragma unroll 1
     for (uint32_t round = twice ? 0 : 1; round < 2; ++round) {
 #pragma unroll 1
       for (uint32_t at = begin; at < end; at += WARP_TILE) {
         float x[HELD];
-        total(job, at, x);
+        total(job, at, own_max, x);
         if (C::scaled && encodes && (round == 0 || !twice)) {
           abs_max = codec_.larger(twice ? abs_max : 0, codec_.abs_max(x));
         }
@@ -60,14 +239,6 @@ class CodedSimple {
       }
     }
   }
-
- private:
-  using Bits = typename E::Bits;
-  static constexpr uint32_t SIZE = sizeof(Bits);
-  static constexpr uint32_t PIECES = HELD * SIZE / 16;
-  static constexpr uint32_t N = 16 / SIZE;
-  // Sources whose codes are in flight together.
-  static constexpr uint32_t AHEAD = C::code_bytes == 1 ? 4 : 2;
 
   static __device__ __forceinline__ uint32_t mine(uint32_t at) {
     return at + lane_id() * HELD;
@@ -125,7 +296,8 @@ class CodedSimple {
 
   // What a step computes from this lane's elements: a sum, a received chunk, or the input. The
   // sum starts with -0, to which every number adds as it is.
-  __device__ __forceinline__ void total(const Job &job, uint32_t at, float (&x)[HELD]) const {
+  __device__ __forceinline__ void total(const Job &job, uint32_t at, float own_max,
+                                        float (&x)[HELD]) const {
     const bool reads = job.reads() || job.nrecv == 0;
     const uint32_t after = reads ? job.own_after : job.nrecv;
 #pragma unroll
@@ -135,7 +307,7 @@ class CodedSimple {
       if (part == 1 && reads) {
         if (job.sums() && job.own == CINCH_OWN_CODED) {
           typename C::Codes codes;
-          own_codes(job, at, codes);
+          own_codes(job, at, own_max, codes);
           codec_.decode_reduce(codes, x);
         } else {
           float own[HELD];
@@ -172,24 +344,24 @@ class CodedSimple {
   }
 
   // What the peers see of the own contribution. Only one-shot schedules ask for it, so it is kept
-  // out of the way.
-  __device__ __noinline__ void own_codes(const Job &job, uint32_t at,
+  // out of the way. A tile holds several blocks, or is one.
+  __device__ __noinline__ void own_codes(const Job &job, uint32_t at, float own_max,
                                          typename C::Codes &codes) const {
-    float abs_max = 0;
-    if (C::scaled) {
-      // Of the whole block, as it was encoded.
-      const uint32_t begin = at / tile_elements() * tile_elements();
-      const uint32_t end = min(begin + tile_elements(), job.elements);
-#pragma unroll 1
-      for (uint32_t other = begin; other < end; other += WARP_TILE) {
-        float y[HELD];
-        load_own(job, other, y);
-        abs_max = codec_.larger(abs_max, codec_.abs_max(y));
-      }
-    }
     float x[HELD];
     load_own(job, at, x);
-    codec_.encode(x, abs_max, codes);
+    if (C::scaled && tile_elements() == WARP_TILE) own_max = codec_.abs_max(x);
+    codec_.encode(x, own_max, codes);
+  }
+
+  __device__ __noinline__ float own_abs_max(const Job &job, uint32_t begin, uint32_t end) const {
+    float abs_max = 0;
+#pragma unroll 1
+    for (uint32_t at = begin; at < end; at += WARP_TILE) {
+      float x[HELD];
+      load_own(job, at, x);
+      abs_max = codec_.larger(abs_max, codec_.abs_max(x));
+    }
+    return abs_max;
   }
 
   // Encodes, sends to all targets, and leaves in `x` what they will decode.

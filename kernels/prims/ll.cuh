@@ -75,14 +75,19 @@ class RawLL {
 
   __device__ __forceinline__ uint32_t tile_elements() const { return 8 * WARP / element_bytes(); }
 
-  __device__ __forceinline__ void tile(const Job &job, uint32_t tile) {
+  __device__ __forceinline__ void tiles(const Job &job, uint32_t first, uint32_t last) const {
+#pragma unroll 1
+    for (uint32_t t = first; t < last; ++t) tile(job, t);
+  }
+
+ private:
+  __device__ __forceinline__ void tile(const Job &job, uint32_t tile) const {
     const uint32_t i = tile * WARP + lane_id();
     const uint32_t bytes = job.elements * element_bytes();
     if (8 * i >= bytes) return fill(job, i);
     step(job, i, bytes);
   }
 
- private:
   using Acc = typename E::Acc;
   static constexpr int N = 8 / sizeof(typename E::Storage);
 

@@ -36,12 +36,17 @@ class RawLL128 {
     return 8 * TILE_WORDS / element_bytes();
   }
 
-  __device__ __forceinline__ void tile(const Job &job, uint32_t tile) {
+  __device__ __forceinline__ void tiles(const Job &job, uint32_t first, uint32_t last) const {
+#pragma unroll 1
+    for (uint32_t t = first; t < last; ++t) tile(job, t);
+  }
+
+ private:
+  __device__ __forceinline__ void tile(const Job &job, uint32_t tile) const {
     const uint32_t bytes = job.elements * element_bytes();
     step(job, tile, bytes);
   }
 
- private:
   using Acc = typename E::Acc;
   static constexpr int N = 16 / sizeof(typename E::Storage);
 

@@ -1,6 +1,6 @@
 // Steps that move bytes as they are, over SIMPLE slots.
 //
-// A lane of a warp has UNROLL pieces of 16 bytes in flight. WHOLE: all pieces of the tile are.
+// A lane of a warp has UNROLL pieces of 16 bytes in flight.
 #pragma once
 
 #include "abi.h"
@@ -14,43 +14,66 @@ constexpr uint32_t UNROLL = 4;
 constexpr uint32_t TILE_PIECES = UNROLL * WARP;
 constexpr uint32_t TILE_BYTES = 16 * TILE_PIECES;
 
-// `bytes` is the length of the chunk, `size` that of an element.
-template <bool WHOLE>
-__device__ __forceinline__ void move_tile(const Job &job, uint32_t tile, uint32_t bytes,
-                                          uint32_t size) {
+// Tiles of a chunk of `bytes` whose pieces of the user's buffers are single accesses.
+__device__ __forceinline__ uint32_t whole_tiles(const Job &job, uint32_t bytes) {
+  return job.aligned ? bytes / TILE_BYTES : 0;
+}
+
+// A tile that is not whole, of elements of `size` bytes.
+__device__ __forceinline__ void move_ragged_tile(const Job &job, uint32_t tile, uint32_t bytes,
+                                                 uint32_t size) {
   const uint32_t pieces = (bytes + 15) / 16;
-  const uint32_t first = tile * TILE_PIECES + lane_id();
   const bool from_input = job.nrecv == 0;
-  const uint8_t *source = from_input ? job.input : job.source(0);
   const bool writes = job.writes() && !(from_input && job.output == job.input);
-  uint4 v[UNROLL];
-#pragma unroll
-  for (uint32_t u = 0; u < UNROLL; ++u) {
-    const uint32_t i = first + u * WARP;
-    if (!WHOLE && i >= pieces) break;
-    v[u] = from_input ? load_piece<WHOLE>(source, i, bytes, size)
-                      : load_piece<true>(source, i, bytes, size);
-  }
 #pragma unroll 1
-  for (uint32_t t = 0; t < job.nsend; ++t) {
-    uint8_t *target = job.target(t);
-#pragma unroll
-    for (uint32_t u = 0; u < UNROLL; ++u) {
-      const uint32_t i = first + u * WARP;
-      if (WHOLE || i < pieces) store_piece<true>(target, i, bytes, size, v[u]);
-    }
-  }
-  if (!writes) return;
-#pragma unroll
-  for (uint32_t u = 0; u < UNROLL; ++u) {
-    const uint32_t i = first + u * WARP;
-    if (WHOLE || i < pieces) store_piece<WHOLE>(job.output, i, bytes, size, v[u]);
+  for (uint32_t i = tile * TILE_PIECES + lane_id(); i < min(pieces, (tile + 1) * TILE_PIECES);
+       i += WARP) {
+    const uint4 v = from_input ? load_piece<false>(job.input, i, bytes, size)
+                               : load_piece<true>(job.source(0), i, bytes, size);
+#pragma unroll 1
+    for (uint32_t t = 0; t < job.nsend; ++t) store_piece<true>(job.target(t), i, bytes, size, v);
+    if (writes) store_piece<false>(job.output, i, bytes, size, v);
   }
 }
 
-// Whether a tile's pieces of the user's buffers are single accesses.
-__device__ __forceinline__ bool is_whole(const Job &job, uint32_t tile, uint32_t bytes) {
-  return job.aligned && (tile + 1) * TILE_BYTES <= bytes;
+// Tiles first to last - 1 of a chunk.
+__device__ __forceinline__ void move_tiles(const Job &job, uint32_t first, uint32_t last,
+                                           uint32_t bytes, uint32_t size) {
+  const bool from_input = job.nrecv == 0;
+  const bool writes = job.writes() && !(from_input && job.output == job.input);
+  const uint32_t nsend = job.nsend;
+  const uint32_t whole = min(last, whole_tiles(job, bytes));
+  const uint64_t begin = (uint64_t)first * TILE_BYTES + 16 * lane_id();
+  const uint8_t *source = (from_input ? job.input : job.source(0)) + begin;
+  uint8_t *target = nsend > 0 ? job.target(0) + begin : nullptr;
+  uint8_t *output = job.output + begin;
+#pragma unroll 1
+  for (uint32_t tile = first; tile < whole; ++tile) {
+    uint4 v[UNROLL];
+#pragma unroll
+    for (uint32_t u = 0; u < UNROLL; ++u) v[u] = load_vector(source + 16 * WARP * u);
+    if (nsend > 0) {
+#pragma unroll
+      for (uint32_t u = 0; u < UNROLL; ++u) store_vector(target + 16 * WARP * u, v[u]);
+#pragma unroll 1
+      for (uint32_t t = 1; t < nsend; ++t) {
+        uint8_t *other = job.target(t) + (uint64_t)tile * TILE_BYTES + 16 * lane_id();
+#pragma unroll
+        for (uint32_t u = 0; u < UNROLL; ++u) store_vector(other + 16 * WARP * u, v[u]);
+      }
+    }
+    if (writes) {
+#pragma unroll
+      for (uint32_t u = 0; u < UNROLL; ++u) store_vector(output + 16 * WARP * u, v[u]);
+    }
+    source += TILE_BYTES;
+    target += TILE_BYTES;
+    output += TILE_BYTES;
+  }
+#pragma unroll 1
+  for (uint32_t tile = max(first, whole); tile < last; ++tile) {
+    move_ragged_tile(job, tile, bytes, size);
+  }
 }
 
 // The kernel for calls that neither reduce nor encode. word[0] of the codec's parameters is the
@@ -69,13 +92,8 @@ class MoveSimple {
     return TILE_BYTES / element_bytes();
   }
 
-  __device__ __forceinline__ void tile(const Job &job, uint32_t tile) {
-    const uint32_t bytes = job.elements * element_bytes();
-    if (is_whole(job, tile, bytes)) {
-      move_tile<true>(job, tile, bytes, element_bytes());
-    } else {
-      move_tile<false>(job, tile, bytes, element_bytes());
-    }
+  __device__ __forceinline__ void tiles(const Job &job, uint32_t first, uint32_t last) const {
+    move_tiles(job, first, last, job.elements * element_bytes(), element_bytes());
   }
 
  private:

@@ -24,16 +24,17 @@ class RawSimple {
   __device__ __forceinline__ uint32_t element_bytes() const { return SIZE; }
   __device__ __forceinline__ uint32_t tile_elements() const { return TILE_BYTES / SIZE; }
 
-  __device__ __forceinline__ void tile(const Job &job, uint32_t tile) const {
+  __device__ __forceinline__ void tiles(const Job &job, uint32_t first, uint32_t last) const {
     const bool as_is = !(work_.flags & CINCH_PREMULTIPLY);
     const bool moves = job.op == CINCH_RECV || job.op == CINCH_RECV_COPY_SEND ||
                        ((job.op == CINCH_SEND || job.op == CINCH_COPY) && as_is);
     const uint32_t bytes = job.elements * SIZE;
-    if (is_whole(job, tile, bytes)) {
-      moves ? move_tile<true>(job, tile, bytes, SIZE) : sum_tile<true>(job, tile, bytes);
-    } else {
-      moves ? move_tile<false>(job, tile, bytes, SIZE) : sum_tile<false>(job, tile, bytes);
-    }
+    if (moves) return move_tiles(job, first, last, bytes, SIZE);
+    const uint32_t whole = min(last, whole_tiles(job, bytes));
+#pragma unroll 1
+    for (uint32_t tile = first; tile < whole; ++tile) sum_tile<true>(job, tile, bytes);
+#pragma unroll 1
+    for (uint32_t tile = max(first, whole); tile < last; ++tile) sum_tile<false>(job, tile, bytes);
   }
 
  private:

@@ -31,6 +31,25 @@ CINCH_HD float divide(float a, float b) {
 #endif
 }
 
+// a / b for an a from 1 to 127 and an ordinary b, 2^-100 and above: the quotient, rounded once, and
+// without the call that a division in general takes for hard operands. A reciprocal that is right
+// but for its last bits, refined; then a quotient, refined twice by remainders that are exact.
+CINCH_HD float divide_ordinary(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  const bool large = b >= 0x1p64f;
+  b = large ? __fmul_rn(b, 0x1p-64f) : b;
+  float r;
+  asm("rcp.approx.f32 %0, %1;" : "=f"(r) : "f"(b));
+  r = __fmaf_rn(r, __fmaf_rn(-b, r, 1.0f), r);
+  float q = __fmul_rn(a, r);
+  q = __fmaf_rn(__fmaf_rn(-b, q, a), r, q);
+  q = __fmaf_rn(__fmaf_rn(-b, q, a), r, q);
+  return large ? __fmul_rn(q, 0x1p-64f) : q;
+#else
+  return a / b;
+#endif
+}
+
 // a * b + c, rounded once.
 CINCH_HD float fused(float a, float b, float c) {
 #if defined(__CUDA_ARCH__)

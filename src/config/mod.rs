@@ -199,7 +199,7 @@ mod tests {
             ("CINCH_TRANSPORT", "ib"),
             ("CINCH_DEVICE", "gpu"),
             ("CINCH_P2P_DISABLE", "yes"),
-            ("CINCH_GPU_CHANNELS", "65"),
+            ("CINCH_GPU_CHANNELS", "129"),
             ("CINCH_ALGO", "magic"),
             ("CINCH_PROTO", "ll64"),
             ("CINCH_SIMD", "avx1024"),

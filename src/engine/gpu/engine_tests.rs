@@ -302,11 +302,11 @@ fn small_sums_are_fused_and_wire_bytes_are_counted() {
         (report.algorithm, report.wire_bytes),
         (Algorithm::OneShot, 12_000)
     );
-    // Two-shot: three quarters of the message, twice.
+    // Three quarters of the message, twice. Without a switch for all of them, along a ring.
     let (report, _) = run(1 << 20, "raw", ReduceOp::Sum);
     assert_eq!(
         (report.algorithm, report.wire_bytes),
-        (Algorithm::Direct, 6 << 20)
+        (Algorithm::Ring, 6 << 20)
     );
     let (report, seen) = run(1 << 20, "linear8", ReduceOp::Sum);
     assert_eq!(report.wire_bytes, (6 << 20) / 4 / 256 * 260);

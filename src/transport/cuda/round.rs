@@ -324,7 +324,7 @@ mod tests {
         let error = Seat::compare(&parts, &peers).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Mismatch);
         for part in [
-            "CINCH_GPU_CHANNELS is 64 on rank 0",
+            "CINCH_GPU_CHANNELS is 128 on rank 0",
             "8 on rank 1 (host h1, pid 100)",
         ] {
             assert!(error.message().contains(part), "{error}");
