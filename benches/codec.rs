@@ -8,6 +8,7 @@
 use cinch::CodecSpec;
 use cinch::codec::{Codec, EncodeStats, Span, build};
 use cinch::simd::Isa;
+use cinch::types::CodecKind;
 use criterion::{Criterion, Throughput};
 use std::hint::black_box;
 use std::sync::Arc;
@@ -18,14 +19,13 @@ const TILE: usize = 2048;
 /// Alternations of codec and memcpy; the median of their ratios is printed.
 const ROUNDS: usize = 15;
 
-const SPECS: [&str; 6] = [
-    "linear8",
-    "dynamic8",
-    "static8",
-    "mantissa8",
-    "cast_bf16",
-    "cast16",
-];
+/// Each codec with its default parameters.
+fn specs() -> Vec<CodecSpec> {
+    CodecKind::ALL[1..]
+        .iter()
+        .map(|&kind| CodecSpec::of(kind))
+        .collect()
+}
 
 fn main() {
     let arguments: Vec<String> = std::env::args().collect();
@@ -50,8 +50,7 @@ struct Subject {
 }
 
 impl Subject {
-    fn new(spec: &str, isa: Isa, x: &[f32]) -> Subject {
-        let spec: CodecSpec = spec.parse().unwrap();
+    fn new(spec: CodecSpec, isa: Isa, x: &[f32]) -> Subject {
         let codec = build(spec, isa).unwrap().unwrap();
         let mut subject = Subject {
             span: Span {
@@ -104,12 +103,12 @@ const WORKS: [Work; 4] = [
 
 fn ratios(x: &[f32]) {
     println!(
-        "{:<10} {:<7} {:<13} {:>6} {:>7} {:>6}   (16 MiB of fp32, one core)",
+        "{:<20} {:<7} {:<13} {:>6} {:>7} {:>6}   (16 MiB of fp32, one core)",
         "codec", "isa", "work", "GB/s", "memcpy", "ratio"
     );
     let mut copy = vec![0f32; x.len()];
     for isa in Isa::available() {
-        for spec in SPECS {
+        for spec in specs() {
             let mut subject = Subject::new(spec, isa, x);
             for work in WORKS {
                 let (speed, memcpy, ratio) = compare(
@@ -123,7 +122,8 @@ fn ratios(x: &[f32]) {
                     },
                 );
                 println!(
-                    "{spec:<10} {:<7} {:<13} {speed:>6.2} {memcpy:>7.2} {ratio:>6.2}",
+                    "{:<20} {:<7} {:<13} {speed:>6.2} {memcpy:>7.2} {ratio:>6.2}",
+                    spec.to_string(),
                     isa.name(),
                     format!("{work:?}"),
                 );
@@ -176,7 +176,7 @@ fn measure(criterion: &mut Criterion, x: &[f32]) {
             black_box(&copy);
         })
     });
-    for spec in SPECS {
+    for spec in specs() {
         let mut subject = Subject::new(spec, Isa::detect(), x);
         for work in WORKS {
             group.bench_function(format!("{spec}/{work:?}"), |bencher| {

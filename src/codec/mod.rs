@@ -77,6 +77,45 @@ impl EncodeStats {
     }
 }
 
+/// Bound of |decode(encode(x)) - x| as plain terms, for whoever predicts the error of a sum:
+/// `of_scale` times the largest magnitude of the block, plus `of_value` times |x|, plus `floor`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ErrorLaw {
+    /// Times the largest magnitude of the block.
+    pub of_scale: f64,
+    /// Times the value.
+    pub of_value: f64,
+    /// Regardless of the value.
+    pub floor: f64,
+    /// Magnitudes beyond it saturate; infinite where none do.
+    pub largest: f64,
+}
+
+impl ErrorLaw {
+    /// Nothing is lost and nothing saturates.
+    pub const EXACT: ErrorLaw = ErrorLaw {
+        of_scale: 0.0,
+        of_value: 0.0,
+        floor: 0.0,
+        largest: f64::INFINITY,
+    };
+}
+
+/// What is fixed about a codec: tests, tools and other devices read it instead of knowing names.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Description {
+    /// Bits of a code.
+    pub code_bits: usize,
+    /// fp32 numbers on the wire for each block; 0 for formats without blocks.
+    pub block_numbers: usize,
+    /// Whether a non-finite element takes its block along; else it alone comes back non-finite.
+    pub poisons_block: bool,
+    /// Whether -0 comes back as -0; else every zero comes back as +0.
+    pub signed_zero: bool,
+    /// How far off a decoded element is.
+    pub errors: ErrorLaw,
+}
+
 /// A part of a chunk: `len` elements from `at`. `at` is a multiple of the codec's granule, and so
 /// is `len` unless the span ends the chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,6 +140,9 @@ pub trait Codec: Send + Sync + std::fmt::Debug {
 
     /// Wire bytes of a chunk of `n` elements.
     fn wire_bytes(&self, n: usize) -> usize;
+
+    /// What is fixed about the format.
+    fn description(&self) -> Description;
 
     /// What re-encoding a partial sum costs.
     fn reencode(&self) -> Reencode;
@@ -171,6 +213,13 @@ fn check(spec: CodecSpec) -> Result<()> {
     if spec.kind.has_scale() && !good_scale {
         return Err(Error::invalid_argument(format!(
             "codec \"{spec}\": a block is a power of two from 32 to 4096, a refresh at least 1"
+        )));
+    }
+    let tensor = matches!(spec.scale, ScaleRule::Tensor { .. });
+    if spec.kind.has_scale() && tensor && !spec.kind.has_tensor_scale() {
+        return Err(Error::invalid_argument(format!(
+            "codec \"{spec}\": {} has no tensor scale; take block=B",
+            spec.kind.name()
         )));
     }
     if spec.kind.has_offset() && !(-30..=30).contains(&spec.offset) {

@@ -47,6 +47,11 @@ impl Magnitudes {
         &self.values
     }
 
+    /// Distinct magnitudes, ascending.
+    pub fn sorted(&self) -> &[f32] {
+        &self.sorted
+    }
+
     /// Thresholds between them, ascending.
     pub fn thresholds(&self) -> &[f32] {
         &self.thresholds
@@ -152,14 +157,6 @@ mod vector {
             let code = lanes.select_i(is_above, lanes.shr::<7>(entry), entry);
             lanes.and(code, lanes.splat_i(0x7f))
         }
-    }
-}
-
-#[cfg(test)]
-impl Magnitudes {
-    /// Distinct magnitudes, ascending.
-    pub fn sorted(&self) -> &[f32] {
-        &self.sorted
     }
 }
 

@@ -4,12 +4,15 @@
 //! conformance suite of its folder runs on it without a change.
 //!
 //! ## A codec
-//! 1. `types/codec_spec.rs`: a new [`crate::types::CodecKind`] with a number that was never used,
-//!    its name, and whether it has a scale or an offset.
-//! 2. `codec/NAME/`: the scalar form first. It is the specification: encode is true nearest, ties
-//!    go to the smaller magnitude, an all-zero block decodes to +0, a non-finite element reaches
-//!    the decoder as NaN, no absolute epsilon, no state.
-//! 3. State `error_bound` honestly. Tests derive from it how far a sum may be off.
+//! 1. `types/codec_spec.rs`: one line in the table of [`crate::types::CodecKind`], with a number
+//!    that was never used, a name, and which parameters may follow it.
+//! 2. `codec/NAME/`: the scalar form first. It is the specification: encode is true nearest (ties
+//!    as the format has them), an all-zero block decodes to +0, a non-finite element reaches the
+//!    decoder as something not finite, no absolute epsilon, no state. One line in
+//!    [`crate::codec::build`] makes it known, one in `plan/cost.rs` says what it costs.
+//! 3. State `error_bound` and `description` honestly: tests, `cinch bench` and other devices go by
+//!    them. The conformance suite, `cinch codecs`, the benchmark and the collectives' tests run
+//!    through [`crate::CodecSpec::samples`] and so find the codec by themselves.
 //! 4. Vector forms equal the scalar one bit for bit, on every bit pattern, tail and alignment.
 //! 5. A change of an existing layout raises [`crate::types::FORMAT_VERSION`]: old and new ranks
 //!    then refuse each other at the first message instead of decoding noise.

@@ -7,59 +7,114 @@ use std::str::FromStr;
 /// Elements that share one scale unless a spec says otherwise.
 pub const DEFAULT_BLOCK: u32 = 256;
 
-/// An encoding. Numbers are part of the wire format and are never reused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum CodecKind {
+/// Parameters that may follow a codec's name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Parameters(u8);
+
+impl Parameters {
+    /// `block=B`: elements that share a scale.
+    pub const BLOCK: Parameters = Parameters(1);
+    /// `tensor=K`: one scale a chunk, taken anew every K calls.
+    pub const TENSOR: Parameters = Parameters(2);
+    /// `offset=E`: a power of ten.
+    pub const OFFSET: Parameters = Parameters(4);
+
+    const fn of(all: &[Parameters]) -> Parameters {
+        let (mut bits, mut at) = (0, 0);
+        while at < all.len() {
+            bits |= all[at].0;
+            at += 1;
+        }
+        Parameters(bits)
+    }
+
+    /// Whether any of `other` is among these.
+    pub const fn has(self, other: Parameters) -> bool {
+        self.0 & other.0 != 0
+    }
+}
+
+impl fmt::Display for Parameters {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let texts = [
+            (Parameters::BLOCK, "block=32..4096 (256)"),
+            (Parameters::TENSOR, "or tensor=K calls between scales"),
+            (Parameters::OFFSET, "offset=-30..30 (0), a power of ten"),
+        ];
+        let texts: Vec<_> = texts
+            .into_iter()
+            .filter(|&(one, _)| self.has(one))
+            .map(|(_, text)| text)
+            .collect();
+        match texts[..] {
+            [] => f.write_str("none"),
+            _ => f.write_str(&texts.join(", ")),
+        }
+    }
+}
+
+/// The table of codecs: a new one is one line here, one in `codec::build` and its folder.
+macro_rules! codecs {
+    ($($(#[$doc:meta])* $kind:ident = $number:literal, $name:literal, [$($parameter:ident),*];)*) => {
+        /// An encoding. Numbers are part of the wire format and are never reused.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[repr(u8)]
+        pub enum CodecKind {
+            $($(#[$doc])* $kind = $number,)*
+        }
+
+        impl CodecKind {
+            /// Every codec, in numeric order.
+            pub const ALL: [CodecKind; [$($number),*].len()] = [$(CodecKind::$kind),*];
+
+            /// Name as users write it.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(CodecKind::$kind => $name,)*
+                }
+            }
+
+            /// What may follow the name.
+            pub const fn parameters(self) -> Parameters {
+                match self {
+                    $(CodecKind::$kind => Parameters::of(&[$(Parameters::$parameter),*]),)*
+                }
+            }
+        }
+    };
+}
+
+codecs! {
     /// The elements as they are.
-    Raw = 0,
+    Raw = 0, "raw", [];
     /// Sign and 7-bit integer, times absmax/127.
-    Linear8 = 1,
+    Linear8 = 1, "linear8", [BLOCK, TENSOR];
     /// Dynamic tree, times absmax.
-    Dynamic8 = 2,
+    Dynamic8 = 2, "dynamic8", [BLOCK, TENSOR];
     /// Static tree, fixed range.
-    Static8 = 3,
+    Static8 = 3, "static8", [OFFSET];
     /// 3-bit decimal exponent and 4-bit integer, fixed range.
-    Mantissa8 = 4,
+    Mantissa8 = 4, "mantissa8", [OFFSET];
     /// bfloat16, rounded to nearest even.
-    CastBf16 = 5,
+    CastBf16 = 5, "cast_bf16", [];
     /// IEEE binary16, rounded to nearest even.
-    Cast16 = 6,
+    Cast16 = 6, "cast16", [];
 }
 
 impl CodecKind {
-    /// Every codec, in numeric order.
-    pub const ALL: [CodecKind; 7] = [
-        CodecKind::Raw,
-        CodecKind::Linear8,
-        CodecKind::Dynamic8,
-        CodecKind::Static8,
-        CodecKind::Mantissa8,
-        CodecKind::CastBf16,
-        CodecKind::Cast16,
-    ];
-
-    /// Name as users write it.
-    pub const fn name(self) -> &'static str {
-        match self {
-            CodecKind::Raw => "raw",
-            CodecKind::Linear8 => "linear8",
-            CodecKind::Dynamic8 => "dynamic8",
-            CodecKind::Static8 => "static8",
-            CodecKind::Mantissa8 => "mantissa8",
-            CodecKind::CastBf16 => "cast_bf16",
-            CodecKind::Cast16 => "cast16",
-        }
+    /// Whether elements of a block share what is derived from them, such as a scale.
+    pub const fn has_scale(self) -> bool {
+        self.parameters().has(Parameters::BLOCK)
     }
 
-    /// Whether values are scaled by the absolute maximum of their block.
-    pub const fn has_scale(self) -> bool {
-        matches!(self, CodecKind::Linear8 | CodecKind::Dynamic8)
+    /// Whether a caller may give the scale of a whole chunk.
+    pub const fn has_tensor_scale(self) -> bool {
+        self.parameters().has(Parameters::TENSOR)
     }
 
     /// Whether values are placed by a fixed power of ten.
     pub const fn has_offset(self) -> bool {
-        matches!(self, CodecKind::Static8 | CodecKind::Mantissa8)
+        self.parameters().has(Parameters::OFFSET)
     }
 }
 
@@ -99,6 +154,31 @@ impl CodecSpec {
             scale: ScaleRule::Block(DEFAULT_BLOCK),
             offset: 0,
         }
+    }
+
+    /// Every lossy codec with each of its parameters, the default ones first: what tests and
+    /// tools run through.
+    pub fn samples() -> Vec<CodecSpec> {
+        let mut samples = Vec::new();
+        for kind in &CodecKind::ALL[1..] {
+            let plain = CodecSpec::of(*kind);
+            samples.push(plain);
+            if kind.has_scale() {
+                let blocks = [32, 4096].map(ScaleRule::Block);
+                samples.extend(blocks.map(|scale| CodecSpec { scale, ..plain }));
+            }
+            if kind.has_tensor_scale() {
+                let scale = ScaleRule::Tensor { refresh: 50 };
+                samples.push(CodecSpec { scale, ..plain });
+            }
+            if kind.has_offset() {
+                samples.push(CodecSpec {
+                    offset: -2,
+                    ..plain
+                });
+            }
+        }
+        samples
     }
 
     /// Whether data may change on the wire.
@@ -185,7 +265,7 @@ impl FromStr for CodecSpec {
                     }
                     spec.scale = ScaleRule::Block(block);
                 }
-                "tensor" if kind.has_scale() => {
+                "tensor" if kind.has_tensor_scale() => {
                     spec.scale = ScaleRule::Tensor {
                         refresh: number(1, 1 << 20)? as u32,
                     };
@@ -215,6 +295,13 @@ mod tests {
             let spec: CodecSpec = text.parse().unwrap();
             assert_eq!(spec.to_string().parse::<CodecSpec>().unwrap(), spec);
             assert_eq!(CodecSpec::from_word(spec.word()), Some(spec));
+        }
+    }
+
+    #[test]
+    fn numbers_are_places_in_the_table() {
+        for (number, kind) in CodecKind::ALL.into_iter().enumerate() {
+            assert_eq!(kind as usize, number, "{}", kind.name());
         }
     }
 

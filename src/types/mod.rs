@@ -11,7 +11,7 @@ mod reduce_op;
 mod signature;
 
 pub use algorithm::{Algorithm, Protocol, TransportKind};
-pub use codec_spec::{CodecKind, CodecSpec, DEFAULT_BLOCK, ScaleRule};
+pub use codec_spec::{CodecKind, CodecSpec, DEFAULT_BLOCK, Parameters, ScaleRule};
 pub use collective::{Collective, Extent};
 pub use device::DeviceChoice;
 pub use dtype::{DType, Element};

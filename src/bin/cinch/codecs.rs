@@ -6,8 +6,10 @@
 //! its last comparison. Our reference is true nearest rounding into the same tables; the printed
 //! figures stand beside it for comparison only.
 
+use cinch::CodecSpec;
 use cinch::codec::{Codec, EncodeStats, Span, build};
 use cinch::simd::Isa;
+use cinch::types::ScaleRule;
 use std::io::{Error, Result, Write};
 use std::sync::Arc;
 
@@ -97,9 +99,10 @@ pub fn check(patterns: u64, seed: u64, out: &mut dyn Write) -> Result<()> {
     if vectors.is_empty() {
         return writeln!(out, "skipped: this machine has no vector forms to compare");
     }
-    for spec in CHECKED {
+    for spec in CodecSpec::samples() {
         let scalar = codec(spec, Isa::Scalar);
         let forms: Vec<_> = vectors.iter().map(|&isa| codec(spec, isa)).collect();
+        let tensor = spec.kind.has_scale() && matches!(spec.scale, ScaleRule::Tensor { .. });
         let mut random = Random::new(seed);
         let mut done = 0;
         while done < patterns {
@@ -107,7 +110,7 @@ pub fn check(patterns: u64, seed: u64, out: &mut dyn Write) -> Result<()> {
             let n = (patterns - done).min((PIECE - random.below(100)) as u64) as usize;
             let x = random.patterns(n);
             // A tensor scale that some elements exceed, or that is no number.
-            let given = spec.contains("tensor").then(|| x[random.below(n)].abs());
+            let given = tensor.then(|| x[random.below(n)].abs());
             let expected = Pass::of(&*scalar, &x, given);
             for (isa, form) in vectors.iter().zip(&forms) {
                 if let Some(what) = expected.difference(&Pass::of(&**form, &x, given)) {
@@ -122,27 +125,15 @@ pub fn check(patterns: u64, seed: u64, out: &mut dyn Write) -> Result<()> {
         }
         writeln!(
             out,
-            "{spec:<18} {done} patterns equal on scalar, {}",
+            "{:<20} {done} patterns equal on scalar, {}",
+            spec.to_string(),
             names.join(", ")
         )?;
     }
     Ok(())
 }
 
-const CHECKED: [&str; 9] = [
-    "linear8:block=32",
-    "linear8:block=256",
-    "linear8:tensor=1",
-    "dynamic8:block=256",
-    "dynamic8:tensor=1",
-    "static8",
-    "mantissa8",
-    "cast_bf16",
-    "cast16",
-];
-
-fn codec(spec: &str, isa: Isa) -> Arc<dyn Codec> {
-    let spec = spec.parse().expect("specs of this file are legal");
+fn codec(spec: CodecSpec, isa: Isa) -> Arc<dyn Codec> {
     let codec = build(spec, isa).expect("specs of this file are legal");
     codec.expect("no spec of this file is raw")
 }
@@ -234,7 +225,8 @@ impl Row {
     }
 
     fn codec(&self) -> Arc<dyn Codec> {
-        codec(self.spec, Isa::detect())
+        let spec = self.spec.parse().expect("specs of this file are legal");
+        codec(spec, Isa::detect())
     }
 
     /// Largest deviation from the reference, in percent.

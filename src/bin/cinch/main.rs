@@ -149,11 +149,7 @@ fn list_codecs(out: &mut dyn Write) -> io::Result<()> {
     )?;
     for kind in CodecKind::ALL {
         let bytes = bench::metrics::bytes_per_element(CodecSpec::of(kind), DType::F32);
-        let parameters = match (kind.has_scale(), kind.has_offset()) {
-            (true, _) => "block=32..4096 (256), or tensor=K calls between scales",
-            (_, true) => "offset=-30..30 (0), a power of ten",
-            _ => "none",
-        };
+        let parameters = kind.parameters().to_string();
         let name = kind.name();
         writeln!(
             out,

@@ -5,6 +5,7 @@
 
 mod simd;
 
+use super::ErrorLaw;
 use super::elementwise::{ElementFormat, Elementwise};
 use crate::types::{CodecKind, CodecSpec};
 
@@ -24,6 +25,7 @@ const NORMAL: u32 = (REBIAS + 1) << 23;
 
 impl ElementFormat for F16 {
     const BYTES: usize = 2;
+    const SIGNED_ZERO: bool = true;
 
     fn spec(&self) -> CodecSpec {
         CodecSpec::of(CodecKind::Cast16)
@@ -61,6 +63,15 @@ impl ElementFormat for F16 {
     /// 2^-11 of x, or half of the smallest subnormal.
     fn error_bound(&self, x: f32) -> f32 {
         x.abs() * 2f32.powi(-11) + 2f32.powi(-25)
+    }
+
+    fn errors(&self) -> ErrorLaw {
+        ErrorLaw {
+            of_value: 2f64.powi(-11),
+            floor: 2f64.powi(-25),
+            largest: LARGEST.into(),
+            ..ErrorLaw::EXACT
+        }
     }
 }
 

@@ -5,6 +5,7 @@
 
 mod simd;
 
+use super::ErrorLaw;
 use super::elementwise::{ElementFormat, Elementwise};
 use crate::types::{CodecKind, CodecSpec};
 
@@ -24,6 +25,7 @@ const QUIET: u32 = 0x0040_0000;
 
 impl ElementFormat for Bf16 {
     const BYTES: usize = 2;
+    const SIGNED_ZERO: bool = true;
 
     fn spec(&self) -> CodecSpec {
         CodecSpec::of(CodecKind::CastBf16)
@@ -54,6 +56,15 @@ impl ElementFormat for Bf16 {
     /// 2^-8 of x, or half of the smallest subnormal.
     fn error_bound(&self, x: f32) -> f32 {
         x.abs() * 2f32.powi(-8) + f32::from_bits(1 << 15)
+    }
+
+    fn errors(&self) -> ErrorLaw {
+        ErrorLaw {
+            of_value: 2f64.powi(-8),
+            floor: 2f64.powi(-134),
+            largest: self.largest().into(),
+            ..ErrorLaw::EXACT
+        }
     }
 }
 

@@ -11,6 +11,7 @@
 mod segments;
 mod simd;
 
+use super::ErrorLaw;
 use super::scaled::{Scaled, ScaledFormat};
 use super::table::Magnitudes;
 use crate::types::CodecKind;
@@ -38,6 +39,12 @@ impl Dynamic {
 
 impl ScaledFormat for Dynamic {
     const KIND: CodecKind = CodecKind::Dynamic8;
+
+    /// Half of the widest gap.
+    const ERRORS: ErrorLaw = ErrorLaw {
+        of_scale: 0.0086,
+        ..ErrorLaw::EXACT
+    };
 
     #[inline(always)]
     fn factor(scale: f32) -> f32 {

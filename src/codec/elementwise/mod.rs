@@ -6,7 +6,7 @@ mod vector;
 
 use super::simd::{Available, launch};
 use super::wire::{Layout, ends_chunk};
-use super::{Codec, EncodeStats, Reencode, Span};
+use super::{Codec, Description, EncodeStats, ErrorLaw, Reencode, Span};
 use crate::types::CodecSpec;
 use std::fmt::Debug;
 pub(super) use table8::Table8;
@@ -17,6 +17,9 @@ use vector::{Decode, Encode};
 pub(super) trait ElementFormat: Debug + Send + Sync + 'static {
     /// Bytes of a code: 1 or 2.
     const BYTES: usize;
+
+    /// Whether -0 has a code of its own.
+    const SIGNED_ZERO: bool;
 
     /// Name and parameters.
     fn spec(&self) -> CodecSpec;
@@ -32,6 +35,9 @@ pub(super) trait ElementFormat: Debug + Send + Sync + 'static {
 
     /// Bound of the error at a finite x up to the largest.
     fn error_bound(&self, x: f32) -> f32;
+
+    /// The error in plain terms; `largest` is [`ElementFormat::largest`].
+    fn errors(&self) -> ErrorLaw;
 }
 
 /// A codec of one such format.
@@ -73,6 +79,16 @@ impl<F: VectorFormat> Codec for Elementwise<F> {
 
     fn wire_bytes(&self, n: usize) -> usize {
         self.layout(n).bytes()
+    }
+
+    fn description(&self) -> Description {
+        Description {
+            code_bits: 8 * F::BYTES,
+            block_numbers: 0,
+            poisons_block: false,
+            signed_zero: F::SIGNED_ZERO,
+            errors: self.format.errors(),
+        }
     }
 
     fn reencode(&self) -> Reencode {

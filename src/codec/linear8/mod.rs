@@ -5,6 +5,7 @@
 
 mod simd;
 
+use super::ErrorLaw;
 use super::scaled::{Scaled, ScaledFormat};
 use crate::types::CodecKind;
 
@@ -19,6 +20,11 @@ const LEVELS: f32 = 127.0;
 
 impl ScaledFormat for Linear {
     const KIND: CodecKind = CodecKind::Linear8;
+
+    const ERRORS: ErrorLaw = ErrorLaw {
+        of_scale: 1.00001 / 254.0,
+        ..ErrorLaw::EXACT
+    };
 
     #[inline(always)]
     fn factor(scale: f32) -> f32 {

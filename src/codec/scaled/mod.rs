@@ -11,7 +11,7 @@ mod vector;
 use super::simd::{Available, launch};
 use super::stats::scan_slowly;
 use super::wire::{Layout, ends_chunk};
-use super::{Codec, EncodeStats, Reencode, Span};
+use super::{Codec, Description, EncodeStats, ErrorLaw, Reencode, Span};
 use crate::types::{CodecKind, CodecSpec, ScaleRule};
 use blocks::{Decode, Encode};
 use std::fmt::Debug;
@@ -27,6 +27,9 @@ const LOWER: f32 = f32::from_bits((127 - 64) << 23);
 /// The meaning of a code.
 pub(super) trait ScaledFormat: Debug + Send + Sync + 'static {
     const KIND: CodecKind;
+
+    /// The error in plain terms.
+    const ERRORS: ErrorLaw;
 
     /// What magnitudes are multiplied with before [`ScaledFormat::magnitude`], from their scale.
     fn factor(scale: f32) -> f32;
@@ -102,6 +105,16 @@ impl<F: VectorFormat> Codec for Scaled<F> {
 
     fn wire_bytes(&self, n: usize) -> usize {
         self.layout(n).bytes()
+    }
+
+    fn description(&self) -> Description {
+        Description {
+            code_bits: 8,
+            block_numbers: 1,
+            poisons_block: true,
+            signed_zero: false,
+            errors: F::ERRORS,
+        }
     }
 
     fn reencode(&self) -> Reencode {

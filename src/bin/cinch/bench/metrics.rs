@@ -1,6 +1,7 @@
 //! Sizes, counts and rates, as nccl-tests defines them.
 
-use cinch::types::{CodecKind, ScaleRule};
+use cinch::codec;
+use cinch::simd::Isa;
 use cinch::{Algorithm, CodecSpec, Collective, DType};
 
 /// Elements of a call (`Call::count`) whose larger buffer holds about `bytes`, rounded down; of an
@@ -102,14 +103,11 @@ pub fn raw_traffic(
 
 /// Wire bytes of one element, scales included, of a long message.
 pub fn bytes_per_element(codec: CodecSpec, dtype: DType) -> f64 {
-    let scales = match codec.scale {
-        ScaleRule::Block(block) if codec.kind.has_scale() => 4.0 / f64::from(block),
-        _ => 0.0,
-    };
-    match codec.kind {
-        CodecKind::Raw => dtype.size() as f64,
-        CodecKind::CastBf16 | CodecKind::Cast16 => 2.0,
-        _ => 1.0 + scales,
+    // A multiple of every block and alignment, long enough for one scale to vanish beside it.
+    const LONG: usize = 1 << 24;
+    match codec::build(codec, Isa::Scalar) {
+        Ok(Some(codec)) => (codec.wire_bytes(LONG) as f64 / LONG as f64 * 1e6).round() / 1e6,
+        _ => dtype.size() as f64,
     }
 }
 

@@ -3,7 +3,9 @@
 use super::data::Source;
 use super::number::{decode, decode_integer, largest, smallest, unit_roundoff, wrap_integer};
 use super::row::{Row, factor};
-use cinch::types::{CodecKind, ScaleRule};
+use cinch::codec::{self, ErrorLaw};
+use cinch::simd::Isa;
+use cinch::types::ScaleRule;
 use cinch::{Algorithm, CodecSpec, Collective, ReduceOp};
 use std::hash::Hasher;
 
@@ -208,7 +210,7 @@ impl Check<'_> {
         let (dtype, count) = (self.row.dtype, self.row.count);
         let size = dtype.size();
         let end = at + held.len() / size;
-        let error = CodecError::of(self.codec);
+        let error = error_law(self.codec);
         let block = match self.codec.scale {
             ScaleRule::Block(block) if self.codec.kind.has_scale() => block as usize,
             _ => 0,
@@ -259,7 +261,7 @@ impl Check<'_> {
         &self,
         (exact, magnitude, scale, poisoned): (f64, f64, f64, bool),
         held: f64,
-        error: &CodecError,
+        error: &ErrorLaw,
         contributions: usize,
         outcome: &mut Outcome,
     ) {
@@ -281,7 +283,7 @@ impl Check<'_> {
             let steps = encodes(self.row.collective, self.algorithm, contributions);
             let each = error.of_scale * scale + error.of_value * magnitude + error.floor;
             let growth = 1.0 + steps * (error.of_scale + error.of_value);
-            let saturated = (magnitude - error.range).max(0.0);
+            let saturated = (magnitude - error.largest).max(0.0);
             bound += (steps * each * growth + saturated) / divisor;
         }
         let overflows = exact.abs() + bound > largest(dtype) * (1.0 - unit);
@@ -413,37 +415,11 @@ impl Tile {
 }
 
 /// Bounds of one encode and decode.
-struct CodecError {
-    /// Times the absolute maximum of the block.
-    of_scale: f64,
-    /// Times the value.
-    of_value: f64,
-    /// Regardless of the value.
-    floor: f64,
-    /// Values beyond it saturate.
-    range: f64,
-}
-
-impl CodecError {
-    /// Half the widest gap between neighbours of the value set.
-    fn of(codec: CodecSpec) -> CodecError {
-        let power = 10f64.powi(i32::from(codec.offset));
-        let infinite = f64::INFINITY;
-        let (of_scale, of_value, floor, range) = match codec.kind {
-            CodecKind::Raw => (0.0, 0.0, 0.0, infinite),
-            CodecKind::Linear8 => (1.00001 / 254.0, 0.0, 0.0, infinite),
-            CodecKind::Dynamic8 => (0.0086, 0.0, 0.0, infinite),
-            CodecKind::Static8 => (0.0, 0.2188, 0.75e-6 * power, 92.25 * power),
-            CodecKind::Mantissa8 => (0.0, 0.1667, 0.51e-6 * power, 150.0 * power),
-            CodecKind::CastBf16 => (0.0, 2f64.powi(-8), 2f64.powi(-134), infinite),
-            CodecKind::Cast16 => (0.0, 2f64.powi(-11), 2f64.powi(-25), 65504.0),
-        };
-        CodecError {
-            of_scale,
-            of_value,
-            floor,
-            range,
-        }
+fn error_law(spec: CodecSpec) -> ErrorLaw {
+    match codec::build(spec, Isa::Scalar) {
+        Ok(Some(codec)) => codec.description().errors,
+        // Raw; a spec that is none was refused before anything was measured.
+        _ => ErrorLaw::EXACT,
     }
 }
 

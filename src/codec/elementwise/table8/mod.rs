@@ -3,6 +3,7 @@
 
 mod simd;
 
+use super::super::ErrorLaw;
 use super::super::table::Magnitudes;
 use super::ElementFormat;
 use crate::types::{CodecKind, CodecSpec};
@@ -39,6 +40,7 @@ impl Table8 {
 
 impl ElementFormat for Table8 {
     const BYTES: usize = 1;
+    const SIGNED_ZERO: bool = false;
 
     fn spec(&self) -> CodecSpec {
         CodecSpec {
@@ -73,6 +75,22 @@ impl ElementFormat for Table8 {
 
     fn error_bound(&self, x: f32) -> f32 {
         (self.magnitudes.half_gap(f64::from(x.abs())) as f32).next_up()
+    }
+
+    /// Half of the smallest magnitude, and of wider gaps the widest relative to its middle.
+    fn errors(&self) -> ErrorLaw {
+        let sorted = self.magnitudes.sorted();
+        let pairs = sorted
+            .windows(2)
+            .map(|w| (f64::from(w[0]), f64::from(w[1])));
+        let wide = pairs.filter(|(low, high)| high - low > 1.001 * f64::from(sorted[1]));
+        let gaps = wide.map(|(low, high)| (high - low) / (high + low));
+        ErrorLaw {
+            of_value: 1.00001 * gaps.fold(0.0, f64::max),
+            floor: 0.50001 * f64::from(sorted[1]),
+            largest: self.magnitudes.largest().into(),
+            ..ErrorLaw::EXACT
+        }
     }
 }
 
