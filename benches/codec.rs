@@ -53,10 +53,7 @@ impl Subject {
     fn new(spec: CodecSpec, isa: Isa, x: &[f32]) -> Subject {
         let codec = build(spec, isa).unwrap().unwrap();
         let mut subject = Subject {
-            span: Span {
-                chunk: x.len(),
-                at: 0,
-            },
+            span: Span::whole(x.len()),
             wire: vec![0; codec.wire_bytes(x.len())],
             y: vec![0.0; x.len()],
             codec,

@@ -53,7 +53,7 @@ fn block_formats_have_their_errors() {
     for (name, block, reference) in references {
         let spec = format!("{name}:block={block}").parse().unwrap();
         let codec = build(spec, Isa::detect()).unwrap().unwrap();
-        let span = Span { chunk: n, at: 0 };
+        let span = Span::whole(n);
         let mut wire = vec![0; codec.wire_bytes(n)];
         let mut y = vec![0.0; n];
         codec.encode(span, &x, None, &mut wire, None);

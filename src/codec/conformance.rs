@@ -61,17 +61,14 @@ fn scale_of(codec: &dyn Codec, x: &[f32]) -> Option<f32> {
 fn encode(codec: &dyn Codec, x: &[f32]) -> (Vec<u8>, EncodeStats) {
     let mut wire = vec![0xee; codec.wire_bytes(x.len())];
     let mut stats = EncodeStats::default();
-    let span = Span {
-        chunk: x.len(),
-        at: 0,
-    };
+    let span = Span::whole(x.len());
     codec.encode(span, x, scale_of(codec, x), &mut wire, Some(&mut stats));
     (wire, stats)
 }
 
 fn decode(codec: &dyn Codec, wire: &[u8], n: usize) -> Vec<f32> {
     let mut y = vec![77.0; n];
-    codec.decode(Span { chunk: n, at: 0 }, wire, &mut y);
+    codec.decode(Span::whole(n), wire, &mut y);
     y
 }
 
@@ -284,7 +281,7 @@ fn spans_do_not_show_on_the_wire() {
                 let mut at = 0;
                 while at < n {
                     let len = (step * (1 + random.below(4.max(70 / step)))).min(n - at);
-                    let span = Span { chunk: n, at };
+                    let span = Span::new(n, at);
                     codec.encode(
                         span,
                         &x[at..at + len],
@@ -304,7 +301,7 @@ fn spans_do_not_show_on_the_wire() {
                 let mut z = vec![0.0; n];
                 let mut added = vec![0.0; n];
                 for (at, len) in spans {
-                    let span = Span { chunk: n, at };
+                    let span = Span::new(n, at);
                     codec.decode(span, &whole, &mut z[at..at + len]);
                     codec.decode_reduce(span, &whole, &mut added[at..at + len]);
                 }
@@ -327,7 +324,7 @@ fn sums_are_rounded_once() {
         let start: Vec<f32> = (0..700).map(|_| random.unit() * 3.0).collect();
         let (wire, _) = encode(&*codec, &x);
         let mut sum = start.clone();
-        codec.decode_reduce(Span { chunk: 700, at: 0 }, &wire, &mut sum);
+        codec.decode_reduce(Span::whole(700), &wire, &mut sum);
         let scale = |i: usize| {
             let at = 704
                 + if is_tensor(&*codec) {
@@ -407,7 +404,7 @@ fn a_stale_scale_saturates_and_counts() {
             for (scale, expected) in [(10.0f32, 79), (1e-38, 99), (0.0, 99), (50.0, 0)] {
                 let mut wire = vec![0; codec.wire_bytes(100)];
                 let mut stats = EncodeStats::default();
-                let span = Span { chunk: 100, at: 0 };
+                let span = Span::whole(100);
                 codec.encode(span, &x, Some(scale), &mut wire, Some(&mut stats));
                 assert_eq!(
                     (stats.saturated, stats.abs_max),
@@ -436,7 +433,7 @@ fn a_stale_scale_saturates_and_counts() {
                 x[at] = f32::INFINITY;
                 let mut wire = vec![0; codec.wire_bytes(100)];
                 for at in [0, 50] {
-                    let span = Span { chunk: 100, at };
+                    let span = Span::new(100, at);
                     codec.encode(span, &x[at..at + 50], Some(scale), &mut wire, None);
                 }
                 assert!(decode(&*codec, &wire, 100).iter().all(|y| y.is_nan()));

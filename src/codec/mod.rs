@@ -26,6 +26,7 @@ mod elementwise;
 mod kernel_params;
 mod linear8;
 mod mantissa8;
+mod random;
 mod scaled;
 #[allow(unsafe_code)]
 mod simd;
@@ -36,6 +37,7 @@ mod tensor_scales;
 mod wire;
 
 pub use kernel_params::kernel_params;
+pub use random::Random;
 pub use stats::abs_max;
 pub use tensor_scales::TensorScales;
 
@@ -124,6 +126,29 @@ pub struct Span {
     pub chunk: usize,
     /// First element of the span.
     pub at: usize,
+    /// What the chunk draws, where encoding rounds at random; decoding does not look at it.
+    pub random: Random,
+}
+
+impl Span {
+    /// From element `at` of a chunk that draws the numbers of no operation in particular.
+    pub fn new(chunk: usize, at: usize) -> Span {
+        Span {
+            chunk,
+            at,
+            random: Random::default(),
+        }
+    }
+
+    /// A chunk of `n` elements in one span.
+    pub fn whole(n: usize) -> Span {
+        Span::new(n, 0)
+    }
+
+    /// The same span, drawing these numbers.
+    pub fn drawing(self, random: Random) -> Span {
+        Span { random, ..self }
+    }
 }
 
 /// An encoding. Implementations are pure; one value serves all threads.

@@ -4,7 +4,7 @@
 
 use super::host::HostEngine;
 use super::state::{Arithmetic, Chain, Chunk, Scratch, Stats, TILE};
-use crate::codec::{self, Codec, EncodeStats, Span, TensorScales};
+use crate::codec::{self, Codec, EncodeStats, Random, Span, TensorScales};
 use crate::mem::UserBuffers;
 use crate::plan::{Plan, Request};
 use crate::reduce;
@@ -39,6 +39,8 @@ struct Work<'r, 'b> {
     scratch: &'r mut Scratch,
     scales: Option<&'r mut TensorScales>,
     chunk: &'r Chunk,
+    /// What encoding this rank's contribution draws, and what encoding a sum draws.
+    randoms: [Random; 2],
     step: &'r Step,
     tile: usize,
     nranks: usize,
@@ -54,6 +56,7 @@ struct Work<'r, 'b> {
 /// Runs one step whose messages are there and whose slots are free. Returns the payload bytes
 /// that it sent.
 pub(super) fn execute(engine: &mut HostEngine, job: Job<'_, '_>) -> u64 {
+    let randoms = randoms(&job, engine.links.rank);
     let Job {
         plan, chunk, chain, ..
     } = job;
@@ -79,6 +82,7 @@ pub(super) fn execute(engine: &mut HostEngine, job: Job<'_, '_>) -> u64 {
         tile: if whole { chunk.elements.max(1) } else { TILE },
         scales,
         chunk,
+        randoms,
         step,
         nranks,
         isa: engine.isa,
@@ -134,6 +138,21 @@ pub(super) fn execute(engine: &mut HostEngine, job: Job<'_, '_>) -> u64 {
         }
     }
     chunk.bytes as u64 * step.send_to.len() as u64
+}
+
+/// What this rank's encodes of the chunk draw: those of contributions, and those of sums. The
+/// numbers hang on the place of an element in the message, not on how it is cut.
+fn randoms(job: &Job<'_, '_>, rank: usize) -> [Random; 2] {
+    let spec = job.plan.spec;
+    if !spec.kind.has_seed() {
+        return [Random::default(); 2];
+    }
+    let operation = job.signature[3];
+    let first = job.chunk.input.or(job.chunk.output).unwrap_or(0);
+    [0, 1].map(|sum| {
+        let hop = 2 * rank as u64 + sum;
+        Random::new(spec.seed.into(), operation, hop).from(first)
+    })
 }
 
 /// Copies the first target's encoding to the other targets and hands all of them over.
@@ -214,11 +233,11 @@ impl Work<'_, '_> {
         self.plan.dtype.size()
     }
 
+    /// Where a tile lies in its chunk. A `Send` has this rank's contribution, the other steps
+    /// that encode have a sum.
     fn span(&self, at: usize) -> Span {
-        Span {
-            chunk: self.chunk.elements,
-            at,
-        }
+        let random = self.randoms[usize::from(self.step.op != Op::Send)];
+        Span::new(self.chunk.elements, at).drawing(random)
     }
 
     /// Wire bytes of a raw tile.
@@ -514,8 +533,8 @@ impl Work<'_, '_> {
         self.load(at, n, into);
         let coded = matches!(self.step.own, Own::Coded { .. });
         if let (true, Some(codec)) = (coded, self.codec) {
-            // The Send of this chunk took note of it already.
-            let span = self.span(at);
+            // The Send of this chunk took note of it already, and drew the same numbers.
+            let span = self.span(at).drawing(self.randoms[0]);
             let Scratch { acc, own, wire, .. } = &mut *self.scratch;
             let wire = &mut wire[..self.chunk.bytes];
             if started {

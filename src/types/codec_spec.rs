@@ -18,6 +18,8 @@ impl Parameters {
     pub const TENSOR: Parameters = Parameters(2);
     /// `offset=E`: a power of ten.
     pub const OFFSET: Parameters = Parameters(4);
+    /// `seed=S`: rounding at random.
+    pub const SEED: Parameters = Parameters(8);
 
     const fn of(all: &[Parameters]) -> Parameters {
         let (mut bits, mut at) = (0, 0);
@@ -40,6 +42,7 @@ impl fmt::Display for Parameters {
             (Parameters::BLOCK, "block=32..4096 (256)"),
             (Parameters::TENSOR, "or tensor=K calls between scales"),
             (Parameters::OFFSET, "offset=-30..30 (0), a power of ten"),
+            (Parameters::SEED, "seed=1..255 to round at random"),
         ];
         let texts: Vec<_> = texts
             .into_iter()
@@ -112,6 +115,11 @@ impl CodecKind {
         self.parameters().has(Parameters::TENSOR)
     }
 
+    /// Whether rounding may be random.
+    pub const fn has_seed(self) -> bool {
+        self.parameters().has(Parameters::SEED)
+    }
+
     /// Whether values are placed by a fixed power of ten.
     pub const fn has_offset(self) -> bool {
         self.parameters().has(Parameters::OFFSET)
@@ -141,6 +149,9 @@ pub struct CodecSpec {
     /// Power of ten by which the value range is moved; meaningful where
     /// [`CodecKind::has_offset`]. -30 to 30.
     pub offset: i8,
+    /// Seed of stochastic rounding; 0: rounding is deterministic. Meaningful where
+    /// [`CodecKind::has_seed`].
+    pub seed: u8,
 }
 
 impl CodecSpec {
@@ -153,6 +164,7 @@ impl CodecSpec {
             kind,
             scale: ScaleRule::Block(DEFAULT_BLOCK),
             offset: 0,
+            seed: 0,
         }
     }
 
@@ -177,6 +189,9 @@ impl CodecSpec {
                     ..plain
                 });
             }
+            if kind.has_seed() {
+                samples.push(CodecSpec { seed: 7, ..plain });
+            }
         }
         samples
     }
@@ -192,7 +207,11 @@ impl CodecSpec {
             ScaleRule::Block(block) => (0u64, block),
             ScaleRule::Tensor { refresh } => (1, refresh),
         };
-        (self.kind as u64) | rule << 8 | (self.offset as u8 as u64) << 16 | (value as u64) << 32
+        (self.kind as u64)
+            | rule << 8
+            | (self.offset as u8 as u64) << 16
+            | (self.seed as u64) << 24
+            | (value as u64) << 32
     }
 
     /// The spec behind a signature word, if it is one.
@@ -208,6 +227,7 @@ impl CodecSpec {
             kind,
             scale,
             offset: (word >> 16) as u8 as i8,
+            seed: (word >> 24) as u8,
         })
     }
 }
@@ -224,6 +244,9 @@ impl fmt::Display for CodecSpec {
         if self.kind.has_offset() && self.offset != 0 {
             write!(f, ":offset={}", self.offset)?;
         }
+        if self.kind.has_seed() && self.seed != 0 {
+            write!(f, ":seed={}", self.seed)?;
+        }
         Ok(())
     }
 }
@@ -231,7 +254,7 @@ impl fmt::Display for CodecSpec {
 impl FromStr for CodecSpec {
     type Err = Error;
 
-    /// Parses `NAME[:block=B][:tensor=K][:offset=E]`.
+    /// Parses `NAME[:block=B][:tensor=K][:offset=E][:seed=S]`.
     fn from_str(text: &str) -> Result<CodecSpec> {
         let bad = |why: String| Error::invalid_argument(format!("codec \"{text}\": {why}"));
         let mut parts = text.split(':');
@@ -270,6 +293,7 @@ impl FromStr for CodecSpec {
                         refresh: number(1, 1 << 20)? as u32,
                     };
                 }
+                "seed" if kind.has_seed() => spec.seed = number(1, 255)? as u8,
                 "offset" if kind.has_offset() => spec.offset = number(-30, 30)? as i8,
                 _ => return Err(bad(format!("{name} has no parameter \"{key}\""))),
             }

@@ -218,19 +218,13 @@ impl Reference {
 
     pub fn encode(&self, x: &[f32], scale: Option<f32>) -> Bytes {
         let mut wire = Bytes::new(self.wire_bytes(x.len()), 0xee);
-        let span = Span {
-            chunk: x.len(),
-            at: 0,
-        };
+        let span = Span::whole(x.len());
         self.codec.encode(span, x, scale, wire.slice_mut(), None);
         wire
     }
 
     pub fn decode(&self, wire: &Bytes, out: &mut [f32], reduce: bool) {
-        let span = Span {
-            chunk: out.len(),
-            at: 0,
-        };
+        let span = Span::whole(out.len());
         match reduce {
             true => self.codec.decode_reduce(span, wire.slice(), out),
             false => self.codec.decode(span, wire.slice(), out),

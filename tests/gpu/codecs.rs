@@ -139,7 +139,7 @@ impl Bench {
             self.spec.kind.has_scale() && matches!(self.spec.scale, ScaleRule::Tensor { .. });
         let scale = tensor.then(|| abs_max(Isa::Scalar, &values).0);
         let mut expected = vec![BEHIND; self.codec.wire_bytes(n)];
-        let span = Span { chunk: n, at: 0 };
+        let span = Span::whole(n);
         self.codec.encode(span, &values, scale, &mut expected, None);
         let wire = self.encode(dtype, bytes, scale, expected.len())?;
         if let Some(at) =
@@ -162,7 +162,7 @@ impl Bench {
     fn check_decode(&self, dtype: DType, n: usize, wire: &[u8]) -> std::result::Result<(), Stop> {
         let mut values = vec![0f32; n];
         self.codec
-            .decode(Span { chunk: n, at: 0 }, wire, &mut values);
+            .decode(Span::whole(n), wire, &mut values);
         let mut expected = vec![0; n * dtype.size()];
         narrow(dtype, Isa::Scalar, &values, &mut expected);
         expected.resize(n * dtype.size() + 64, BEHIND);

@@ -148,10 +148,7 @@ struct Pass {
 
 impl Pass {
     fn of(codec: &dyn Codec, x: &[f32], given: Option<f32>) -> Pass {
-        let span = Span {
-            chunk: x.len(),
-            at: 0,
-        };
+        let span = Span::whole(x.len());
         let mut pass = Pass {
             wire: vec![0; codec.wire_bytes(x.len())],
             decoded: vec![0.0; x.len()],
@@ -257,7 +254,7 @@ impl Data {
                 None => random.uniform(n),
             };
             for ((row, codec), sum) in self.rows.iter().zip(codecs).zip(&mut sums) {
-                let span = Span { chunk: n, at: 0 };
+                let span = Span::whole(n);
                 let mut wire = vec![0; codec.wire_bytes(n)];
                 let mut y = vec![0.0; n];
                 codec.encode(span, &x, row.scale, &mut wire, None);

@@ -70,12 +70,12 @@ fn any_bytes_decode_without_harm() {
                 let y = decode(&*scalar, &wire, n);
                 let acc: Vec<f32> = (0..n).map(|_| random.unit()).collect();
                 let mut sum = acc.clone();
-                scalar.decode_reduce(Span { chunk: n, at: 0 }, &wire, &mut sum);
+                scalar.decode_reduce(Span::whole(n), &wire, &mut sum);
                 for isa in Isa::available() {
                     let vector = codec(&spec, isa);
                     assert!(same(&decode(&*vector, &wire, n), &y), "{spec} {isa:?}");
                     let mut found = acc.clone();
-                    vector.decode_reduce(Span { chunk: n, at: 0 }, &wire, &mut found);
+                    vector.decode_reduce(Span::whole(n), &wire, &mut found);
                     assert!(same(&found, &sum), "{spec} {isa:?}");
                 }
             }
@@ -108,10 +108,7 @@ fn dynamic8_vectors_are_nearest_at_every_threshold() {
     let mut x: Vec<f32> = Vec::with_capacity(1 << 16);
     let check = |x: &[f32]| {
         let x: Vec<f32> = x.iter().map(|x| x.min(1.0)).collect();
-        let span = Span {
-            chunk: x.len(),
-            at: 0,
-        };
+        let span = Span::whole(x.len());
         let codes = |isa| {
             let codec = codec("dynamic8:tensor=1", isa);
             let mut wire = vec![0; codec.wire_bytes(x.len())];

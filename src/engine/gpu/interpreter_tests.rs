@@ -281,7 +281,7 @@ fn output(work: &Work) -> *mut f32 {
 }
 
 fn span(chunk: usize) -> Span {
-    Span { chunk, at: 0 }
+    Span::whole(chunk)
 }
 
 pub(super) fn floats(bytes: &[u8]) -> Vec<f32> {

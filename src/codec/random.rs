@@ -1,0 +1,117 @@
+//! Random numbers by counter, for stochastic rounding: element `i` of a message draws a number
+//! that depends on the key and on `i` alone, not on how the message is cut into chunks, tiles,
+//! vectors or threads. Every device computes the same ones, and runs repeat.
+//!
+//! A draw mixes the low 32 bits of the index with the 64 bits of the key by xor, shifts and two
+//! multiplications, and keeps the upper 24 bits u, which stand for u/2^24 in [0, 1): fp32 holds
+//! them exactly. For one key the mixing is a bijection of the index, so that u is spread evenly.
+
+/// First and second multiplier of a draw.
+const MULTIPLIERS: [u32; 2] = [0x7feb_352d, 0x846c_a68b];
+/// 2^-24.
+const UNIT: f32 = f32::from_bits((127 - 24) << 23);
+
+/// Which random numbers a chunk draws.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Random {
+    key: [u32; 2],
+    first: u32,
+}
+
+impl Random {
+    /// The numbers of one encoder in one operation. `hop` tells apart the encodes of one
+    /// operation: all ranks' contributions and partial sums have one each.
+    pub fn new(seed: u64, operation: u64, hop: u64) -> Random {
+        let mut key = 0;
+        for word in [seed, operation, hop] {
+            key = mix(key ^ word);
+        }
+        Random {
+            key: [key as u32, (key >> 32) as u32],
+            first: 0,
+        }
+    }
+
+    /// The same for a chunk whose first element has this index in its message. Indices that
+    /// differ by a multiple of 2^32 draw alike.
+    pub fn from(self, first: usize) -> Random {
+        Random {
+            first: self.first.wrapping_add(first as u32),
+            ..self
+        }
+    }
+
+    /// The two halves of the key and the index of the first element, for another device.
+    pub fn parts(self) -> ([u32; 2], u32) {
+        (self.key, self.first)
+    }
+
+    /// The number in [0, 1) that an element of the chunk draws.
+    #[inline(always)]
+    pub fn fraction(self, element: usize) -> f32 {
+        let mut x = self.first.wrapping_add(element as u32) ^ self.key[0];
+        x ^= x >> 16;
+        x = x.wrapping_mul(MULTIPLIERS[0]);
+        x ^= x >> 15;
+        x ^= self.key[1];
+        x = x.wrapping_mul(MULTIPLIERS[1]);
+        x ^= x >> 16;
+        (x >> 8) as f32 * UNIT
+    }
+}
+
+/// The finaliser of SplitMix64.
+fn mix(x: u64) -> u64 {
+    let z = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Written down so that another device, or a later version, can compare.
+    #[test]
+    fn golden_draws() {
+        let random = Random::new(1, 2, 3);
+        let numbers = GOLDEN.map(|u| u as f32 * UNIT);
+        assert_eq!([0, 1, 2, 3].map(|i| random.fraction(i)), numbers);
+        assert_eq!(random.from(2).fraction(5), random.fraction(7));
+    }
+
+    const GOLDEN: [u32; 4] = [1_789_920, 4_397_506, 10_047_920, 13_954_355];
+
+    #[test]
+    fn draws_are_even_and_independent_of_their_neighbours() {
+        const N: usize = 1 << 20;
+        for (seed, operation, hop) in [(0, 0, 0), (1, 0, 0), (1, 1, 0), (1, 0, 1)] {
+            let random = Random::new(seed, operation, hop);
+            let other = Random::new(seed, operation, hop + 2);
+            let u = |i| f64::from(random.fraction(i)) - 0.5;
+            let mean = (0..N).map(u).sum::<f64>() / N as f64;
+            // Standard errors of the mean, and of a product of independent numbers.
+            let (single, double) = (
+                (1.0 / 12.0 / N as f64).sqrt(),
+                (1.0 / 144.0 / N as f64).sqrt(),
+            );
+            assert!(mean.abs() < 4.0 * single, "{mean}");
+            for lag in [1, 2, 16, 256, 65_536] {
+                let product = (0..N).map(|i| u(i) * u(i + lag)).sum::<f64>() / N as f64;
+                assert!(product.abs() < 4.5 * double, "lag {lag}: {product}");
+            }
+            let v = |i| f64::from(other.fraction(i)) - 0.5;
+            let product = (0..N).map(|i| u(i) * v(i)).sum::<f64>() / N as f64;
+            assert!(product.abs() < 4.5 * double, "another hop: {product}");
+            let mut buckets = [0u32; 256];
+            (0..N).for_each(|i| buckets[((u(i) + 0.5) * 256.0) as usize] += 1);
+            let expected = N as f64 / 256.0;
+            let squares = buckets
+                .iter()
+                .map(|&n| (f64::from(n) - expected).powi(2) / expected);
+            // 255 degrees of freedom: mean 255, standard deviation 22.6.
+            assert!((100.0..400.0).contains(&squares.sum::<f64>()));
+        }
+    }
+}
