@@ -35,6 +35,15 @@ const SPECS: [&str; 15] = [
     "cast16",
 ];
 
+/// A codec that kernels get is compared here.
+#[test]
+fn all_codecs_of_kernels_are_here() {
+    for kind in cinch::codec::KERNEL_CODECS {
+        let has = |text: &&str| text.parse::<CodecSpec>().unwrap().kind == kind;
+        assert!(SPECS.iter().any(has), "{}", kind.name());
+    }
+}
+
 fn patterns() -> u64 {
     common::number("CINCH_TEST_PATTERNS").unwrap_or(1_000_000)
 }

@@ -252,8 +252,11 @@ fn zeros_decode_to_plus_zero() {
         ] {
             let (wire, _) = encode(&*codec, &x);
             let y = decode(&*codec, &wire, x.len());
-            let signed = codec.description().signed_zero;
-            let zero = if signed { -0.0f32 } else { 0.0 };
+            let zero = match codec.description().zero {
+                Zero::Signed => -0.0f32,
+                Zero::Inexact if x.len() > 300 => continue,
+                _ => 0.0,
+            };
             assert!(
                 y[..300].iter().all(|y| y.to_bits() == zero.to_bits()),
                 "{} {isa:?}",

@@ -1,9 +1,20 @@
-//! What a CUDA kernel is told about a codec.
+//! Which codecs CUDA kernels have, and what a kernel is told about one.
 
 use crate::types::{CodecKind, CodecSpec, ScaleRule};
 
-/// The eight words of `cinch_codec_params` (`kernels/codec/params.h`) for a legal spec, under a
-/// tensor rule with the `scale` of the chunk to encode.
+/// The lossy codecs that kernels have too; on GPUs there are no others. Names of kernels, what a
+/// GPU refuses and the tests on GPUs follow from this list.
+pub const KERNEL_CODECS: [CodecKind; 6] = [
+    CodecKind::Linear8,
+    CodecKind::Dynamic8,
+    CodecKind::Static8,
+    CodecKind::Mantissa8,
+    CodecKind::CastBf16,
+    CodecKind::Cast16,
+];
+
+/// The eight words of `cinch_codec_params` (`kernels/codec/params.h`) for a legal spec of one of
+/// [`KERNEL_CODECS`], under a tensor rule with the `scale` of the chunk to encode.
 ///
 /// A decimal unit is a sum of two fp32 numbers, so that a kernel rounds the values of the table
 /// from it as the parser does. `tests/cuda_codecs.rs` holds them to that for every offset.

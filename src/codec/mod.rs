@@ -19,6 +19,7 @@
 //! [`EncodeStats::sum_squares`] may differ in its last bits, by the order of its additions. Any
 //! bytes decode to some numbers: what a peer writes is never trusted to be an encoding.
 
+mod blocked;
 mod cast16;
 mod cast_bf16;
 mod dynamic8;
@@ -26,6 +27,8 @@ mod elementwise;
 mod kernel_params;
 mod linear8;
 mod mantissa8;
+mod minmax;
+mod pack;
 mod random;
 mod scaled;
 #[allow(unsafe_code)]
@@ -36,7 +39,7 @@ mod table;
 mod tensor_scales;
 mod wire;
 
-pub use kernel_params::kernel_params;
+pub use kernel_params::{KERNEL_CODECS, kernel_params};
 pub use random::Random;
 pub use stats::abs_max;
 pub use tensor_scales::TensorScales;
@@ -103,6 +106,17 @@ impl ErrorLaw {
     };
 }
 
+/// What a zero of either sign comes back as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Zero {
+    /// Itself, with its sign.
+    Signed,
+    /// +0.
+    Positive,
+    /// +0 in a block of zeros; among other numbers an element like any other.
+    Inexact,
+}
+
 /// What is fixed about a codec: tests, tools and other devices read it instead of knowing names.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Description {
@@ -112,8 +126,8 @@ pub struct Description {
     pub block_numbers: usize,
     /// Whether a non-finite element takes its block along; else it alone comes back non-finite.
     pub poisons_block: bool,
-    /// Whether -0 comes back as -0; else every zero comes back as +0.
-    pub signed_zero: bool,
+    /// What a zero comes back as.
+    pub zero: Zero,
     /// How far off a decoded element is.
     pub errors: ErrorLaw,
 }
@@ -226,6 +240,10 @@ pub fn build(spec: CodecSpec, isa: Isa) -> Result<Option<Arc<dyn Codec>>> {
         )),
         CodecKind::CastBf16 => Arc::new(cast_bf16::CastBf16::new(cast_bf16::Bf16, isa)),
         CodecKind::Cast16 => Arc::new(cast16::Cast16::new(cast16::F16, isa)),
+        CodecKind::MinMax1 => Arc::new(minmax::MinMax::<1>::new(spec, isa)),
+        CodecKind::MinMax2 => Arc::new(minmax::MinMax::<2>::new(spec, isa)),
+        CodecKind::MinMax4 => Arc::new(minmax::MinMax::<4>::new(spec, isa)),
+        CodecKind::MinMax8 => Arc::new(minmax::MinMax::<8>::new(spec, isa)),
     }))
 }
 

@@ -6,6 +6,8 @@
 //! multiplications, and keeps the upper 24 bits u, which stand for u/2^24 in [0, 1): fp32 holds
 //! them exactly. For one key the mixing is a bijection of the index, so that u is spread evenly.
 
+use super::simd::Lanes;
+
 /// First and second multiplier of a draw.
 const MULTIPLIERS: [u32; 2] = [0x7feb_352d, 0x846c_a68b];
 /// 2^-24.
@@ -58,6 +60,21 @@ impl Random {
         x ^= x >> 16;
         (x >> 8) as f32 * UNIT
     }
+
+    /// The same for [`Lanes::N`] elements in a row.
+    #[inline(always)]
+    pub(super) fn fractions<L: Lanes>(self, lanes: L, element: usize) -> L::F {
+        let first = self.first.wrapping_add(element as u32) as i32;
+        let index = lanes.add_i(lanes.splat_i(first), lanes.count());
+        let mut x = lanes.xor(index, lanes.splat_i(self.key[0] as i32));
+        x = lanes.xor(x, lanes.shr::<16>(x));
+        x = lanes.mul_i(x, lanes.splat_i(MULTIPLIERS[0] as i32));
+        x = lanes.xor(x, lanes.shr::<15>(x));
+        x = lanes.xor(x, lanes.splat_i(self.key[1] as i32));
+        x = lanes.mul_i(x, lanes.splat_i(MULTIPLIERS[1] as i32));
+        x = lanes.xor(x, lanes.shr::<16>(x));
+        lanes.mul(lanes.convert(lanes.shr::<8>(x)), lanes.splat(UNIT))
+    }
 }
 
 /// The finaliser of SplitMix64.
@@ -70,15 +87,51 @@ fn mix(x: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::simd::{Available, Kernel, launch};
     use super::*;
+    use crate::simd::Isa;
+
+    struct Draw(Random, usize);
+
+    impl Kernel for Draw {
+        type Output = Vec<f32>;
+
+        fn scalar(self) -> Vec<f32> {
+            (0..16).map(|i| self.0.fraction(self.1 + i)).collect()
+        }
+
+        #[inline(always)]
+        fn vector<L: Lanes>(self, lanes: L) -> Vec<f32> {
+            let mut all = vec![0.0; 16];
+            for (at, to) in all.chunks_exact_mut(L::N).enumerate() {
+                lanes.store(self.0.fractions(lanes, self.1 + at * L::N), to);
+            }
+            all
+        }
+    }
+
+    #[test]
+    fn every_instruction_set_draws_the_same() {
+        for hop in 0..50u64 {
+            let random = Random::new(7, 1 << hop, hop).from(1 << (hop % 33));
+            let expected = Draw(random, 12345).scalar();
+            for isa in Isa::available() {
+                let isa = Available::new(isa).unwrap();
+                assert_eq!(launch(isa, Draw(random, 12345)), expected, "{isa:?}");
+            }
+        }
+    }
 
     /// Written down so that another device, or a later version, can compare.
     #[test]
     fn golden_draws() {
-        let random = Random::new(1, 2, 3);
-        let numbers = GOLDEN.map(|u| u as f32 * UNIT);
-        assert_eq!([0, 1, 2, 3].map(|i| random.fraction(i)), numbers);
-        assert_eq!(random.from(2).fraction(5), random.fraction(7));
+        let draws = Draw(Random::new(1, 2, 3), 0).scalar();
+        let numbers: Vec<u32> = draws[..4].iter().map(|u| (u / UNIT) as u32).collect();
+        assert_eq!(numbers, GOLDEN);
+        assert_eq!(
+            Draw(Random::new(1, 2, 3).from(2), 0).scalar()[..14],
+            draws[2..]
+        );
     }
 
     const GOLDEN: [u32; 4] = [1_789_920, 4_397_506, 10_047_920, 13_954_355];

@@ -1,6 +1,7 @@
 //! Where codes and scales of a chunk lie.
 
 use super::Span;
+use super::pack::code_bytes;
 
 /// Codes start the chunk and scales follow at a multiple of this, so that both may be read with
 /// aligned vectors on any device.
@@ -21,11 +22,12 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    /// `n` elements of `bytes` code bytes each and `scales` scales.
-    pub fn new(n: usize, bytes: usize, scales: usize) -> Layout {
+    /// `n` elements of `bits` code bits each and `scales` scales.
+    pub fn new(n: usize, bits: usize, scales: usize) -> Layout {
+        let codes = code_bytes(n, bits);
         Layout {
-            codes: n * bytes,
-            padded: (n * bytes).next_multiple_of(ALIGN),
+            codes,
+            padded: codes.next_multiple_of(ALIGN),
             scales,
         }
     }

@@ -102,6 +102,14 @@ codecs! {
     CastBf16 = 5, "cast_bf16", [];
     /// IEEE binary16, rounded to nearest even.
     Cast16 = 6, "cast16", [];
+    /// Smallest or largest of the block.
+    MinMax1 = 7, "minmax1", [BLOCK, SEED];
+    /// 2-bit integer between smallest and largest of the block.
+    MinMax2 = 8, "minmax2", [BLOCK, SEED];
+    /// 4-bit integer between smallest and largest of the block.
+    MinMax4 = 9, "minmax4", [BLOCK, SEED];
+    /// 8-bit integer between smallest and largest of the block.
+    MinMax8 = 10, "minmax8", [BLOCK, SEED];
 }
 
 impl CodecKind {
@@ -315,6 +323,7 @@ mod tests {
             "static8:offset=-3",
             "mantissa8",
             "cast16",
+            "minmax4:block=64:seed=255",
         ] {
             let spec: CodecSpec = text.parse().unwrap();
             assert_eq!(spec.to_string().parse::<CodecSpec>().unwrap(), spec);
@@ -344,6 +353,10 @@ mod tests {
             "linear8:block",
             "dynamic8:tensor=0",
             "dynamic8:block=-1",
+            "linear8:seed=1",
+            "minmax4:seed=0",
+            "minmax4:seed=256",
+            "minmax4:tensor=5",
         ] {
             let error = text.parse::<CodecSpec>().unwrap_err();
             assert!(error.message().contains(&format!("\"{text}\"")), "{error}");

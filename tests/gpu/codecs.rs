@@ -6,24 +6,16 @@ use crate::arena::{PATIENCE, context};
 use crate::cover::Rng;
 use crate::harness::{Check, Setup, Stop, Verdict};
 use crate::options::Options;
-use cinch::codec::{Codec, Span, abs_max, build, kernel_params};
+use cinch::codec::{Codec, KERNEL_CODECS, Span, abs_max, build, kernel_params};
 use cinch::gpu::{DeviceMemory, Function, Stream, kernels};
 use cinch::reduce::{narrow, widen};
 use cinch::simd::Isa;
 use cinch::testing::gaussian;
-use cinch::types::{CodecSpec, ScaleRule};
+use cinch::types::{CodecKind, CodecSpec, ScaleRule};
 use cinch::{DType, Result};
 use std::sync::Arc;
 
 const TYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
-const KINDS: [&str; 6] = [
-    "linear8",
-    "dynamic8",
-    "static8",
-    "mantissa8",
-    "cast_bf16",
-    "cast16",
-];
 /// Elements of a chunk of many patterns.
 const CHUNK: usize = 1 << 18;
 /// What lies behind a wire and behind elements.
@@ -31,7 +23,7 @@ const BEHIND: u8 = 0xee;
 
 pub fn checks(options: &Options) -> Vec<Check> {
     let mut checks = Vec::new();
-    for kind in KINDS {
+    for kind in KERNEL_CODECS.map(CodecKind::name) {
         let limit = options.either(60, 240);
         let check = Check::new(format!("codec/{kind}/every-half"), 1, move |setup| {
             every_half(setup, kind)
@@ -54,7 +46,7 @@ pub fn checks(options: &Options) -> Vec<Check> {
 fn sanitized() -> Verdict {
     let mut rng = Rng::new(1);
     let mut ran = 0;
-    for kind in KINDS {
+    for kind in KERNEL_CODECS.map(CodecKind::name) {
         for spec in specs(kind).into_iter().step_by(3) {
             let bench = Bench::new(spec, 5000)?;
             for n in [1, 77, 4097] {
@@ -161,8 +153,7 @@ impl Bench {
     /// The way back, from any bytes.
     fn check_decode(&self, dtype: DType, n: usize, wire: &[u8]) -> std::result::Result<(), Stop> {
         let mut values = vec![0f32; n];
-        self.codec
-            .decode(Span::whole(n), wire, &mut values);
+        self.codec.decode(Span::whole(n), wire, &mut values);
         let mut expected = vec![0; n * dtype.size()];
         narrow(dtype, Isa::Scalar, &values, &mut expected);
         expected.resize(n * dtype.size() + 64, BEHIND);

@@ -199,7 +199,14 @@ fn impossible(comm: &Communicator, arena: &Arena) -> std::result::Result<usize, 
         ErrorKind::Unsupported,
         &["host buffers only", "block"],
     )?;
-    Ok(6)
+    let mut hostly = call;
+    hostly.codec = "minmax4:seed=7".parse().ok();
+    refuses(
+        at(comm, arena, &hostly, input, output),
+        ErrorKind::Unsupported,
+        &["minmax4:block=256:seed=7", "no kernels", "linear8"],
+    )?;
+    Ok(7)
 }
 
 fn groups(comm: &Communicator, arena: &Arena) -> std::result::Result<usize, Stop> {

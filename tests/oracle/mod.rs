@@ -219,6 +219,11 @@ fn half_step(codec: CodecKind, abs_max: f64) -> f64 {
             CodecKind::Mantissa8 => 1.0 / 3.0,
             CodecKind::CastBf16 => 2f64.powi(-8),
             CodecKind::Cast16 => 2f64.powi(-11),
+            // Half a step, where the block reaches from -abs_max to abs_max.
+            CodecKind::MinMax1 => 1.0,
+            CodecKind::MinMax2 => 1.0 / 3.0,
+            CodecKind::MinMax4 => 1.0 / 15.0,
+            CodecKind::MinMax8 => 1.0 / 255.0,
         }
         + match codec {
             CodecKind::Static8 | CodecKind::Mantissa8 => 1e-6,

@@ -5,8 +5,8 @@
 
 mod simd;
 
-use super::ErrorLaw;
 use super::elementwise::{ElementFormat, Elementwise};
+use super::{ErrorLaw, Zero};
 use crate::types::{CodecKind, CodecSpec};
 
 /// The codec.
@@ -25,7 +25,7 @@ const QUIET: u32 = 0x0040_0000;
 
 impl ElementFormat for Bf16 {
     const BYTES: usize = 2;
-    const SIGNED_ZERO: bool = true;
+    const ZERO: Zero = Zero::Signed;
 
     fn spec(&self) -> CodecSpec {
         CodecSpec::of(CodecKind::CastBf16)

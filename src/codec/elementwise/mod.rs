@@ -6,7 +6,7 @@ mod vector;
 
 use super::simd::{Available, launch};
 use super::wire::{Layout, ends_chunk};
-use super::{Codec, Description, EncodeStats, ErrorLaw, Reencode, Span};
+use super::{Codec, Description, EncodeStats, ErrorLaw, Reencode, Span, Zero};
 use crate::types::CodecSpec;
 use std::fmt::Debug;
 pub(super) use table8::Table8;
@@ -18,8 +18,8 @@ pub(super) trait ElementFormat: Debug + Send + Sync + 'static {
     /// Bytes of a code: 1 or 2.
     const BYTES: usize;
 
-    /// Whether -0 has a code of its own.
-    const SIGNED_ZERO: bool;
+    /// What a zero comes back as.
+    const ZERO: Zero;
 
     /// Name and parameters.
     fn spec(&self) -> CodecSpec;
@@ -53,7 +53,7 @@ impl<F: VectorFormat> Elementwise<F> {
     }
 
     fn layout(&self, n: usize) -> Layout {
-        Layout::new(n, F::BYTES, 0)
+        Layout::new(n, 8 * F::BYTES, 0)
     }
 
     fn decode_span<const REDUCE: bool>(&self, span: Span, wire: &[u8], dst: &mut [f32]) {
@@ -86,7 +86,7 @@ impl<F: VectorFormat> Codec for Elementwise<F> {
             code_bits: 8 * F::BYTES,
             block_numbers: 0,
             poisons_block: false,
-            signed_zero: F::SIGNED_ZERO,
+            zero: F::ZERO,
             errors: self.format.errors(),
         }
     }

@@ -11,7 +11,7 @@ mod vector;
 use super::simd::{Available, launch};
 use super::stats::scan_slowly;
 use super::wire::{Layout, ends_chunk};
-use super::{Codec, Description, EncodeStats, ErrorLaw, Reencode, Span};
+use super::{Codec, Description, EncodeStats, ErrorLaw, Reencode, Span, Zero};
 use crate::types::{CodecKind, CodecSpec, ScaleRule};
 use blocks::{Decode, Encode};
 use std::fmt::Debug;
@@ -73,7 +73,7 @@ impl<F: VectorFormat> Scaled<F> {
             Some(block) => n.div_ceil(block),
             None => usize::from(n > 0),
         };
-        Layout::new(n, 1, scales)
+        Layout::new(n, 8, scales)
     }
 
     fn decode_span<const REDUCE: bool>(&self, span: Span, wire: &[u8], dst: &mut [f32]) {
@@ -112,7 +112,7 @@ impl<F: VectorFormat> Codec for Scaled<F> {
             code_bits: 8,
             block_numbers: 1,
             poisons_block: true,
-            signed_zero: false,
+            zero: Zero::Positive,
             errors: F::ERRORS,
         }
     }

@@ -85,6 +85,45 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
+    fn load_u24(self, from: &[u8]) -> __m256i {
+        let from: &[u8; 24] = from.first_chunk().unwrap();
+        // SAFETY: the halves are bytes 0 to 15 and 8 to 23 of the 24 that are there; unaligned
+        // loads are allowed.
+        unsafe {
+            let low = _mm_loadu_si128(from.as_ptr().cast());
+            let high = _mm_loadu_si128(from.as_ptr().add(8).cast());
+            let halves = _mm256_set_m128i(high, low);
+            // Elements 0 to 3 lie at byte 0 of the low half, 4 to 7 at byte 4 of the high one.
+            #[rustfmt::skip]
+            let order = _mm256_setr_epi8(
+                0, 1, 2, -1, 3, 4, 5, -1, 6, 7, 8, -1, 9, 10, 11, -1,
+                4, 5, 6, -1, 7, 8, 9, -1, 10, 11, 12, -1, 13, 14, 15, -1,
+            );
+            _mm256_shuffle_epi8(halves, order)
+        }
+    }
+
+    #[inline(always)]
+    fn store_u24(self, v: __m256i, to: &mut [u8]) {
+        let to: &mut [u8; 24] = to.first_chunk_mut().unwrap();
+        // SAFETY: 16 and 8 of the 24 bytes that are there; unaligned stores are allowed.
+        unsafe {
+            #[rustfmt::skip]
+            let order = _mm256_setr_epi8(
+                0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, -1, -1, -1, -1,
+                0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, -1, -1, -1, -1,
+            );
+            // Three words of each half, brought together.
+            let words = _mm256_shuffle_epi8(v, order);
+            let dense =
+                _mm256_permutevar8x32_epi32(words, _mm256_setr_epi32(0, 1, 2, 4, 5, 6, 3, 7));
+            _mm_storeu_si128(to.as_mut_ptr().cast(), _mm256_castsi256_si128(dense));
+            let rest = _mm256_extracti128_si256::<1>(dense);
+            _mm_storel_epi64(to.as_mut_ptr().add(16).cast(), rest);
+        }
+    }
+
+    #[inline(always)]
     fn splat(self, x: f32) -> __m256 {
         op!(_mm256_set1_ps(x))
     }
@@ -99,6 +138,14 @@ impl Lanes for Avx2 {
     #[inline(always)]
     fn fma(self, a: __m256, b: __m256, c: __m256) -> __m256 {
         op!(_mm256_fmadd_ps(a, b, c))
+    }
+    #[inline(always)]
+    fn sub(self, a: __m256, b: __m256) -> __m256 {
+        op!(_mm256_sub_ps(a, b))
+    }
+    #[inline(always)]
+    fn max(self, a: __m256, b: __m256) -> __m256 {
+        op!(_mm256_max_ps(a, b))
     }
     #[inline(always)]
     fn min(self, a: __m256, b: __m256) -> __m256 {
@@ -128,6 +175,18 @@ impl Lanes for Avx2 {
     #[inline(always)]
     fn or(self, a: __m256i, b: __m256i) -> __m256i {
         op!(_mm256_or_si256(a, b))
+    }
+    #[inline(always)]
+    fn xor(self, a: __m256i, b: __m256i) -> __m256i {
+        op!(_mm256_xor_si256(a, b))
+    }
+    #[inline(always)]
+    fn mul_i(self, a: __m256i, b: __m256i) -> __m256i {
+        op!(_mm256_mullo_epi32(a, b))
+    }
+    #[inline(always)]
+    fn count(self) -> __m256i {
+        op!(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7))
     }
     #[inline(always)]
     fn add_i(self, a: __m256i, b: __m256i) -> __m256i {

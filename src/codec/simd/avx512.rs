@@ -78,6 +78,35 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
+    fn load_u24(self, from: &[u8]) -> __m512i {
+        let from: &[u8; 48] = from.first_chunk().unwrap();
+        // SAFETY: the mask reads 12 words, the 48 bytes that are there.
+        unsafe {
+            let dense = _mm512_maskz_loadu_epi32(0x0fff, from.as_ptr().cast());
+            // Three words to each quarter, then three bytes to each word of it.
+            #[rustfmt::skip]
+            let quarters = _mm512_setr_epi32(0, 1, 2, 15, 3, 4, 5, 15, 6, 7, 8, 15, 9, 10, 11, 15);
+            let words = _mm512_permutexvar_epi32(quarters, dense);
+            let order = _mm_setr_epi8(0, 1, 2, -1, 3, 4, 5, -1, 6, 7, 8, -1, 9, 10, 11, -1);
+            _mm512_shuffle_epi8(words, _mm512_broadcast_i32x4(order))
+        }
+    }
+
+    #[inline(always)]
+    fn store_u24(self, v: __m512i, to: &mut [u8]) {
+        let to: &mut [u8; 48] = to.first_chunk_mut().unwrap();
+        // SAFETY: the mask writes 12 words, the 48 bytes that are there.
+        unsafe {
+            let order = _mm_setr_epi8(0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, -1, -1, -1, -1);
+            let words = _mm512_shuffle_epi8(v, _mm512_broadcast_i32x4(order));
+            #[rustfmt::skip]
+            let first = _mm512_setr_epi32(0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, 3, 7, 11, 15);
+            let dense = _mm512_permutexvar_epi32(first, words);
+            _mm512_mask_storeu_epi32(to.as_mut_ptr().cast(), 0x0fff, dense);
+        }
+    }
+
+    #[inline(always)]
     fn splat(self, x: f32) -> __m512 {
         op!(_mm512_set1_ps(x))
     }
@@ -92,6 +121,14 @@ impl Lanes for Avx512 {
     #[inline(always)]
     fn fma(self, a: __m512, b: __m512, c: __m512) -> __m512 {
         op!(_mm512_fmadd_ps(a, b, c))
+    }
+    #[inline(always)]
+    fn sub(self, a: __m512, b: __m512) -> __m512 {
+        op!(_mm512_sub_ps(a, b))
+    }
+    #[inline(always)]
+    fn max(self, a: __m512, b: __m512) -> __m512 {
+        op!(_mm512_max_ps(a, b))
     }
     #[inline(always)]
     fn min(self, a: __m512, b: __m512) -> __m512 {
@@ -123,6 +160,20 @@ impl Lanes for Avx512 {
     #[inline(always)]
     fn or(self, a: __m512i, b: __m512i) -> __m512i {
         op!(_mm512_or_si512(a, b))
+    }
+    #[inline(always)]
+    fn xor(self, a: __m512i, b: __m512i) -> __m512i {
+        op!(_mm512_xor_si512(a, b))
+    }
+    #[inline(always)]
+    fn mul_i(self, a: __m512i, b: __m512i) -> __m512i {
+        op!(_mm512_mullo_epi32(a, b))
+    }
+    #[inline(always)]
+    fn count(self) -> __m512i {
+        op!(_mm512_setr_epi32(
+            0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15
+        ))
     }
     #[inline(always)]
     fn add_i(self, a: __m512i, b: __m512i) -> __m512i {

@@ -114,11 +114,19 @@ pub(super) trait Lanes: Copy {
     /// The low two bytes of each element; all must be below 65,536.
     fn store_u16(self, v: Self::I, to: &mut [u8]);
 
+    /// 3N bytes as little-endian 24-bit integers, widened. Reads no more than those.
+    fn load_u24(self, from: &[u8]) -> Self::I;
+    /// The low three bytes of each element; all must be below 2^24. Writes no more than 3N.
+    fn store_u24(self, v: Self::I, to: &mut [u8]);
+
     fn splat(self, x: f32) -> Self::F;
     fn mul(self, a: Self::F, b: Self::F) -> Self::F;
     fn add(self, a: Self::F, b: Self::F) -> Self::F;
     /// a * b + c, rounded once.
     fn fma(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+    fn sub(self, a: Self::F, b: Self::F) -> Self::F;
+    /// Larger of two numbers, neither NaN.
+    fn max(self, a: Self::F, b: Self::F) -> Self::F;
     /// Smaller of two numbers, neither NaN.
     fn min(self, a: Self::F, b: Self::F) -> Self::F;
     /// Rounded up to an integer.
@@ -127,10 +135,15 @@ pub(super) trait Lanes: Copy {
     fn select(self, m: Self::M, yes: Self::F, no: Self::F) -> Self::F;
 
     fn splat_i(self, x: i32) -> Self::I;
+    /// 0 in the first element, 1 in the second, and so on.
+    fn count(self) -> Self::I;
     fn and(self, a: Self::I, b: Self::I) -> Self::I;
     fn or(self, a: Self::I, b: Self::I) -> Self::I;
+    fn xor(self, a: Self::I, b: Self::I) -> Self::I;
     fn add_i(self, a: Self::I, b: Self::I) -> Self::I;
     fn sub_i(self, a: Self::I, b: Self::I) -> Self::I;
+    /// Low 32 bits of the product.
+    fn mul_i(self, a: Self::I, b: Self::I) -> Self::I;
     /// Larger, signed.
     fn max_i(self, a: Self::I, b: Self::I) -> Self::I;
     /// Smaller, signed.

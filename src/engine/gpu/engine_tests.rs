@@ -15,6 +15,9 @@ use crate::types::{Algorithm, CodecSpec, DType, ReduceOp};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+#[path = "refusal_tests.rs"]
+mod refusals;
+
 const WAIT: Duration = Duration::from_secs(20);
 
 /// A launch, as a kernel saw it.
@@ -433,73 +436,6 @@ fn a_replay_outlives_the_communicator() {
     );
     graph.launch(&stream).unwrap();
     drop(graph);
-}
-
-#[test]
-fn what_cannot_run_is_refused_before_anything_is_launched() {
-    let bench = Bench::new();
-    let (one, two) = (bench.stream(), bench.stream());
-    let other = Device::at(bench.context.driver(), 1).unwrap();
-    let other = Context::primary(&other).unwrap();
-    let foreign = Stream::new(&other).unwrap();
-    let mut ranks = bench.ranks(2, 16, &simple());
-    let engine = &mut ranks[0].engine;
-    let memory = bench.memory(4096);
-    let sum = request(
-        &Problem::new(Collective::AllReduce, DType::F32, 2, 9),
-        "raw",
-    );
-    let send = request(&Problem::new(Collective::SendRecv, DType::F32, 2, 9), "raw");
-    let kept = request(
-        &Problem::new(Collective::AllReduce, DType::F32, 2, 9),
-        "linear8:tensor=4",
-    );
-    let missing = request(
-        &Problem::new(Collective::AllReduce, DType::F16, 2, 9),
-        "raw",
-    );
-    let mut refused = |calls: &[(Request, &Stream)]| {
-        let calls: Vec<_> = calls
-            .iter()
-            .map(|(request, stream)| call(*request, &memory, &memory, stream))
-            .collect();
-        let error = engine.run(&calls).unwrap_err();
-        assert!(engine.is_untouched(), "{error}");
-        error
-    };
-    let unsupported = ErrorKind::Unsupported;
-    for (calls, kind, said) in [
-        (
-            vec![(sum, &foreign)],
-            ErrorKind::InvalidUsage,
-            "another context",
-        ),
-        (
-            vec![(sum, &one), (kept, &one)],
-            unsupported,
-            "linear8:block=256",
-        ),
-        (
-            vec![(sum, &one), (missing, &one)],
-            unsupported,
-            "cinch_raw_f16",
-        ),
-        (
-            vec![(send, &one), (send, &two)],
-            ErrorKind::InvalidUsage,
-            "one stream",
-        ),
-    ] {
-        let error = refused(&calls);
-        assert_eq!(error.kind(), kind, "{error}");
-        assert!(error.message().contains(said), "{error}");
-    }
-    let _ = Graph::capture(&two, CaptureMode::Relaxed, |two| {
-        let error = refused(&[(sum, &one), (sum, two)]);
-        assert!(error.message().contains("same capture"), "{error}");
-        Ok(())
-    });
-    assert!(bench.take().is_empty());
 }
 
 #[test]

@@ -3,10 +3,11 @@
 //! A kernel that the driver loads at its first launch may wait for all others to end, for ever if
 //! one of them waits for it; so none is left for later.
 
+use crate::codec::KERNEL_CODECS;
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::{Context, Function, Module, kernels};
-use crate::plan::Plan;
-use crate::types::{CodecKind, DType, Protocol};
+use crate::plan::{Plan, Request};
+use crate::types::{CodecKind, DType, Protocol, ScaleRule};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -110,6 +111,38 @@ impl Kernels {
     }
 }
 
+/// Refuses a call that no kernel runs, whatever the GPU. All ranks decide alike.
+///
+/// # Errors
+/// Unsupported if the codec has no kernels, rounds at random, or keeps scales from call to call.
+pub fn check(request: &Request) -> Result<()> {
+    let spec = request.codec;
+    let why = if spec.is_lossy() && !KERNEL_CODECS.contains(&spec.kind) {
+        format!(
+            "{} has no kernels and works on host buffers only; take one of raw, {}",
+            spec.kind.name(),
+            KERNEL_CODECS.map(CodecKind::name).join(", ")
+        )
+    } else if spec.seed != 0 {
+        format!(
+            "kernels do not round at random, and its seed is {}; leave the seed out",
+            spec.seed
+        )
+    } else if spec.kind.has_scale() && matches!(spec.scale, ScaleRule::Tensor { .. }) {
+        format!(
+            "scales that live from call to call are kept for host buffers only; give the codec a \
+             block (\"{}:block=256\")",
+            spec.kind.name()
+        )
+    } else {
+        return Ok(());
+    };
+    Err(Error::new(
+        ErrorKind::Unsupported,
+        format!("{} with codec {spec} on a GPU: {why}", request.collective),
+    ))
+}
+
 /// The kernel that runs a plan.
 pub fn name_for(plan: &Plan) -> String {
     let suffix = match plan.protocol {
@@ -142,10 +175,7 @@ fn names() -> Vec<String> {
         );
         names.push(format!("cinch_oneshot_{dtype}"));
     }
-    for kind in CodecKind::ALL
-        .into_iter()
-        .filter(|&kind| kind != CodecKind::Raw)
-    {
+    for kind in KERNEL_CODECS {
         for dtype in [DType::F32, DType::F16, DType::BF16] {
             names.push(format!("cinch_coded_{}_{dtype}", kind.name()));
         }

@@ -31,7 +31,7 @@ use crate::simd::Isa;
 use crate::sync::Fault;
 use crate::sys::cuda::CuStream;
 use crate::sys::log::{self, Level};
-use crate::types::{Collective, SIGNATURE_WORDS, ScaleRule, TransportKind};
+use crate::types::{Collective, SIGNATURE_WORDS, TransportKind};
 use blobs::{BlobPool, Placed};
 use kernels::Kernels;
 use launch::{Prepared, capture_of, copy, own_context};
@@ -178,8 +178,9 @@ impl GpuEngine {
     /// The candidates for `request`, as text.
     ///
     /// # Errors
-    /// As for [`Planner::plan`].
+    /// As for [`kernels::check`] and [`Planner::plan`].
     pub fn explain(&self, request: &Request) -> Result<String> {
+        kernels::check(request)?;
         self.planner.explain(request)
     }
 
@@ -233,20 +234,7 @@ impl GpuEngine {
 
     /// What launching the plan of `request` takes.
     fn prepare(&mut self, request: &Request) -> Result<Arc<Prepared>> {
-        if let ScaleRule::Tensor { .. } = request.codec.scale
-            && request.codec.kind.has_scale()
-        {
-            return Err(Error::new(
-                ErrorKind::Unsupported,
-                format!(
-                    "{} with codec {}: scales that live from call to call are kept for host \
-                     buffers only; give the codec a block (\"{}:block=256\")",
-                    request.collective,
-                    request.codec,
-                    request.codec.kind.name()
-                ),
-            ));
-        }
+        kernels::check(request)?;
         let plan = self.planner.plan(request)?;
         let key = Arc::as_ptr(&plan).addr();
         if let Some(known) = self.prepared.get(&key) {

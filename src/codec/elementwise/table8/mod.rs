@@ -3,8 +3,8 @@
 
 mod simd;
 
-use super::super::ErrorLaw;
 use super::super::table::Magnitudes;
+use super::super::{ErrorLaw, Zero};
 use super::ElementFormat;
 use crate::types::{CodecKind, CodecSpec};
 
@@ -40,7 +40,7 @@ impl Table8 {
 
 impl ElementFormat for Table8 {
     const BYTES: usize = 1;
-    const SIGNED_ZERO: bool = false;
+    const ZERO: Zero = Zero::Positive;
 
     fn spec(&self) -> CodecSpec {
         CodecSpec {
