@@ -37,6 +37,7 @@ mod static8;
 mod stats;
 mod table;
 mod tensor_scales;
+mod trunc;
 mod wire;
 
 pub use kernel_params::{KERNEL_CODECS, kernel_params};
@@ -244,6 +245,9 @@ pub fn build(spec: CodecSpec, isa: Isa) -> Result<Option<Arc<dyn Codec>>> {
         CodecKind::MinMax2 => Arc::new(minmax::MinMax::<2>::new(spec, isa)),
         CodecKind::MinMax4 => Arc::new(minmax::MinMax::<4>::new(spec, isa)),
         CodecKind::MinMax8 => Arc::new(minmax::MinMax::<8>::new(spec, isa)),
+        CodecKind::Trunc8 => Arc::new(trunc::Trunc::new(trunc::Upper::<8>, isa)),
+        CodecKind::Trunc16 => Arc::new(trunc::Trunc::new(trunc::Upper::<16>, isa)),
+        CodecKind::Trunc24 => Arc::new(trunc::Trunc::new(trunc::Upper::<24>, isa)),
     }))
 }
 

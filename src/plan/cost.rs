@@ -61,7 +61,11 @@ fn codec_seconds(kind: CodecKind) -> (f64, f64) {
     match kind {
         CodecKind::Raw => (0.0, 0.0),
         CodecKind::Linear8 => (0.13e-9, 0.05e-9),
-        CodecKind::CastBf16 | CodecKind::Cast16 => (0.06e-9, 0.05e-9),
+        CodecKind::CastBf16
+        | CodecKind::Cast16
+        | CodecKind::Trunc8
+        | CodecKind::Trunc16
+        | CodecKind::Trunc24 => (0.06e-9, 0.05e-9),
         CodecKind::Dynamic8 => (0.36e-9, 0.08e-9),
         CodecKind::MinMax1 | CodecKind::MinMax2 | CodecKind::MinMax4 => (0.3e-9, 0.15e-9),
         CodecKind::MinMax8 => (0.2e-9, 0.08e-9),

@@ -110,6 +110,12 @@ codecs! {
     MinMax4 = 9, "minmax4", [BLOCK, SEED];
     /// 8-bit integer between smallest and largest of the block.
     MinMax8 = 10, "minmax8", [BLOCK, SEED];
+    /// The upper byte of an fp32 number.
+    Trunc8 = 11, "trunc8", [];
+    /// The upper two bytes of an fp32 number.
+    Trunc16 = 12, "trunc16", [];
+    /// The upper three bytes of an fp32 number.
+    Trunc24 = 13, "trunc24", [];
 }
 
 impl CodecKind {

@@ -224,6 +224,10 @@ fn half_step(codec: CodecKind, abs_max: f64) -> f64 {
             CodecKind::MinMax2 => 1.0 / 3.0,
             CodecKind::MinMax4 => 1.0 / 15.0,
             CodecKind::MinMax8 => 1.0 / 255.0,
+            // Truncation, by the bits of the mantissa that stay; none of them in one byte.
+            CodecKind::Trunc8 => 0.75,
+            CodecKind::Trunc16 => 2f64.powi(-7),
+            CodecKind::Trunc24 => 2f64.powi(-15),
         }
         + match codec {
             CodecKind::Static8 | CodecKind::Mantissa8 => 1e-6,

@@ -4,6 +4,7 @@
 mod table8;
 mod vector;
 
+use super::pack::code_bytes;
 use super::simd::{Available, launch};
 use super::wire::{Layout, ends_chunk};
 use super::{Codec, Description, EncodeStats, ErrorLaw, Reencode, Span, Zero};
@@ -15,8 +16,8 @@ use vector::{Decode, Encode};
 
 /// The meaning of a code.
 pub(super) trait ElementFormat: Debug + Send + Sync + 'static {
-    /// Bytes of a code: 1 or 2.
-    const BYTES: usize;
+    /// Bits of a code: 2, 8, 16 or 24.
+    const BITS: usize;
 
     /// What a zero comes back as.
     const ZERO: Zero;
@@ -25,10 +26,10 @@ pub(super) trait ElementFormat: Debug + Send + Sync + 'static {
     fn spec(&self) -> CodecSpec;
 
     /// The code of any element.
-    fn encode(&self, x: f32) -> u16;
+    fn encode(&self, x: f32) -> u32;
 
     /// The value of any code.
-    fn decode(&self, code: u16) -> f32;
+    fn decode(&self, code: u32) -> f32;
 
     /// The largest finite value. What is beyond saturates.
     fn largest(&self) -> f32;
@@ -53,15 +54,15 @@ impl<F: VectorFormat> Elementwise<F> {
     }
 
     fn layout(&self, n: usize) -> Layout {
-        Layout::new(n, 8 * F::BYTES, 0)
+        Layout::new(n, F::BITS, 0)
     }
 
     fn decode_span<const REDUCE: bool>(&self, span: Span, wire: &[u8], dst: &mut [f32]) {
-        ends_chunk(span, dst.len(), 1);
+        ends_chunk(span, dst.len(), self.granule());
         let (codes, _) = self.layout(span.chunk).split(wire);
         let decode = Decode::<F, REDUCE> {
             format: &self.format,
-            codes: &codes[F::BYTES * span.at..F::BYTES * (span.at + dst.len())],
+            codes: &codes[code_bytes(span.at, F::BITS)..code_bytes(span.at + dst.len(), F::BITS)],
             dst,
         };
         launch(self.isa, decode);
@@ -73,8 +74,9 @@ impl<F: VectorFormat> Codec for Elementwise<F> {
         self.format.spec()
     }
 
+    /// Spans start at whole bytes.
     fn granule(&self) -> usize {
-        1
+        if F::BITS < 8 { 8 / F::BITS } else { 1 }
     }
 
     fn wire_bytes(&self, n: usize) -> usize {
@@ -83,7 +85,7 @@ impl<F: VectorFormat> Codec for Elementwise<F> {
 
     fn description(&self) -> Description {
         Description {
-            code_bits: 8 * F::BYTES,
+            code_bits: F::BITS,
             block_numbers: 0,
             poisons_block: false,
             zero: F::ZERO,
@@ -108,12 +110,13 @@ impl<F: VectorFormat> Codec for Elementwise<F> {
         stats: Option<&mut EncodeStats>,
     ) {
         assert_eq!(scale, None, "this format has no scale");
-        let ends = ends_chunk(span, src.len(), 1);
+        let ends = ends_chunk(span, src.len(), self.granule());
         let (codes, _) = self.layout(span.chunk).split_mut(wire, ends);
+        let bytes = code_bytes(span.at, F::BITS)..code_bytes(span.at + src.len(), F::BITS);
         let encode = Encode {
             format: &self.format,
             src,
-            codes: &mut codes[F::BYTES * span.at..F::BYTES * (span.at + src.len())],
+            codes: &mut codes[bytes],
             stats,
         };
         launch(self.isa, encode);

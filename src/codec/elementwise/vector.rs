@@ -1,7 +1,8 @@
 //! The loops, scalar and over [`Lanes`].
 
 use super::super::EncodeStats;
-use super::super::simd::{Kernel, Lanes, WIDEST, abs_bits, load_part};
+use super::super::pack::{code_bytes, load, load_part, put, store, store_part, take};
+use super::super::simd::{Kernel, Lanes, WIDEST, abs_bits, load_part as load_floats};
 use super::ElementFormat;
 
 /// Largest finite magnitude, as bits.
@@ -34,8 +35,11 @@ impl<F: VectorFormat> Kernel for Encode<'_, F> {
     type Output = ();
 
     fn scalar(self) {
-        for (&x, out) in self.src.iter().zip(self.codes.chunks_exact_mut(F::BYTES)) {
-            out.copy_from_slice(&self.format.encode(x).to_le_bytes()[..F::BYTES]);
+        if F::BITS < 8 {
+            self.codes.fill(0);
+        }
+        for (i, &x) in self.src.iter().enumerate() {
+            put(F::BITS, self.codes, i, self.format.encode(x));
         }
         if let Some(stats) = self.stats {
             for &x in self.src {
@@ -72,24 +76,25 @@ impl<F: VectorFormat> Encode<'_, F> {
         let mut stats = EncodeStats::default();
         // Counters of an element are 32 bits wide: bounded pieces keep them far from overflow.
         const PIECE: usize = 1 << 20;
-        let pieces = self.codes.chunks_mut(PIECE * F::BYTES);
-        for (x, codes) in self.src.chunks(PIECE).zip(pieces) {
+        let pieces = self.codes.chunks_mut(code_bytes(PIECE, F::BITS));
+        for (piece, codes) in self.src.chunks(PIECE).zip(pieces) {
             let mut looks = Looks::new(lanes, largest);
-            let mut whole = x.chunks_exact(L::N);
-            let mut out = codes.chunks_exact_mut(L::N * F::BYTES);
+            let mut whole = piece.chunks_exact(L::N);
+            let mut out = codes.chunks_exact_mut(code_bytes(L::N, F::BITS));
             for (x, out) in (&mut whole).zip(&mut out) {
                 let x = lanes.load(x);
-                store::<F, L>(lanes, F::encode_lanes(lanes, registers, x), out);
+                let code = F::encode_lanes(lanes, registers, x);
+                store(F::BITS, lanes, code, out);
                 if STATS {
                     looks.at(x);
                 }
             }
-            let (rest, out) = (whole.remainder(), out.into_remainder());
+            let rest = whole.remainder();
             if !rest.is_empty() {
-                let x = load_part(lanes, rest);
-                let mut buffer = [0; 2 * WIDEST];
-                store::<F, L>(lanes, F::encode_lanes(lanes, registers, x), &mut buffer);
-                out.copy_from_slice(&buffer[..out.len()]);
+                let x = load_floats(lanes, rest);
+                let code = F::encode_lanes(lanes, registers, x);
+                let at = code_bytes(piece.len() - rest.len(), F::BITS);
+                store_part(F::BITS, lanes, code, rest.len(), &mut codes[at..]);
                 if STATS {
                     looks.at(x);
                 }
@@ -162,10 +167,8 @@ impl<F: VectorFormat, const REDUCE: bool> Kernel for Decode<'_, F, REDUCE> {
     type Output = ();
 
     fn scalar(self) {
-        for (code, out) in self.codes.chunks_exact(F::BYTES).zip(self.dst) {
-            let mut whole = [0; 2];
-            whole[..F::BYTES].copy_from_slice(code);
-            let value = self.format.decode(u16::from_le_bytes(whole));
+        for (i, out) in self.dst.iter_mut().enumerate() {
+            let value = self.format.decode(take(F::BITS, self.codes, i));
             *out = if REDUCE { *out + value } else { value };
         }
     }
@@ -173,44 +176,28 @@ impl<F: VectorFormat, const REDUCE: bool> Kernel for Decode<'_, F, REDUCE> {
     #[inline(always)]
     fn vector<L: Lanes>(self, lanes: L) {
         let registers = self.format.registers(lanes);
-        let mut whole = self.codes.chunks_exact(L::N * F::BYTES);
+        let at = code_bytes(self.dst.len() / L::N * L::N, F::BITS);
+        let (whole, rest) = self.codes.split_at(at);
+        let whole = whole.chunks_exact(code_bytes(L::N, F::BITS));
         let mut out = self.dst.chunks_exact_mut(L::N);
-        for (codes, out) in (&mut whole).zip(&mut out) {
-            let value = F::decode_lanes(lanes, registers, load::<F, L>(lanes, codes));
+        for (codes, out) in whole.zip(&mut out) {
+            let value = F::decode_lanes(lanes, registers, load(F::BITS, lanes, codes));
             let sum = match REDUCE {
                 true => lanes.add(lanes.load(out), value),
                 false => value,
             };
             lanes.store(sum, out);
         }
-        let (rest, out) = (whole.remainder(), out.into_remainder());
-        if !rest.is_empty() {
-            let mut padded = [0; 2 * WIDEST];
-            padded[..rest.len()].copy_from_slice(rest);
-            let value = F::decode_lanes(lanes, registers, load::<F, L>(lanes, &padded));
+        let out = out.into_remainder();
+        if !out.is_empty() {
+            let value = F::decode_lanes(lanes, registers, load_part(F::BITS, lanes, rest));
             let sum = match REDUCE {
-                true => lanes.add(load_part(lanes, out), value),
+                true => lanes.add(load_floats(lanes, out), value),
                 false => value,
             };
             let mut buffer = [0.0; WIDEST];
             lanes.store(sum, &mut buffer);
             out.copy_from_slice(&buffer[..out.len()]);
         }
-    }
-}
-
-#[inline(always)]
-fn store<F: ElementFormat, L: Lanes>(lanes: L, code: L::I, to: &mut [u8]) {
-    match F::BYTES {
-        1 => lanes.store_u8(code, to),
-        _ => lanes.store_u16(code, to),
-    }
-}
-
-#[inline(always)]
-fn load<F: ElementFormat, L: Lanes>(lanes: L, from: &[u8]) -> L::I {
-    match F::BYTES {
-        1 => lanes.load_u8(from),
-        _ => lanes.load_u16(from),
     }
 }

@@ -39,7 +39,7 @@ impl Table8 {
 }
 
 impl ElementFormat for Table8 {
-    const BYTES: usize = 1;
+    const BITS: usize = 8;
     const ZERO: Zero = Zero::Positive;
 
     fn spec(&self) -> CodecSpec {
@@ -49,19 +49,19 @@ impl ElementFormat for Table8 {
         }
     }
 
-    fn encode(&self, x: f32) -> u16 {
+    fn encode(&self, x: f32) -> u32 {
         if !x.is_finite() {
             return NOT_FINITE.into();
         }
         match self.magnitudes.nearest(x.abs()) {
             0 => 0,
-            magnitude if x < 0.0 => u16::from(magnitude | 0x80),
+            magnitude if x < 0.0 => (magnitude | 0x80).into(),
             magnitude => magnitude.into(),
         }
     }
 
-    fn decode(&self, code: u16) -> f32 {
-        let magnitude = self.magnitudes.values()[usize::from(code & 0x7f)];
+    fn decode(&self, code: u32) -> f32 {
+        let magnitude = self.magnitudes.values()[(code & 0x7f) as usize];
         match code as u8 {
             NOT_FINITE => f32::NAN,
             0x81.. => -magnitude,

@@ -1,0 +1,140 @@
+//! `trunc8`, `trunc16`, `trunc24`: the upper 1, 2 or 3 bytes of each fp32 number.
+//!
+//! Source: compression.md 1.4 (ADT's Bitpack). No rounding: towards zero, with the sign, so that
+//! -0 stays -0. The kept bytes are little endian, element after element; decoding puts zeros
+//! where bytes were dropped. `trunc16` is bfloat16 by truncation; `trunc8` keeps seven bits of the
+//! exponent and loses up to three quarters of a number.
+//!
+//! Where the source swallows what is not finite, this does not: a NaN becomes a quiet one first,
+//! whose mark is among the upper two bytes. One byte has no room for that; there 0x7f and 0xff,
+//! which the source gives to numbers from 2^127 up, stand for NaN, and such numbers saturate at
+//! 0x7e. For all other elements the codes are the source's.
+
+mod simd;
+
+use super::elementwise::{ElementFormat, Elementwise};
+use super::{ErrorLaw, Zero};
+use crate::types::{CodecKind, CodecSpec};
+
+/// The codec that keeps `BITS` bits.
+pub(super) type Trunc<const BITS: usize> = Elementwise<Upper<BITS>>;
+
+/// Meaning of the codes.
+#[derive(Debug)]
+pub(super) struct Upper<const BITS: usize>;
+
+/// Infinity, as bits.
+const INFINITE: u32 = 0x7f80_0000;
+/// What makes a NaN quiet.
+const QUIET: u32 = 0x0040_0000;
+/// The magnitude code of `trunc8` for what is not finite.
+const NOT_FINITE: u32 = 0x7f;
+/// The largest magnitude that `trunc8` does not confuse with it.
+const LARGEST8: u32 = 0x7eff_ffff;
+
+impl<const BITS: usize> ElementFormat for Upper<BITS> {
+    const BITS: usize = BITS;
+    const ZERO: Zero = Zero::Signed;
+
+    fn spec(&self) -> CodecSpec {
+        CodecSpec::of(match BITS {
+            8 => CodecKind::Trunc8,
+            16 => CodecKind::Trunc16,
+            _ => CodecKind::Trunc24,
+        })
+    }
+
+    fn encode(&self, x: f32) -> u32 {
+        let sign = x.to_bits() & 0x8000_0000;
+        let magnitude = x.to_bits() & 0x7fff_ffff;
+        let kept = match BITS {
+            8 if magnitude >= INFINITE => magnitude | NOT_FINITE << 24,
+            8 => magnitude.min(LARGEST8),
+            _ if magnitude > INFINITE => magnitude | QUIET,
+            _ => magnitude,
+        };
+        (sign | kept) >> (32 - BITS)
+    }
+
+    fn decode(&self, code: u32) -> f32 {
+        match BITS {
+            8 if code & 0x7f == NOT_FINITE => f32::NAN,
+            _ => f32::from_bits(code << (32 - BITS)),
+        }
+    }
+
+    fn largest(&self) -> f32 {
+        match BITS {
+            8 => f32::from_bits(LARGEST8),
+            _ => f32::MAX,
+        }
+    }
+
+    /// A part of x, or what lies below the smallest magnitude.
+    fn error_bound(&self, x: f32) -> f32 {
+        let law = self.errors();
+        ((law.of_value * f64::from(x.abs()) + law.floor) as f32).next_up()
+    }
+
+    fn errors(&self) -> ErrorLaw {
+        ErrorLaw {
+            of_value: match BITS {
+                8 => 0.75,
+                16 => 2f64.powi(-7),
+                _ => 2f64.powi(-15),
+            },
+            floor: f64::from(f32::from_bits(1 << (32 - BITS))),
+            largest: self.largest().into(),
+            ..ErrorLaw::EXACT
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn both<const BITS: usize>(x: f32) -> (u32, f32) {
+        let code = Upper::<BITS>.encode(x);
+        (code, Upper::<BITS>.decode(code))
+    }
+
+    #[test]
+    fn golden_values() {
+        assert_eq!(both::<24>(1.23), (0x3f9d70, 1.229_980_5));
+        assert_eq!(both::<16>(1.23), (0x3f9d, 1.226_562_5));
+        assert_eq!(both::<8>(1.23), (0x3f, 0.5));
+        assert_eq!(both::<16>(-std::f32::consts::PI), (0xc049, -3.140_625));
+    }
+
+    #[test]
+    fn what_is_not_finite_stays_so() {
+        let faint = f32::from_bits(INFINITE + 1);
+        assert_eq!(both::<16>(f32::INFINITY).1, f32::INFINITY);
+        assert_eq!(both::<24>(f32::NEG_INFINITY).1, f32::NEG_INFINITY);
+        assert!(both::<16>(faint).1.is_nan() && both::<24>(-faint).1.is_nan());
+        for x in [faint, f32::INFINITY, f32::NEG_INFINITY, f32::NAN] {
+            assert!(both::<8>(x).1.is_nan());
+        }
+        assert_eq!(both::<8>(f32::MAX), (0x7e, f32::from_bits(0x7e00_0000)));
+        assert_eq!(both::<8>(-2f32.powi(127)).0, 0xfe);
+    }
+
+    /// The source's figures: three bytes to 2^-15, two to 2^-7, one to three quarters.
+    #[test]
+    fn truncation_has_its_law() {
+        let x: Vec<f32> = (0..1 << 16)
+            .map(|i| (i as f32 / 65_536.0 * 4.0).exp2())
+            .collect();
+        let worst = |y: fn(f32) -> f32| {
+            let errors = x.iter().map(|&x| (x - y(x)) / x);
+            errors.fold((0f32, 0f32), |(low, high), e| (low.min(e), high.max(e)))
+        };
+        let (low, high) = worst(|x| both::<24>(x).1);
+        assert!(low >= 0.0 && high < 2f32.powi(-15) && high > 0.9 * 2f32.powi(-15));
+        let (low, high) = worst(|x| both::<16>(x).1);
+        assert!(low >= 0.0 && high < 2f32.powi(-7) && high > 0.9 * 2f32.powi(-7));
+        let (low, high) = worst(|x| both::<8>(x).1);
+        assert!(low >= 0.0 && high < 0.75 && high > 0.74);
+    }
+}
