@@ -24,6 +24,7 @@ mod cast16;
 mod cast_bf16;
 mod dynamic8;
 mod elementwise;
+mod fp8;
 mod kernel_params;
 mod linear8;
 mod mantissa8;
@@ -248,6 +249,8 @@ pub fn build(spec: CodecSpec, isa: Isa) -> Result<Option<Arc<dyn Codec>>> {
         CodecKind::Trunc8 => Arc::new(trunc::Trunc::new(trunc::Upper::<8>, isa)),
         CodecKind::Trunc16 => Arc::new(trunc::Trunc::new(trunc::Upper::<16>, isa)),
         CodecKind::Trunc24 => Arc::new(trunc::Trunc::new(trunc::Upper::<24>, isa)),
+        CodecKind::Fp8E4M3 => Arc::new(fp8::Fp8::new(fp8::Small::<3>, spec.scale, isa)),
+        CodecKind::Fp8E5M2 => Arc::new(fp8::Fp8::new(fp8::Small::<2>, spec.scale, isa)),
     }))
 }
 

@@ -116,6 +116,10 @@ codecs! {
     Trunc16 = 12, "trunc16", [];
     /// The upper three bytes of an fp32 number.
     Trunc24 = 13, "trunc24", [];
+    /// 8-bit float with 4 exponent and 3 mantissa bits, times absmax/448.
+    Fp8E4M3 = 14, "fp8_e4m3", [BLOCK, TENSOR];
+    /// 8-bit float with 5 exponent and 2 mantissa bits, times absmax/57,344.
+    Fp8E5M2 = 15, "fp8_e5m2", [BLOCK, TENSOR];
 }
 
 impl CodecKind {

@@ -224,6 +224,9 @@ fn half_step(codec: CodecKind, abs_max: f64) -> f64 {
             CodecKind::MinMax2 => 1.0 / 3.0,
             CodecKind::MinMax4 => 1.0 / 15.0,
             CodecKind::MinMax8 => 1.0 / 255.0,
+            // Half of the last mantissa bit.
+            CodecKind::Fp8E4M3 => 2f64.powi(-4),
+            CodecKind::Fp8E5M2 => 2f64.powi(-3),
             // Truncation, by the bits of the mantissa that stay; none of them in one byte.
             CodecKind::Trunc8 => 0.75,
             CodecKind::Trunc16 => 2f64.powi(-7),
