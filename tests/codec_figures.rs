@@ -134,7 +134,9 @@ fn truncation_is_biased_as_the_source_says() {
     let n = size(1 << 20, 1 << 24);
     let x = codecs::Random::new(SEED).gaussian(n, 1.0);
     for (text, shrinks) in [("trunc24", 1.1e-5), ("trunc16", 0.0028), ("trunc8", 0.48)] {
-        let codec = build(text.parse().unwrap(), Isa::detect()).unwrap().unwrap();
+        let codec = build(text.parse().unwrap(), Isa::detect())
+            .unwrap()
+            .unwrap();
         let mut wire = vec![0; codec.wire_bytes(n)];
         let mut y = vec![0.0; n];
         codec.encode(Span::whole(n), &x, None, &mut wire, None);

@@ -34,6 +34,7 @@ mod random;
 mod scaled;
 #[allow(unsafe_code)]
 mod simd;
+mod stand_alone;
 mod static8;
 mod stats;
 mod table;
@@ -43,6 +44,7 @@ mod wire;
 
 pub use kernel_params::{KERNEL_CODECS, kernel_params};
 pub use random::Random;
+pub use stand_alone::{Layout, StandAlone};
 pub use stats::abs_max;
 pub use tensor_scales::TensorScales;
 

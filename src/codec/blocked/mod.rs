@@ -9,12 +9,13 @@ mod kernel;
 
 use super::pack::code_bytes;
 use super::simd::{Available, Lanes, launch};
-use super::wire::{Layout, ends_chunk};
-use super::{Codec, Description, EncodeStats, ErrorLaw, Reencode, Span, Zero};
+use super::wire::{Layout, ends_chunk, read_scale, write_scale};
+use super::{Codec, Description, EncodeStats, ErrorLaw, Random, Reencode, Span, Zero};
 use crate::types::{CodecKind, CodecSpec, ScaleRule};
 pub(super) use kernel::load_any;
 use kernel::{Decode, Encode};
 use std::fmt::Debug;
+use std::marker::PhantomData;
 
 /// Numbers of a block; a format with one leaves the other 0.
 pub(super) type Numbers = [f32; 2];
@@ -73,7 +74,7 @@ pub(super) struct Blocked<F> {
     block: u32,
     seed: u8,
     isa: Available,
-    format: std::marker::PhantomData<F>,
+    format: PhantomData<F>,
 }
 
 impl<F: BlockFormat> Blocked<F> {
@@ -87,7 +88,7 @@ impl<F: BlockFormat> Blocked<F> {
             block,
             seed: spec.seed,
             isa,
-            format: std::marker::PhantomData,
+            format: PhantomData,
         }
     }
 
@@ -109,6 +110,51 @@ impl<F: BlockFormat> Blocked<F> {
         };
         launch(self.isa, decode);
     }
+}
+
+/// Encodes one block of any length into exactly its codes and returns its numbers.
+pub(super) fn encode_block<F: BlockFormat>(
+    isa: Available,
+    random: Option<Random>,
+    src: &[f32],
+    codes: &mut [u8],
+    stats: &mut EncodeStats,
+) -> Numbers {
+    let mut numbers = [0; 8];
+    let encode = Encode::<F> {
+        format: PhantomData,
+        block: src.len().max(1),
+        first_block: 0,
+        first: 0,
+        random,
+        src,
+        codes,
+        numbers: &mut numbers,
+        stats: Some(stats),
+    };
+    launch(isa, encode);
+    [read_scale(&numbers, 0), read_scale(&numbers, 1)]
+}
+
+/// Decodes one block of any length from exactly its codes.
+pub(super) fn decode_block<F: BlockFormat>(
+    isa: Available,
+    numbers: Numbers,
+    codes: &[u8],
+    dst: &mut [f32],
+) {
+    let mut bytes = [0; 8];
+    write_scale(&mut bytes, 0, numbers[0]);
+    write_scale(&mut bytes, 1, numbers[1]);
+    let decode = Decode::<F, false> {
+        format: PhantomData,
+        block: dst.len().max(1),
+        first_block: 0,
+        codes,
+        numbers: &bytes,
+        dst,
+    };
+    launch(isa, decode);
 }
 
 impl<F: BlockFormat> Codec for Blocked<F> {
