@@ -369,6 +369,33 @@ typedef uint32_t cinch_transport_t;
 #endif // __cplusplus
 
 /**
+ * How an encoded array is laid out.
+ */
+enum cinch_layout_t
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /**
+     * As a chunk of a collective: codes, zeros up to a multiple of 16 bytes, then the numbers
+     * of the blocks, all little endian.
+     */
+    CINCH_LAYOUT_CHUNK = 0,
+    /**
+     * As the format's source published it: `minmax1/2/4/8` as CompLL's messages with a header
+     * of 10 bytes, `trunc8/16/24` as ADT's packed bytes without any.
+     */
+    CINCH_LAYOUT_PUBLISHED = 1,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum cinch_layout_t cinch_layout_t;
+#else
+typedef uint32_t cinch_layout_t;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
  * A communicator: a group of ranks that call collectives together.
  *
  * Only pointers to it exist; they are tickets, and must not be dereferenced.
@@ -894,6 +921,54 @@ cinch_result_t cinch_call_init(cinch_call_t *call, size_t size, uint32_t version
  * only. Inside a group, the report is filled by the outermost `cinch_group_end`.
  */
 cinch_result_t cinch_call(const cinch_call_t *call, cinch_report_t *report);
+
+/**
+ * Bytes of `count` elements encoded with `codec`, to `*bytes`. They do not depend on the type of
+ * the elements.
+ */
+cinch_result_t cinch_wire_bytes(const char *codec,
+                                cinch_layout_t layout,
+                                size_t count,
+                                size_t *bytes);
+
+/**
+ * Elements of an encoded array in a published layout, which is all of the `wire_bytes` bytes at
+ * `wire`, to `*count`. The layout of chunks does not say how many it holds.
+ */
+cinch_result_t cinch_wire_count(const char *codec,
+                                cinch_layout_t layout,
+                                const void *wire,
+                                size_t wire_bytes,
+                                size_t *count);
+
+/**
+ * Encodes `count` elements of type f32, f16 or bf16 at `src` into `wire`, which has room for
+ * `wire_bytes` bytes; `cinch_wire_bytes` says how many are written. The two do not overlap.
+ *
+ * `draw` matters to codecs that round at random (`minmax4:seed=1`): calls with the same seed and
+ * the same `draw` draw the same numbers, so count it up from call to call.
+ */
+cinch_result_t cinch_encode(const char *codec,
+                            cinch_layout_t layout,
+                            const void *src,
+                            size_t count,
+                            cinch_dtype_t dtype,
+                            uint64_t draw,
+                            void *wire,
+                            size_t wire_bytes);
+
+/**
+ * Decodes the first `count` elements of the `wire_bytes` bytes at `wire` into `dst`, as type f32,
+ * f16 or bf16. A published layout must hold exactly so many. The two do not overlap; `dst` is
+ * written on success only.
+ */
+cinch_result_t cinch_decode(const char *codec,
+                            cinch_layout_t layout,
+                            const void *wire,
+                            size_t wire_bytes,
+                            void *dst,
+                            size_t count,
+                            cinch_dtype_t dtype);
 
 #ifdef __cplusplus
 }  // extern "C"

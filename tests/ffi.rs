@@ -15,6 +15,7 @@ const PROGRAMS: &[&str] = &[
     "ffi-tests/all_collectives.c",
     "ffi-tests/groups.c",
     "ffi-tests/report.c",
+    "ffi-tests/codecs.c",
     "ffi-tests/split.c",
     "ffi-tests/cpp_header.cpp",
     "examples/allreduce.c",
@@ -326,6 +327,13 @@ fn live_groups() {
 #[test]
 fn live_report() {
     run_all_ways("ffi-tests/report.c", "report");
+}
+
+#[test]
+fn live_codecs() {
+    for flags in [&[], ASAN] {
+        run("ffi-tests/codecs.c", "codecs", flags, 1);
+    }
 }
 
 #[test]

@@ -21,6 +21,7 @@ const FILES: &[&str] = &[
     "op",
     "report",
     "call",
+    "codec",
 ];
 
 fn root() -> &'static Path {

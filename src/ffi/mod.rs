@@ -12,6 +12,7 @@
 mod guard;
 
 mod call;
+mod codec;
 mod collectives;
 mod comm;
 mod config;

@@ -1,0 +1,126 @@
+/* Arrays encoded and decoded without a communicator, in both layouts. */
+#include "harness.h"
+
+#include <math.h>
+#include <stdint.h>
+
+#define COUNT 1000
+
+static float data[COUNT], back[COUNT];
+
+/* A CompLL message and packed bytes, as their sources have them. */
+static void published(void) {
+    static const float x[] = {-5, 2, -3, 7, -1, 5, 3};
+    static const unsigned char message[] = {4,    1,    0x00, 0x00, 0xa0, 0xc0, 0x00,
+                                            0x00, 0xe0, 0x40, 0x90, 0xf2, 0xc5, 0x0a};
+    static const unsigned char packed[] = {0x70, 0x9d, 0x3f};
+    const float one = 1.23f;
+    unsigned char wire[16];
+    float y[7];
+    size_t bytes = 0, count = 0;
+
+    OK(cinch_wire_bytes("minmax4", CINCH_LAYOUT_PUBLISHED, 7, &bytes));
+    CHECK(bytes == sizeof message);
+    memset(wire, 0xee, sizeof wire);
+    OK(cinch_encode("minmax4", CINCH_LAYOUT_PUBLISHED, x, 7, CINCH_F32, 0, wire, bytes));
+    CHECK(memcmp(wire, message, sizeof message) == 0);
+    CHECK(wire[14] == 0xee && wire[15] == 0xee);
+    OK(cinch_wire_count("minmax4", CINCH_LAYOUT_PUBLISHED, wire, bytes, &count));
+    CHECK(count == 7);
+    OK(cinch_decode("minmax4", CINCH_LAYOUT_PUBLISHED, message, bytes, y, 7, CINCH_F32));
+    CHECK(y[0] == -5 && y[3] == 7 && fabs(y[1] - 2.2) < 1e-5);
+    FAILS(cinch_decode("minmax4", CINCH_LAYOUT_PUBLISHED, message, bytes, y, 6, CINCH_F32),
+          CINCH_ERROR_INVALID_ARGUMENT, "6 elements");
+    FAILS(cinch_decode("minmax2", CINCH_LAYOUT_PUBLISHED, message, bytes, y, 7, CINCH_F32),
+          CINCH_ERROR_INVALID_ARGUMENT, "minmax4");
+
+    OK(cinch_encode("trunc24", CINCH_LAYOUT_PUBLISHED, &one, 1, CINCH_F32, 0, wire, 3));
+    CHECK(memcmp(wire, packed, sizeof packed) == 0);
+    OK(cinch_decode("trunc24", CINCH_LAYOUT_PUBLISHED, packed, 3, y, 1, CINCH_F32));
+    CHECK(y[0] <= one && one - y[0] < 4e-5);
+}
+
+/* Every codec carries an array to and fro, from any address. */
+static void chunks(void) {
+    static const char *const codecs[] = {
+        "linear8",  "dynamic8:block=64", "linear8:tensor=4", "static8",  "mantissa8",
+        "cast16",   "cast_bf16",         "minmax1",          "minmax2",  "minmax4:seed=3",
+        "minmax8",  "trunc8",            "trunc16",          "trunc24",  "fp8_e4m3",
+        "fp8_e5m2",
+    };
+    size_t at, i, bytes = 0;
+    for (i = 0; i < COUNT; i++) data[i] = (float)sin((double)i);
+    for (at = 0; at < sizeof codecs / sizeof *codecs; at++) {
+        unsigned char *wire, *odd;
+        double error = 0;
+        OK(cinch_wire_bytes(codecs[at], CINCH_LAYOUT_CHUNK, COUNT, &bytes));
+        wire = harness_alloc(bytes);
+        odd = harness_alloc(1 + sizeof data);
+        memcpy(odd + 1, data, sizeof data);
+        OK(cinch_encode(codecs[at], CINCH_LAYOUT_CHUNK, odd + 1, COUNT, CINCH_F32, 0, wire,
+                        bytes));
+        OK(cinch_decode(codecs[at], CINCH_LAYOUT_CHUNK, wire, bytes, back, COUNT, CINCH_F32));
+        for (i = 0; i < COUNT; i++) error = fmax(error, fabs((double)back[i] - data[i]));
+        printf("%s: %u bytes, off by %g\n", codecs[at], (unsigned)bytes, error);
+        CHECK(error <= 1.001);
+        FAILS(cinch_encode(codecs[at], CINCH_LAYOUT_CHUNK, data, COUNT, CINCH_F32, 0, wire,
+                           bytes - 1),
+              CINCH_ERROR_INVALID_ARGUMENT, "1000 elements");
+        FAILS(cinch_decode(codecs[at], CINCH_LAYOUT_CHUNK, wire, bytes - 1, back, COUNT,
+                           CINCH_F32),
+              CINCH_ERROR_INVALID_ARGUMENT, "1000 elements");
+        free(wire);
+        free(odd);
+    }
+}
+
+/* 16-bit elements are widened before and rounded after. */
+static void narrow(void) {
+    static const uint16_t x[] = {0x3f80, 0xc000, 0x4040}; /* 1, -2, 3 */
+    uint16_t y[3];
+    unsigned char wire[64];
+    size_t bytes = 0;
+    OK(cinch_wire_bytes("minmax8", CINCH_LAYOUT_CHUNK, 3, &bytes));
+    OK(cinch_encode("minmax8", CINCH_LAYOUT_CHUNK, x, 3, CINCH_BF16, 0, wire, sizeof wire));
+    OK(cinch_decode("minmax8", CINCH_LAYOUT_CHUNK, wire, bytes, y, 3, CINCH_BF16));
+    CHECK(memcmp(x, y, sizeof x) == 0);
+}
+
+static void mistakes(void) {
+    unsigned char wire[64];
+    size_t number = 0;
+    FAILS(cinch_wire_bytes(NULL, CINCH_LAYOUT_CHUNK, 1, &number), CINCH_ERROR_INVALID_ARGUMENT,
+          "codec is NULL");
+    FAILS(cinch_wire_bytes("int8", CINCH_LAYOUT_CHUNK, 1, &number),
+          CINCH_ERROR_INVALID_ARGUMENT, "linear8");
+    FAILS(cinch_wire_bytes("raw", CINCH_LAYOUT_CHUNK, 1, &number), CINCH_ERROR_INVALID_ARGUMENT,
+          "copy them");
+    FAILS(cinch_wire_bytes("linear8", (cinch_layout_t)7, 1, &number),
+          CINCH_ERROR_INVALID_ARGUMENT, "layout 7");
+    FAILS(cinch_wire_bytes("linear8", CINCH_LAYOUT_PUBLISHED, 1, &number),
+          CINCH_ERROR_UNSUPPORTED, "published");
+    FAILS(cinch_wire_bytes("linear8", CINCH_LAYOUT_CHUNK, 1, NULL), CINCH_ERROR_INVALID_ARGUMENT,
+          "bytes");
+    FAILS(cinch_wire_bytes("linear8", CINCH_LAYOUT_CHUNK, SIZE_MAX, &number),
+          CINCH_ERROR_INVALID_ARGUMENT, "more than any memory");
+    FAILS(cinch_wire_count("linear8", CINCH_LAYOUT_CHUNK, wire, 20, &number),
+          CINCH_ERROR_UNSUPPORTED, "keep the count");
+    FAILS(cinch_encode("linear8", CINCH_LAYOUT_CHUNK, NULL, 4, CINCH_F32, 0, wire, sizeof wire),
+          CINCH_ERROR_INVALID_ARGUMENT, "src is NULL");
+    FAILS(cinch_encode("linear8", CINCH_LAYOUT_CHUNK, wire, 4, CINCH_F32, 0, wire, sizeof wire),
+          CINCH_ERROR_INVALID_ARGUMENT, "overlap");
+    FAILS(cinch_encode("linear8", CINCH_LAYOUT_CHUNK, data, 4, CINCH_F64, 0, wire, sizeof wire),
+          CINCH_ERROR_UNSUPPORTED, "not f64");
+    FAILS(cinch_decode("linear8", CINCH_LAYOUT_CHUNK, wire, sizeof wire, NULL, 4, CINCH_F32),
+          CINCH_ERROR_INVALID_ARGUMENT, "dst is NULL");
+    OK(cinch_encode("linear8", CINCH_LAYOUT_CHUNK, NULL, 0, CINCH_F32, 0, NULL, 0));
+    OK(cinch_decode("linear8", CINCH_LAYOUT_CHUNK, NULL, 0, NULL, 0, CINCH_F32));
+}
+
+int main(void) {
+    published();
+    chunks();
+    narrow();
+    mistakes();
+    return 0;
+}
