@@ -29,6 +29,7 @@ mod kernel_params;
 mod linear8;
 mod mantissa8;
 mod minmax;
+mod onebit;
 mod pack;
 mod random;
 mod scaled;
@@ -39,6 +40,7 @@ mod static8;
 mod stats;
 mod table;
 mod tensor_scales;
+mod terngrad;
 mod trunc;
 mod wire;
 
@@ -253,6 +255,8 @@ pub fn build(spec: CodecSpec, isa: Isa) -> Result<Option<Arc<dyn Codec>>> {
         CodecKind::Trunc24 => Arc::new(trunc::Trunc::new(trunc::Upper::<24>, isa)),
         CodecKind::Fp8E4M3 => Arc::new(fp8::Fp8::new(fp8::Small::<3>, spec.scale, isa)),
         CodecKind::Fp8E5M2 => Arc::new(fp8::Fp8::new(fp8::Small::<2>, spec.scale, isa)),
+        CodecKind::TernGrad => Arc::new(terngrad::TernGrad::new(spec, isa)),
+        CodecKind::OneBit => Arc::new(onebit::OneBit::new(spec, isa)),
     }))
 }
 

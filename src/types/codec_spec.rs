@@ -120,6 +120,10 @@ codecs! {
     Fp8E4M3 = 14, "fp8_e4m3", [BLOCK, TENSOR];
     /// 8-bit float with 5 exponent and 2 mantissa bits, times absmax/57,344.
     Fp8E5M2 = 15, "fp8_e5m2", [BLOCK, TENSOR];
+    /// -s, 0 or s by chance, unbiased.
+    TernGrad = 16, "terngrad", [BLOCK, SEED];
+    /// The mean of the elements of the same sign.
+    OneBit = 17, "onebit", [BLOCK];
 }
 
 impl CodecKind {

@@ -4,7 +4,7 @@
 use crate::common::Rng;
 use cinch::comm::Call;
 use cinch::types::{CodecKind, Extent, Scalar};
-use cinch::{Algorithm, Collective, DType, ReduceOp, Report};
+use cinch::{Algorithm, CodecSpec, Collective, DType, ReduceOp, Report};
 
 /// What inputs look like.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -206,9 +206,12 @@ fn precision(dtype: DType) -> (f64, f64) {
 }
 
 /// Largest error of one encode of a value among values of magnitude up to `abs_max`.
-fn half_step(codec: CodecKind, abs_max: f64) -> f64 {
+fn half_step(codec: CodecSpec, abs_max: f64) -> f64 {
+    // A draw may round to the further neighbour; ternary numbers are always drawn.
+    let drawn = codec.seed != 0 && codec.kind != CodecKind::TernGrad;
+    let abs_max = if drawn { 2.0 * abs_max } else { abs_max };
     abs_max
-        * match codec {
+        * match codec.kind {
             CodecKind::Raw => 0.0,
             CodecKind::Linear8 => 1.0 / 254.0,
             // Half of the widest gap, 0.4..0.45 and 0.45..1 in steps of 0.55/32.
@@ -227,12 +230,14 @@ fn half_step(codec: CodecKind, abs_max: f64) -> f64 {
             // Half of the last mantissa bit.
             CodecKind::Fp8E4M3 => 2f64.powi(-4),
             CodecKind::Fp8E5M2 => 2f64.powi(-3),
+            // All of an element, to the other end of what a code may stand for.
+            CodecKind::TernGrad | CodecKind::OneBit => 1.0,
             // Truncation, by the bits of the mantissa that stay; none of them in one byte.
             CodecKind::Trunc8 => 0.75,
             CodecKind::Trunc16 => 2f64.powi(-7),
             CodecKind::Trunc24 => 2f64.powi(-15),
         }
-        + match codec {
+        + match codec.kind {
             CodecKind::Static8 | CodecKind::Mantissa8 => 1e-6,
             CodecKind::Cast16 => 2f64.powi(-25),
             _ => 0.0,
@@ -302,7 +307,7 @@ pub fn check(
             Source::Copied(from, index) => {
                 let exact = float(call.dtype, element(from, index));
                 let (unit, least) = precision(call.dtype);
-                let step = half_step(report.codec.kind, maxima[from]);
+                let step = half_step(report.codec, maxima[from]);
                 let tolerance = 1.001 * step + 1.01 * unit * (exact.abs() + step) + least;
                 if !within(float(call.dtype, got), exact, tolerance) {
                     return wrong(format!("{exact:e}"), tolerance);
@@ -402,14 +407,14 @@ fn combine_floats(
             Algorithm::Direct => 2.0,
             Algorithm::Ring | Algorithm::Tree => nranks as f64,
         };
-        let step = half_step(report.codec.kind, sum_of_maxima);
+        let step = half_step(report.codec, sum_of_maxima);
         let n = if case.call.op == ReduceOp::Avg {
             nranks as f64
         } else {
             1.0
         };
         // Errors of earlier encodes enlarge what later ones hold.
-        let growth = (1.0 + half_step(report.codec.kind, 1.0)).powi(encodes as i32 - 1);
+        let growth = (1.0 + half_step(report.codec, 1.0)).powi(encodes as i32 - 1);
         tolerance += encodes * step * growth * 1.01 / n;
         tolerance += (nranks + 2) as f64 * unit * (sum_of_maxima + encodes * step) / n;
         if report.codec.kind == CodecKind::Mantissa8 && case.data == Data::Units {

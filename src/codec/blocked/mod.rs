@@ -6,6 +6,7 @@
 //! throughout. A block of numbers that are not all finite does so, whoever wrote it.
 
 mod kernel;
+mod sums;
 
 use super::pack::code_bytes;
 use super::simd::{Available, Lanes, launch};
@@ -16,6 +17,7 @@ pub(super) use kernel::load_any;
 use kernel::{Decode, Encode};
 use std::fmt::Debug;
 use std::marker::PhantomData;
+pub(super) use sums::{WideSum, total};
 
 /// Numbers of a block; a format with one leaves the other 0.
 pub(super) type Numbers = [f32; 2];

@@ -318,6 +318,25 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
+    fn add_wide(self, sum: (__m256d, __m256d), a: __m256) -> (__m256d, __m256d) {
+        op!({
+            let low = _mm256_cvtps_pd(_mm256_castps256_ps128(a));
+            let high = _mm256_cvtps_pd(_mm256_extractf128_ps::<1>(a));
+            (_mm256_add_pd(sum.0, low), _mm256_add_pd(sum.1, high))
+        })
+    }
+
+    #[inline(always)]
+    fn sums(self, sum: (__m256d, __m256d), to: &mut [f64]) {
+        let to: &mut [f64; 8] = to.first_chunk_mut().unwrap();
+        // SAFETY: 8 doubles are there; unaligned stores are allowed.
+        unsafe {
+            _mm256_storeu_pd(to.as_mut_ptr(), sum.0);
+            _mm256_storeu_pd(to.as_mut_ptr().add(4), sum.1);
+        }
+    }
+
+    #[inline(always)]
     fn total(self, sum: (__m256d, __m256d)) -> f64 {
         let mut parts = [0.0; 4];
         // SAFETY: 4 doubles are there; unaligned stores are allowed.

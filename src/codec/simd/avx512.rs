@@ -328,6 +328,25 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
+    fn add_wide(self, sum: (__m512d, __m512d), a: __m512) -> (__m512d, __m512d) {
+        op!({
+            let low = _mm512_cvtps_pd(_mm512_castps512_ps256(a));
+            let high = _mm512_cvtps_pd(_mm512_extractf32x8_ps::<1>(a));
+            (_mm512_add_pd(sum.0, low), _mm512_add_pd(sum.1, high))
+        })
+    }
+
+    #[inline(always)]
+    fn sums(self, sum: (__m512d, __m512d), to: &mut [f64]) {
+        let to: &mut [f64; 16] = to.first_chunk_mut().unwrap();
+        // SAFETY: 16 doubles are there; unaligned stores are allowed.
+        unsafe {
+            _mm512_storeu_pd(to.as_mut_ptr(), sum.0);
+            _mm512_storeu_pd(to.as_mut_ptr().add(8), sum.1);
+        }
+    }
+
+    #[inline(always)]
     fn total(self, sum: (__m512d, __m512d)) -> f64 {
         op!(_mm512_reduce_add_pd(_mm512_add_pd(sum.0, sum.1)))
     }

@@ -188,6 +188,10 @@ pub(super) trait Lanes: Copy {
     fn zero_sum(self) -> Self::D;
     /// sum + a * a in fp64.
     fn add_squares(self, sum: Self::D, a: Self::F) -> Self::D;
+    /// sum + a in fp64.
+    fn add_wide(self, sum: Self::D, a: Self::F) -> Self::D;
+    /// The N sums, in the order of the elements.
+    fn sums(self, sum: Self::D, to: &mut [f64]);
     fn total(self, sum: Self::D) -> f64;
 }
 

@@ -1,0 +1,69 @@
+//! Sums over a block in fp64 that have the same bits everywhere: 32 partial sums, element i going
+//! to number i mod 32 in ascending order, which are then folded in halves. A vector of any width
+//! up to 32, or a warp, forms them without an extra step.
+
+use super::super::simd::{Lanes, WIDEST};
+
+/// Partial sums.
+const PARTS: usize = 32;
+/// Vectors of partial sums that the narrowest vectors need.
+const VECTORS: usize = PARTS / 8;
+
+/// The sum of the numbers of an iterator: the specification.
+pub(in super::super) fn total(x: impl Iterator<Item = f64>) -> f64 {
+    let mut parts = [0.0; PARTS];
+    for (i, x) in x.enumerate() {
+        parts[i % PARTS] += x;
+    }
+    fold(parts)
+}
+
+/// The same of vectors that are added one after the other.
+#[derive(Clone, Copy)]
+pub(in super::super) struct WideSum<L: Lanes> {
+    sums: [L::D; VECTORS],
+}
+
+impl<L: Lanes> WideSum<L> {
+    #[inline(always)]
+    pub fn new(lanes: L) -> WideSum<L> {
+        WideSum {
+            sums: [lanes.zero_sum(); VECTORS],
+        }
+    }
+
+    /// Adds vector number `index` of the block.
+    #[inline(always)]
+    pub fn add(&mut self, lanes: L, index: usize, x: L::F) {
+        let sum = &mut self.sums[index % (PARTS / L::N)];
+        *sum = lanes.add_wide(*sum, x);
+    }
+
+    /// Adds its squares, which fp64 holds exactly.
+    #[inline(always)]
+    pub fn add_squares(&mut self, lanes: L, index: usize, x: L::F) {
+        let sum = &mut self.sums[index % (PARTS / L::N)];
+        *sum = lanes.add_squares(*sum, x);
+    }
+
+    #[inline(always)]
+    pub fn total(&self, lanes: L) -> f64 {
+        let mut parts = [0.0; PARTS + WIDEST];
+        for (index, &sum) in self.sums[..PARTS / L::N].iter().enumerate() {
+            lanes.sums(sum, &mut parts[index * L::N..]);
+        }
+        fold(*parts.first_chunk().unwrap())
+    }
+}
+
+#[inline(always)]
+fn fold(mut parts: [f64; PARTS]) -> f64 {
+    let mut half = PARTS / 2;
+    while half > 0 {
+        for i in 0..half {
+            parts[i] += parts[i + half];
+        }
+        half /= 2;
+    }
+    parts[0]
+}
