@@ -46,7 +46,7 @@ static void chunks(void) {
         "linear8",  "dynamic8:block=64", "linear8:tensor=4", "static8",  "mantissa8",
         "cast16",   "cast_bf16",         "minmax1",          "minmax2",  "minmax4:seed=3",
         "minmax8",  "trunc8",            "trunc16",          "trunc24",  "fp8_e4m3",
-        "fp8_e5m2",
+        "fp8_e5m2", "terngrad",          "onebit",           "threshold2:tau=0.25",
     };
     size_t at, i, bytes = 0;
     for (i = 0; i < COUNT; i++) data[i] = (float)sin((double)i);

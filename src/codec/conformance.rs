@@ -465,6 +465,14 @@ fn bad_specs_and_foreign_instruction_sets_are_errors() {
         .is_err()
     );
     assert!(build(CodecSpec::RAW, Isa::Scalar).unwrap().is_none());
+    let threshold = CodecSpec::of(CodecKind::Threshold2);
+    for tau in [0.0, -1.0, f32::NAN, f32::INFINITY] {
+        let scale = ScaleRule::Threshold(tau.to_bits());
+        assert!(build(CodecSpec { scale, ..threshold }, Isa::Scalar).is_err());
+        assert!(build(CodecSpec { scale, ..linear }, Isa::Scalar).is_err());
+    }
+    let scale = ScaleRule::Block(256);
+    assert!(build(CodecSpec { scale, ..threshold }, Isa::Scalar).is_err());
     if Isa::detect() < Isa::Avx512 {
         assert!(build(linear, Isa::Avx512).is_err());
     }

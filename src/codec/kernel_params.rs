@@ -24,6 +24,7 @@ pub fn kernel_params(spec: CodecSpec, scale: f32) -> [u32; 8] {
         match spec.scale {
             ScaleRule::Block(block) => words[0] = block.ilog2(),
             ScaleRule::Tensor { .. } => words[1] = scale.to_bits(),
+            ScaleRule::Threshold(_) => {}
         }
     }
     let offset = i32::from(spec.offset);

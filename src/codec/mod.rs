@@ -41,6 +41,7 @@ mod stats;
 mod table;
 mod tensor_scales;
 mod terngrad;
+mod threshold2;
 mod trunc;
 mod wire;
 
@@ -52,7 +53,7 @@ pub use tensor_scales::TensorScales;
 
 use crate::error::{Error, Result};
 use crate::simd::Isa;
-use crate::types::{CodecKind, CodecSpec, ScaleRule};
+use crate::types::{CodecKind, CodecSpec, ScaleRule, is_threshold};
 use simd::Available;
 use std::sync::Arc;
 
@@ -257,6 +258,9 @@ pub fn build(spec: CodecSpec, isa: Isa) -> Result<Option<Arc<dyn Codec>>> {
         CodecKind::Fp8E5M2 => Arc::new(fp8::Fp8::new(fp8::Small::<2>, spec.scale, isa)),
         CodecKind::TernGrad => Arc::new(terngrad::TernGrad::new(spec, isa)),
         CodecKind::OneBit => Arc::new(onebit::OneBit::new(spec, isa)),
+        CodecKind::Threshold2 => {
+            Arc::new(threshold2::Threshold2::new(threshold2::format(spec), isa))
+        }
     }))
 }
 
@@ -265,7 +269,17 @@ fn check(spec: CodecSpec) -> Result<()> {
     let good_scale = match spec.scale {
         ScaleRule::Block(block) => (32..=4096).contains(&block) && block.is_power_of_two(),
         ScaleRule::Tensor { refresh } => refresh > 0,
+        ScaleRule::Threshold(_) => false,
     };
+    let good_threshold = match spec.scale {
+        ScaleRule::Threshold(bits) => is_threshold(f32::from_bits(bits)),
+        _ => false,
+    };
+    if spec.kind.has_threshold() && !good_threshold {
+        return Err(Error::invalid_argument(format!(
+            "codec \"{spec}\": a threshold is a number above 0"
+        )));
+    }
     if spec.kind.has_scale() && !good_scale {
         return Err(Error::invalid_argument(format!(
             "codec \"{spec}\": a block is a power of two from 32 to 4096, a refresh at least 1"

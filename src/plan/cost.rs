@@ -71,6 +71,7 @@ fn codec_seconds(kind: CodecKind) -> (f64, f64) {
         CodecKind::Fp8E4M3 | CodecKind::Fp8E5M2 => (0.16e-9, 0.07e-9),
         CodecKind::TernGrad => (0.4e-9, 0.15e-9),
         CodecKind::OneBit => (0.3e-9, 0.15e-9),
+        CodecKind::Threshold2 => (0.15e-9, 0.15e-9),
         CodecKind::MinMax8 => (0.2e-9, 0.08e-9),
         CodecKind::Static8 | CodecKind::Mantissa8 => (0.5e-9, 0.1e-9),
     }

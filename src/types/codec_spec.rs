@@ -20,6 +20,8 @@ impl Parameters {
     pub const OFFSET: Parameters = Parameters(4);
     /// `seed=S`: rounding at random.
     pub const SEED: Parameters = Parameters(8);
+    /// `tau=T`: a threshold, which must be given.
+    pub const TAU: Parameters = Parameters(16);
 
     const fn of(all: &[Parameters]) -> Parameters {
         let (mut bits, mut at) = (0, 0);
@@ -43,6 +45,7 @@ impl fmt::Display for Parameters {
             (Parameters::TENSOR, "or tensor=K calls between scales"),
             (Parameters::OFFSET, "offset=-30..30 (0), a power of ten"),
             (Parameters::SEED, "seed=1..255 to round at random"),
+            (Parameters::TAU, "tau=T, a number above 0, is needed"),
         ];
         let texts: Vec<_> = texts
             .into_iter()
@@ -124,6 +127,8 @@ codecs! {
     TernGrad = 16, "terngrad", [BLOCK, SEED];
     /// The mean of the elements of the same sign.
     OneBit = 17, "onebit", [BLOCK];
+    /// -tau, 0 or tau.
+    Threshold2 = 18, "threshold2", [TAU];
 }
 
 impl CodecKind {
@@ -135,6 +140,11 @@ impl CodecKind {
     /// Whether a caller may give the scale of a whole chunk.
     pub const fn has_tensor_scale(self) -> bool {
         self.parameters().has(Parameters::TENSOR)
+    }
+
+    /// Whether elements are compared with a given number.
+    pub const fn has_threshold(self) -> bool {
+        self.parameters().has(Parameters::TAU)
     }
 
     /// Whether rounding may be random.
@@ -159,6 +169,8 @@ pub enum ScaleRule {
         /// Calls between two looks at the data; 1 looks every time.
         refresh: u32,
     },
+    /// None: every element is compared with this number above 0, given by its fp32 bits.
+    Threshold(u32),
 }
 
 /// A codec with its parameters.
@@ -166,7 +178,8 @@ pub enum ScaleRule {
 pub struct CodecSpec {
     /// Which codec.
     pub kind: CodecKind,
-    /// Scale sharing; meaningful where [`CodecKind::has_scale`].
+    /// Scale sharing where [`CodecKind::has_scale`], or the threshold where
+    /// [`CodecKind::has_threshold`]; else without meaning.
     pub scale: ScaleRule,
     /// Power of ten by which the value range is moved; meaningful where
     /// [`CodecKind::has_offset`]. -30 to 30.
@@ -180,11 +193,14 @@ impl CodecSpec {
     /// The elements as they are.
     pub const RAW: CodecSpec = CodecSpec::of(CodecKind::Raw);
 
-    /// A codec with default parameters.
+    /// A codec with default parameters; a threshold, which text must give, is 1.
     pub const fn of(kind: CodecKind) -> CodecSpec {
         CodecSpec {
             kind,
-            scale: ScaleRule::Block(DEFAULT_BLOCK),
+            scale: match kind.has_threshold() {
+                true => ScaleRule::Threshold(1f32.to_bits()),
+                false => ScaleRule::Block(DEFAULT_BLOCK),
+            },
             offset: 0,
             seed: 0,
         }
@@ -228,6 +244,7 @@ impl CodecSpec {
         let (rule, value) = match self.scale {
             ScaleRule::Block(block) => (0u64, block),
             ScaleRule::Tensor { refresh } => (1, refresh),
+            ScaleRule::Threshold(bits) => (2, bits),
         };
         (self.kind as u64)
             | rule << 8
@@ -243,6 +260,7 @@ impl CodecSpec {
         let scale = match (word >> 8) & 0xff {
             0 => ScaleRule::Block(value),
             1 => ScaleRule::Tensor { refresh: value },
+            2 => ScaleRule::Threshold(value),
             _ => return None,
         };
         Some(CodecSpec {
@@ -257,11 +275,15 @@ impl CodecSpec {
 impl fmt::Display for CodecSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.kind.name())?;
-        if self.kind.has_scale() {
-            match self.scale {
-                ScaleRule::Block(block) => write!(f, ":block={block}")?,
-                ScaleRule::Tensor { refresh } => write!(f, ":tensor={refresh}")?,
+        match self.scale {
+            ScaleRule::Block(block) if self.kind.has_scale() => write!(f, ":block={block}")?,
+            ScaleRule::Tensor { refresh } if self.kind.has_scale() => {
+                write!(f, ":tensor={refresh}")?
             }
+            ScaleRule::Threshold(bits) if self.kind.has_threshold() => {
+                write!(f, ":tau={}", f32::from_bits(bits))?
+            }
+            _ => {}
         }
         if self.kind.has_offset() && self.offset != 0 {
             write!(f, ":offset={}", self.offset)?;
@@ -276,7 +298,7 @@ impl fmt::Display for CodecSpec {
 impl FromStr for CodecSpec {
     type Err = Error;
 
-    /// Parses `NAME[:block=B][:tensor=K][:offset=E][:seed=S]`.
+    /// Parses `NAME[:block=B][:tensor=K][:offset=E][:seed=S][:tau=T]`.
     fn from_str(text: &str) -> Result<CodecSpec> {
         let bad = |why: String| Error::invalid_argument(format!("codec \"{text}\": {why}"));
         let mut parts = text.split(':');
@@ -292,6 +314,7 @@ impl FromStr for CodecSpec {
                 ))
             })?;
         let mut spec = CodecSpec::of(kind);
+        let mut given = !kind.has_threshold();
         for part in parts {
             let (key, value) = part
                 .split_once('=')
@@ -315,13 +338,28 @@ impl FromStr for CodecSpec {
                         refresh: number(1, 1 << 20)? as u32,
                     };
                 }
+                "tau" if kind.has_threshold() => {
+                    let tau = value.parse::<f32>().unwrap_or(f32::NAN);
+                    if !is_threshold(tau) {
+                        return Err(bad(format!("tau={value} is not a number above 0")));
+                    }
+                    (spec.scale, given) = (ScaleRule::Threshold(tau.to_bits()), true);
+                }
                 "seed" if kind.has_seed() => spec.seed = number(1, 255)? as u8,
                 "offset" if kind.has_offset() => spec.offset = number(-30, 30)? as i8,
                 _ => return Err(bad(format!("{name} has no parameter \"{key}\""))),
             }
         }
+        if !given {
+            return Err(bad(format!("{name} needs a threshold; write {name}:tau=T")));
+        }
         Ok(spec)
     }
+}
+
+/// Whether a codec can compare with it.
+pub(crate) fn is_threshold(tau: f32) -> bool {
+    tau.is_finite() && tau > 0.0
 }
 
 #[cfg(test)]
@@ -338,6 +376,7 @@ mod tests {
             "mantissa8",
             "cast16",
             "minmax4:block=64:seed=255",
+            "threshold2:tau=0.001",
         ] {
             let spec: CodecSpec = text.parse().unwrap();
             assert_eq!(spec.to_string().parse::<CodecSpec>().unwrap(), spec);
@@ -371,6 +410,10 @@ mod tests {
             "minmax4:seed=0",
             "minmax4:seed=256",
             "minmax4:tensor=5",
+            "threshold2",
+            "threshold2:tau=0",
+            "threshold2:tau=inf",
+            "linear8:tau=1",
         ] {
             let error = text.parse::<CodecSpec>().unwrap_err();
             assert!(error.message().contains(&format!("\"{text}\"")), "{error}");

@@ -11,6 +11,7 @@ mod reduce_op;
 mod signature;
 
 pub use algorithm::{Algorithm, Protocol, TransportKind};
+pub(crate) use codec_spec::is_threshold;
 pub use codec_spec::{CodecKind, CodecSpec, DEFAULT_BLOCK, Parameters, ScaleRule};
 pub use collective::{Collective, Extent};
 pub use device::DeviceChoice;

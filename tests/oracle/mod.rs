@@ -231,7 +231,7 @@ fn half_step(codec: CodecSpec, abs_max: f64) -> f64 {
             CodecKind::Fp8E4M3 => 2f64.powi(-4),
             CodecKind::Fp8E5M2 => 2f64.powi(-3),
             // All of an element, to the other end of what a code may stand for.
-            CodecKind::TernGrad | CodecKind::OneBit => 1.0,
+            CodecKind::TernGrad | CodecKind::OneBit | CodecKind::Threshold2 => 1.0,
             // Truncation, by the bits of the mantissa that stay; none of them in one byte.
             CodecKind::Trunc8 => 0.75,
             CodecKind::Trunc16 => 2f64.powi(-7),

@@ -64,7 +64,7 @@ impl<F: VectorFormat> Scaled<F> {
     fn block(&self) -> Option<usize> {
         match self.rule {
             ScaleRule::Block(block) => Some(block as usize),
-            ScaleRule::Tensor { .. } => None,
+            _ => None,
         }
     }
 

@@ -1,0 +1,125 @@
+//! `threshold2:tau=T`: -T, 0 or T, as an element reaches the threshold or not.
+//!
+//! Source: Strom 2015 in dense form, as told in compression.md 1.3. Code 2 for x >= T, 0 for
+//! x <= -T, 1 for what lies between, which decodes to 0; so four zeros are the byte 0x55. Meant to
+//! be used with feedback of its error, which keeps what did not reach the threshold: one message
+//! moves an element by at most T, whatever its size, and what is beyond counts as saturated.
+//!
+//! Code 3, which the source leaves free, stands for an element that is not finite and decodes to
+//! NaN.
+
+mod simd;
+
+use super::elementwise::{ElementFormat, Elementwise};
+use super::{ErrorLaw, Zero};
+use crate::types::{CodecKind, CodecSpec, ScaleRule};
+
+/// The codec.
+pub(super) type Threshold2 = Elementwise<Threshold>;
+
+/// Meaning of the codes: a number above 0.
+#[derive(Debug)]
+pub(super) struct Threshold {
+    tau: f32,
+}
+
+/// Codes.
+const BELOW: u32 = 0;
+const BETWEEN: u32 = 1;
+const ABOVE: u32 = 2;
+const NOT_FINITE: u32 = 3;
+
+/// The format of a spec that was checked.
+///
+/// # Panics
+/// If it has no threshold.
+pub(super) fn format(spec: CodecSpec) -> Threshold {
+    let ScaleRule::Threshold(bits) = spec.scale else {
+        unreachable!("{spec} has no threshold")
+    };
+    Threshold {
+        tau: f32::from_bits(bits),
+    }
+}
+
+impl ElementFormat for Threshold {
+    const BITS: usize = 2;
+    const ZERO: Zero = Zero::Positive;
+
+    fn spec(&self) -> CodecSpec {
+        CodecSpec {
+            scale: ScaleRule::Threshold(self.tau.to_bits()),
+            ..CodecSpec::of(CodecKind::Threshold2)
+        }
+    }
+
+    fn encode(&self, x: f32) -> u32 {
+        if !x.is_finite() {
+            NOT_FINITE
+        } else if x >= self.tau {
+            ABOVE
+        } else if x <= -self.tau {
+            BELOW
+        } else {
+            BETWEEN
+        }
+    }
+
+    fn decode(&self, code: u32) -> f32 {
+        match code {
+            BELOW => -self.tau,
+            BETWEEN => 0.0,
+            ABOVE => self.tau,
+            _ => f32::NAN,
+        }
+    }
+
+    fn largest(&self) -> f32 {
+        self.tau
+    }
+
+    /// All of what does not reach the threshold.
+    fn error_bound(&self, x: f32) -> f32 {
+        x.abs()
+    }
+
+    fn errors(&self) -> ErrorLaw {
+        ErrorLaw {
+            of_value: 1.0,
+            largest: self.tau.into(),
+            ..ErrorLaw::EXACT
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{EncodeStats, Span, build};
+    use crate::simd::Isa;
+
+    #[test]
+    fn golden_codes() {
+        for isa in Isa::available() {
+            let codec = build("threshold2:tau=0.5".parse().unwrap(), isa)
+                .unwrap()
+                .unwrap();
+            let code = |x: &[f32]| {
+                let mut wire = vec![0xee; codec.wire_bytes(x.len())];
+                let mut stats = EncodeStats::default();
+                codec.encode(Span::whole(x.len()), x, None, &mut wire, Some(&mut stats));
+                let mut y = vec![9.0; x.len()];
+                codec.decode(Span::whole(x.len()), &wire, &mut y);
+                (wire, y, stats.saturated)
+            };
+            assert_eq!(code(&[0.0; 4]).0[..2], [0x55, 0], "{isa:?}");
+            let x = [0.5, 0.5f32.next_down(), -0.5, -0.49, 3.0, -0.0, -9.0];
+            let (wire, y, saturated) = code(&x);
+            assert_eq!(wire[..3], [0b01_00_01_10, 0b00_00_01_10, 0]);
+            assert_eq!(y, [0.5, 0.0, -0.5, 0.0, 0.5, 0.0, -0.5]);
+            assert_eq!(saturated, 2);
+            let (wire, y, _) = code(&[f32::NAN, f32::NEG_INFINITY, 1.0]);
+            assert_eq!(wire[0], 0b10_11_11);
+            assert!(y[0].is_nan() && y[1].is_nan() && y[2] == 0.5);
+        }
+    }
+}
