@@ -1,12 +1,12 @@
 //! Speed of the codecs on one core, beside memcpy in the same run.
 //!
-//! Prints first, for each codec, its bandwidth in bytes of fp32 and the ratio to a memcpy of the
+//! Prints first the speed of packing whole arrays with ADT's Bitpack, then, for each codec, its bandwidth in bytes of fp32 and the ratio to a memcpy of the
 //! same 16 MiB that alternated with it; `cargo bench --bench codec -- --ratios` stops there.
 //! Then criterion measures each at 16 MiB and on a tile of 2,048 elements in the first-level
 //! cache, which is how a step of a collective calls them.
 
 use cinch::CodecSpec;
-use cinch::codec::{Codec, EncodeStats, Span, build};
+use cinch::codec::{Codec, EncodeStats, Layout, Span, StandAlone, build};
 use cinch::simd::Isa;
 use cinch::types::CodecKind;
 use criterion::{Criterion, Throughput};
@@ -30,6 +30,7 @@ fn specs() -> Vec<CodecSpec> {
 fn main() {
     let arguments: Vec<String> = std::env::args().collect();
     let x = gaussian(LARGE);
+    packing(&x);
     ratios(&x);
     if arguments.iter().any(|argument| argument == "--ratios") {
         return;
@@ -97,6 +98,52 @@ const WORKS: [Work; 4] = [
     Work::Decode,
     Work::DecodeReduce,
 ];
+
+/// ADT's packing of whole arrays: the goal is 0.7 of memcpy's input bandwidth.
+fn packing(x: &[f32]) {
+    println!(
+        "{:<20} {:<7} {:<13} {:>6} {:>7} {:>6}   (16 MiB of fp32, one core)",
+        "packed", "isa", "work", "GB/s", "memcpy", "ratio"
+    );
+    let mut copy = vec![0f32; x.len()];
+    let mut y = vec![0f32; x.len()];
+    for isa in Isa::available() {
+        for name in ["trunc8", "trunc16", "trunc24"] {
+            let spec = name.parse().unwrap();
+            let codec = StandAlone::new(spec, Layout::Published, isa).unwrap();
+            let mut bytes = vec![0u8; codec.bytes(x.len())];
+            let mut memcpy = || {
+                copy.copy_from_slice(black_box(x));
+                black_box(&copy);
+            };
+            let rounds = if isa == Isa::Scalar { 1 } else { ROUNDS };
+            let pack = compare(
+                x.len() * 4,
+                rounds,
+                || {
+                    codec.encode(black_box(x), 0, &mut bytes).unwrap();
+                    black_box(&bytes);
+                },
+                &mut memcpy,
+            );
+            let unpack = compare(
+                x.len() * 4,
+                rounds,
+                || {
+                    codec.decode(black_box(&bytes), &mut y).unwrap();
+                    black_box(&y);
+                },
+                &mut memcpy,
+            );
+            for (work, (speed, memcpy, ratio)) in [("pack", pack), ("unpack", unpack)] {
+                println!(
+                    "{name:<20} {:<7} {work:<13} {speed:>6.2} {memcpy:>7.2} {ratio:>6.2}",
+                    isa.name()
+                );
+            }
+        }
+    }
+}
 
 fn ratios(x: &[f32]) {
     println!(

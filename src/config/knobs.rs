@@ -192,7 +192,7 @@ pub const KNOBS: &[Knob] = &[
     },
     Knob {
         name: "CINCH_CODEC",
-        range: "NAME[:block=B][:tensor=K][:offset=E], see `cinch codecs`",
+        range: "NAME[:block=B][:tensor=K][:offset=E][:seed=S][:tau=T], see `cinch codecs`",
         help: "codec of calls that name none and admit it: sums and averages of f16, bf16, f32",
         apply: |config, text| {
             config.codec = text

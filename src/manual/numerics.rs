@@ -16,9 +16,23 @@
 //! | `mantissa8` | a third of x, within its fixed range |
 //! | `cast_bf16` | x / 256 |
 //! | `cast16` | x / 2048, within its range |
+//! | `minmax1`, `2`, `4`, `8` | half of (max - min) / (2^b - 1) of the block; with a seed, all of it |
+//! | `fp8_e4m3`, `fp8_e5m2` | x / 16 and x / 8 |
+//! | `trunc24`, `trunc16`, `trunc8` | x / 32768, x / 128, 3/4 x, always towards zero |
+//! | `terngrad` | A; unbiased for what is within 2.5 deviations |
+//! | `onebit` | A; the sums of a block's elements of each sign are kept |
+//! | `threshold2` | all of x below the threshold; what is beyond saturates |
 //!
 //! plus one rounding of fp32. Blocks are 256 elements unless the spec says otherwise. Encode is
-//! true nearest; it is therefore not unbiased for a single value.
+//! true nearest; it is therefore not unbiased for a single value. `trunc16` shrinks Gaussian data
+//! by 0.28 % on average, `trunc8` by 48 %. `onebit` and `threshold2` are meant for callers that
+//! feed their error back.
+//!
+//! **By chance.** With `seed=S` the `minmax` codecs round up with the probability of the fraction,
+//! and `terngrad` always draws. A draw hangs on the seed, the number of the call on its
+//! communicator, the rank and whether it encodes its contribution or a sum, and the element's
+//! place in the message ([`crate::codec::Random`]): on nothing else, so that runs repeat on any
+//! transport and instruction set. Two calls draw different numbers.
 //!
 //! **A collective.** The error is at most the sum, over the encodes that an element's
 //! contributions pass, of the error above with A of that partial sum. For independent inputs and
@@ -35,12 +49,13 @@
 //! many ranks is the worst choice.
 //!
 //! **Not finite.** A NaN or infinity reaches every rank as something that is not finite: with
-//! `linear8` and `dynamic8` the whole block decodes to NaN, with the others that element. It is
+//! codecs that have blocks the whole block decodes to NaN, with the others that element. It is
 //! counted in the report of the rank that had it. A finite value beyond a fixed range, or beyond
 //! the scale kept by `tensor=K`, saturates and is counted too.
 //!
-//! **Small.** Subnormals are ordinary inputs. No absolute epsilon is added anywhere. -0 decodes to
-//! +0 in the 8-bit codecs; a block of zeros decodes to +0.
+//! **Small.** Subnormals are ordinary inputs. No absolute epsilon is added anywhere. -0 stays -0
+//! in casts and truncations and decodes to +0 elsewhere; a block of zeros decodes to zeros. Among
+//! other numbers `minmax` and `onebit` treat a zero like any of them.
 //!
 //! **The same bits.** After all_reduce, all_gather and broadcast all ranks hold the same bits:
 //! encoded bytes are forwarded unchanged, and who encodes decodes its own encoding. Repeated runs

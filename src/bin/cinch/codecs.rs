@@ -88,8 +88,8 @@ pub fn run(samples: usize, seed: u64, out: &mut dyn Write) -> Result<()> {
     writeln!(out, "all {rows} rows agree with their reference")
 }
 
-/// Compares every vector form that this machine has with the scalar one, on `patterns` fp32
-/// patterns a codec: NaN, infinities, subnormals and -0 among them.
+/// Compares every vector form that this machine has with the scalar one, and that with its error
+/// bound, on `patterns` fp32 patterns a codec: NaN, infinities, subnormals and -0 among them.
 ///
 /// # Errors
 /// The first difference is an error that names it; so is what `out` raises.
@@ -112,6 +112,11 @@ pub fn check(patterns: u64, seed: u64, out: &mut dyn Write) -> Result<()> {
             // A tensor scale that some elements exceed, or that is no number.
             let given = tensor.then(|| x[random.below(n)].abs());
             let expected = Pass::of(&*scalar, &x, given);
+            if let Some(what) = beyond_bound(&*scalar, &x, given, &expected.decoded) {
+                return Err(Error::other(format!(
+                    "{spec} after {done} patterns of seed {seed}: {what}"
+                )));
+            }
             for (isa, form) in vectors.iter().zip(&forms) {
                 if let Some(what) = expected.difference(&Pass::of(&**form, &x, given)) {
                     return Err(Error::other(format!(
@@ -185,6 +190,41 @@ impl Pass {
             (a.abs_max, a.non_finite, a.saturated) == (b.abs_max, b.non_finite, b.saturated);
         (!close || !equal).then(|| format!("statistics: {a:?} and {b:?}"))
     }
+}
+
+/// An element that is further off than its bound, or that is finite where it must not be, if
+/// there is one.
+fn beyond_bound(codec: &dyn Codec, x: &[f32], given: Option<f32>, y: &[f32]) -> Option<String> {
+    let description = codec.description();
+    let block = match (given, description.block_numbers) {
+        (None, 1..) => codec.granule(),
+        _ => x.len(),
+    };
+    for (x, y) in x.chunks(block).zip(y.chunks(block)) {
+        let finite = x.iter().all(|x| x.is_finite()) && given.is_none_or(f32::is_finite);
+        let scale = given.unwrap_or_else(|| x.iter().fold(0.0, |most, x| x.abs().max(most)));
+        for (&x, &y) in x.iter().zip(y) {
+            let poisoned = if description.poisons_block {
+                !finite
+            } else {
+                !x.is_finite()
+            };
+            // What saturates is off by what is beyond, and by its bound at the end.
+            let most = description.errors.largest.min(f32::MAX.into()) as f32;
+            let most = given.unwrap_or(most);
+            let right = if poisoned || y.is_nan() {
+                poisoned && !y.is_finite()
+            } else {
+                let kept = x.clamp(-most, most);
+                let error = (f64::from(kept) - f64::from(y)).abs();
+                error <= f64::from(codec.error_bound(kept, scale))
+            };
+            if !right {
+                return Some(format!("{x:e} became {y:e} in a block of up to {scale:e}"));
+            }
+        }
+    }
+    None
 }
 
 /// What samples are drawn from.

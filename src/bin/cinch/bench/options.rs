@@ -59,7 +59,7 @@ pub struct BenchOptions {
     /// Schedule: auto, ring, tree, oneshot or direct
     #[arg(long, default_value = "auto", value_parser = parse_algorithm)]
     pub algo: Named<Algorithm>,
-    /// Codecs, as NAME[:block=B][:tensor=K][:offset=E],...; see `cinch codecs`
+    /// Codecs, as NAME[:block=B][:tensor=K][:offset=E][:seed=S][:tau=T],...; see `cinch codecs`
     #[arg(long, value_name = "CODEC", value_delimiter = ',', value_parser = parse_codec)]
     pub codec: Vec<CodecSpec>,
     /// Write the results as one JSON object
