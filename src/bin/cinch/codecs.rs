@@ -130,7 +130,7 @@ pub fn check(patterns: u64, seed: u64, out: &mut dyn Write) -> Result<()> {
         }
         writeln!(
             out,
-            "{:<20} {done} patterns equal on scalar, {}",
+            "{:<26} {done} patterns within the bound, equal on scalar, {}",
             spec.to_string(),
             names.join(", ")
         )?;
