@@ -219,3 +219,50 @@ fn a_killed_rank_ends_the_others() {
     assert_eq!(end(&mut launcher).code(), Some(128 + 9));
     assert!(!pids.iter().any(|&pid| alive(pid)), "{pids:?}");
 }
+
+#[test]
+fn predictions_come_as_tables_and_files() {
+    let (code, out, err) = output(&["predict"]);
+    assert_eq!((code, err.as_str()), (0, ""));
+    assert_eq!(out.matches("does not follow").count(), 8, "{out}");
+    let folder = std::env::temp_dir().join(format!("cinch-predict-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let path = |name: &str| folder.join(name).to_str().unwrap().to_string();
+    std::fs::write(path("net.csv"), "name,elements\nfc,4000000\n").unwrap();
+    let costs = r#"{"link":{"latency_us":20,"message_us":5,"gb_per_s":1},"add_ns":0.1,"codecs":[
+        {"codec":"raw","encode_ns":0.1,"decode_ns":0.1},
+        {"codec":"linear8","encode_ns":0.2,"decode_ns":0.1}]}"#;
+    std::fs::write(path("costs.json"), costs).unwrap();
+    let (net, file) = (path("net.csv"), path("costs.json"));
+    let (json, svg) = (path("out.json"), path("out.svg"));
+    let mut line = vec!["predict", "--layers", &net, "--costs", &file];
+    line.extend(["--ranks", "1,8", "--json", &json, "--svg", &svg]);
+    let (code, out, err) = output(&line);
+    assert_eq!((code, err.as_str()), (0, ""));
+    assert!(
+        out.contains("8 ranks: linear8:block=256 is fastest"),
+        "{out}"
+    );
+    let json = std::fs::read_to_string(json).unwrap();
+    assert!(json.contains("\"pays\": true"), "{json}");
+    assert!(std::fs::read_to_string(svg).unwrap().starts_with("<svg"));
+    for (options, said) in [
+        (vec!["predict", "--layers", &net], "needs costs"),
+        (vec!["predict", "--layers", "/no/such"], "/no/such"),
+        (
+            vec![
+                "predict", "--layers", &net, "--costs", &file, "--ranks", "0",
+            ],
+            "--ranks 0",
+        ),
+        (
+            vec!["predict", "--layers", &file, "--costs", &file],
+            "line 1",
+        ),
+    ] {
+        let (code, _, err) = output(&options);
+        assert_eq!(code, 2, "{err}");
+        assert!(err.contains(said), "{err}");
+    }
+    std::fs::remove_dir_all(folder).unwrap();
+}

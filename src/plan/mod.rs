@@ -6,6 +6,7 @@
 mod cost;
 mod geometry;
 mod gpu;
+pub mod predict;
 mod select;
 
 pub use cost::{Machine, Work, seconds};

@@ -11,6 +11,7 @@ mod join;
 mod machine;
 mod npy;
 mod plot;
+mod predict;
 mod run;
 
 use cinch::Config;
@@ -51,6 +52,10 @@ enum Command {
     Info(InfoOptions),
     /// List codecs; with --table, their errors beside published figures
     Codecs(CodecsOptions),
+    /// Predict the speed-up of training; without options, the published model and its figures
+    ///
+    /// With --layers and costs: which codec pays at which rank count.
+    Predict(Box<predict::PredictOptions>),
 }
 
 #[derive(clap::Args)]
@@ -84,6 +89,7 @@ fn main() -> ExitCode {
         Command::Bench(options) => config().and_then(|config| bench::main(&options, config)),
         Command::Info(options) => config().and_then(|config| info(&options, config)),
         Command::Codecs(options) => codecs(&options),
+        Command::Predict(options) => predict::main(&options, &mut io::stdout().lock()).map(|()| 0),
     };
     match code {
         Ok(code) => ExitCode::from(code.clamp(0, 255) as u8),

@@ -1,4 +1,4 @@
-//! Line charts over message size as SVG: two panels, one above the other, and a legend.
+//! Line charts as SVG: panels one above the other over one logarithmic axis, and a legend.
 
 use std::fmt::Write;
 
@@ -8,7 +8,7 @@ pub struct Series {
     pub name: String,
     /// Dashed instead of solid.
     pub dashed: bool,
-    /// Size in bytes and value; values that the axis cannot show are left out.
+    /// Place on the horizontal axis and value; values that the axis cannot show are left out.
     pub points: Vec<(f64, f64)>,
 }
 
@@ -35,8 +35,13 @@ const COLORS: [&str; 7] = [
     "#4477aa", "#ee6677", "#228833", "#aa3377", "#66a0cc", "#b8860b", "#777777",
 ];
 
-/// The whole drawing.
+/// The whole drawing over message size.
 pub fn svg(title: &str, subtitle: &str, panels: &[Panel]) -> String {
+    svg_over("message size (bytes)", title, subtitle, panels)
+}
+
+/// The whole drawing; `across` labels the horizontal axis.
+pub fn svg_over(across: &str, title: &str, subtitle: &str, panels: &[Panel]) -> String {
     let mut names: Vec<&str> = Vec::new();
     for series in panels.iter().flat_map(|panel| &panel.series) {
         if !names.contains(&series.name.as_str()) {
@@ -63,7 +68,7 @@ pub fn svg(title: &str, subtitle: &str, panels: &[Panel]) -> String {
     let x = Axis::powers_of_two(sizes());
     for (index, panel) in panels.iter().enumerate() {
         let top = TOP + index as f64 * (PANEL + GAP);
-        draw_panel(&mut out, panel, &x, top, &names);
+        draw_panel(&mut out, panel, (&x, across), top, &names);
     }
     let legend_top = TOP + panels.len() as f64 * (PANEL + GAP);
     for (index, name) in names.iter().enumerate() {
@@ -94,7 +99,13 @@ pub fn svg(title: &str, subtitle: &str, panels: &[Panel]) -> String {
     out
 }
 
-fn draw_panel(out: &mut String, panel: &Panel, x: &Axis, top: f64, names: &[&str]) {
+fn draw_panel(
+    out: &mut String,
+    panel: &Panel,
+    (x, across): (&Axis, &str),
+    top: f64,
+    names: &[&str],
+) {
     let (right, bottom) = (WIDTH - RIGHT, top + PANEL);
     let shown = |value: f64| value.is_finite() && (!panel.logarithmic || value > 0.0);
     let values = || {
@@ -133,7 +144,7 @@ fn draw_panel(out: &mut String, panel: &Panel, x: &Axis, top: f64, names: &[&str
         "middle",
         12.0,
         "#222222",
-        "message size (bytes)",
+        across,
     );
     let middle = top + PANEL / 2.0;
     let _ = writeln!(
