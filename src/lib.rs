@@ -7,6 +7,7 @@
 pub mod error;
 pub mod types;
 // Layer 1
+pub mod adapt;
 pub mod config;
 pub mod schedule;
 #[allow(unsafe_code)]

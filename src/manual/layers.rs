@@ -12,7 +12,7 @@
 //! | 4 | transport |
 //! | 3 | mem |
 //! | 2 | bootstrap codec gpu reduce |
-//! | 1 | config schedule simd sync sys |
+//! | 1 | adapt config schedule simd sync sys |
 //! | 0 | error types |
 //!
 //! `reduce` (element arithmetic: widen, combine, round) stands beside `codec`: a codec sees fp32

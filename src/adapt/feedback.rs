@@ -1,0 +1,317 @@
+//! The residuals of all tensors of one rank, and how they are stored with a checkpoint.
+
+use super::residuals::{Residuals, Role, Shape};
+use crate::error::{Error, Result};
+use std::collections::HashMap;
+
+/// Most tensors with residuals.
+const MOST_TENSORS: usize = 65_536;
+
+/// Most chunks of a tensor whose residuals are imported.
+const MOST_CHUNKS: u64 = 1 << 20;
+
+/// First bytes of exported residuals; the last digit is the format's version.
+const MAGIC: &[u8; 8] = b"cinchEF1";
+
+/// Residuals by the tensor id that callers give.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Feedback {
+    tensors: HashMap<u64, Residuals>,
+}
+
+impl Feedback {
+    /// None.
+    pub fn new() -> Feedback {
+        Feedback::default()
+    }
+
+    /// Whether there is room for `tensor`.
+    ///
+    /// # Errors
+    /// Invalid usage beyond 65,536 tensors: residuals only help a tensor that comes again under
+    /// its id.
+    pub fn admit(&self, tensor: u64) -> Result<()> {
+        if self.tensors.len() < MOST_TENSORS || self.tensors.contains_key(&tensor) {
+            return Ok(());
+        }
+        Err(Error::invalid_usage(format!(
+            "{MOST_TENSORS} tensors have residuals of error feedback, and tensor {tensor} is one \
+             more: give a tensor the same id in every step, or forget residuals first"
+        )))
+    }
+
+    /// Takes the residuals of `tensor` for a call; none at first.
+    pub fn take(&mut self, tensor: u64) -> Residuals {
+        self.tensors.remove(&tensor).unwrap_or_default()
+    }
+
+    /// Gives them back after the call.
+    pub fn give_back(&mut self, tensor: u64, residuals: Residuals) {
+        self.tensors.insert(tensor, residuals);
+    }
+
+    /// Residuals of `tensor`, if it has any.
+    pub fn residuals(&self, tensor: u64) -> Option<&Residuals> {
+        self.tensors.get(&tensor)
+    }
+
+    /// Forgets the residuals of one tensor, or of all.
+    pub fn forget(&mut self, tensor: Option<u64>) {
+        match tensor {
+            Some(tensor) => drop(self.tensors.remove(&tensor)),
+            None => self.tensors.clear(),
+        }
+    }
+
+    /// Multiplies all residuals by `factor`, as when the scale of the loss changes.
+    ///
+    /// # Errors
+    /// Invalid argument if the factor is negative or not finite.
+    pub fn rescale(&mut self, factor: f32) -> Result<()> {
+        if !(factor.is_finite() && factor >= 0.0) {
+            return Err(Error::invalid_argument(format!(
+                "residuals cannot be rescaled by {factor}; the factor is finite and not negative"
+            )));
+        }
+        for residuals in self.tensors.values_mut() {
+            residuals.rescale(factor);
+        }
+        Ok(())
+    }
+
+    /// All residuals as bytes that [`Feedback::import`] takes on the same rank of as many.
+    ///
+    /// Little endian: magic, rank and ranks (u32), tensors (u64); per tensor its id, the four
+    /// numbers of its shape, the number of arrays; per array role, chunk, elements, and those as
+    /// fp32.
+    pub fn export(&self, rank: usize, nranks: usize) -> Vec<u8> {
+        let mut bytes = MAGIC.to_vec();
+        bytes.extend((rank as u32).to_le_bytes());
+        bytes.extend((nranks as u32).to_le_bytes());
+        let mut tensors: Vec<_> = self.tensors.iter().collect();
+        // Equal residuals, equal bytes.
+        tensors.sort_unstable_by_key(|(tensor, _)| **tensor);
+        bytes.extend((tensors.len() as u64).to_le_bytes());
+        for (tensor, residuals) in tensors {
+            let Shape {
+                kind,
+                count,
+                chunk,
+                chunks,
+            } = residuals.shape();
+            let arrays = residuals.iter().count() as u64;
+            for word in [*tensor, kind, count, chunk, chunks, arrays] {
+                bytes.extend(word.to_le_bytes());
+            }
+            for (role, chunk, values) in residuals.iter() {
+                for word in [role as u64, chunk as u64, values.len() as u64] {
+                    bytes.extend(word.to_le_bytes());
+                }
+                bytes.extend(values.iter().flat_map(|value| value.to_le_bytes()));
+            }
+        }
+        bytes
+    }
+
+    /// The residuals that [`Feedback::export`] wrote.
+    ///
+    /// # Errors
+    /// Invalid argument if they are of another rank or number of ranks, are damaged, or are none.
+    pub fn import(bytes: &[u8], rank: usize, nranks: usize) -> Result<Feedback> {
+        let mut reader = Reader { bytes, at: 0 };
+        if reader.take(8)? != MAGIC {
+            return Err(Error::invalid_argument(
+                "these are no residuals of error feedback in the format of this release",
+            ));
+        }
+        let (their_rank, their_nranks) = (reader.u32()? as usize, reader.u32()? as usize);
+        if (their_rank, their_nranks) != (rank, nranks) {
+            return Err(Error::invalid_argument(format!(
+                "residuals of rank {their_rank} of {their_nranks} do not fit rank {rank} of \
+                 {nranks}; start without residuals where the ranks changed"
+            )));
+        }
+        let tensors = reader.bounded("tensors", MOST_TENSORS as u64)?;
+        let mut feedback = Feedback::new();
+        for _ in 0..tensors {
+            let (tensor, residuals) = reader.tensor()?;
+            if feedback.tensors.insert(tensor, residuals).is_some() {
+                return Err(reader.damaged(&format!("tensor {tensor} stands there twice")));
+            }
+        }
+        if reader.at != bytes.len() {
+            return Err(reader.damaged("there are bytes behind the end"));
+        }
+        Ok(feedback)
+    }
+}
+
+/// Walks exported bytes, which may be anything.
+struct Reader<'a> {
+    bytes: &'a [u8],
+    at: usize,
+}
+
+impl<'a> Reader<'a> {
+    fn damaged(&self, why: &str) -> Error {
+        Error::invalid_argument(format!(
+            "residuals of {} bytes are damaged at byte {}: {why}",
+            self.bytes.len(),
+            self.at
+        ))
+    }
+
+    fn take(&mut self, n: usize) -> Result<&'a [u8]> {
+        let end = self.at.checked_add(n);
+        let Some(taken) = end.and_then(|end| self.bytes.get(self.at..end)) else {
+            return Err(self.damaged("they end too early"));
+        };
+        self.at += n;
+        Ok(taken)
+    }
+
+    fn u32(&mut self) -> Result<u32> {
+        let mut word = [0; 4];
+        word.copy_from_slice(self.take(4)?);
+        Ok(u32::from_le_bytes(word))
+    }
+
+    fn u64(&mut self) -> Result<u64> {
+        let mut word = [0; 8];
+        word.copy_from_slice(self.take(8)?);
+        Ok(u64::from_le_bytes(word))
+    }
+
+    /// A number that what follows must have room for.
+    fn bounded(&mut self, what: &str, most: u64) -> Result<usize> {
+        let number = self.u64()?;
+        if number > most {
+            return Err(self.damaged(&format!("{number} {what}, of at most {most}")));
+        }
+        Ok(number as usize)
+    }
+
+    fn tensor(&mut self) -> Result<(u64, Residuals)> {
+        let tensor = self.u64()?;
+        let (kind, count, chunk) = (self.u64()?, self.u64()?, self.u64()?);
+        // A chunk without residuals takes no bytes here but some in memory: the bound keeps garbage
+        // from asking for all of it.
+        let chunks = self.bounded("chunks", MOST_CHUNKS)?;
+        let arrays = self.bounded("arrays", 2 * chunks as u64)?;
+        let mut residuals = Residuals::new();
+        residuals.begin(Shape {
+            kind,
+            count,
+            chunk,
+            chunks: chunks as u64,
+        });
+        for _ in 0..arrays {
+            let role = match self.u64()? {
+                0 => Role::Worker,
+                1 => Role::Owner,
+                other => return Err(self.damaged(&format!("{other} is no role"))),
+            };
+            let number = self.u64()?;
+            if number >= chunks as u64 {
+                return Err(self.damaged(&format!("chunk {number} of {chunks}")));
+            }
+            let elements = self.bounded("elements", chunk)?;
+            let raw = self.take(elements.saturating_mul(4))?;
+            let values: Vec<f32> = raw
+                .chunks_exact(4)
+                .map(|word| f32::from_le_bytes([word[0], word[1], word[2], word[3]]))
+                .collect();
+            if values.iter().any(|value| !value.is_finite()) {
+                return Err(self.damaged("a residual is not finite"));
+            }
+            residuals.put(role, number as usize, values);
+        }
+        Ok((tensor, residuals))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn filled() -> Feedback {
+        let mut feedback = Feedback::new();
+        for tensor in [9, 3] {
+            let mut residuals = feedback.take(tensor);
+            residuals.begin(Shape {
+                kind: 5,
+                count: 10,
+                chunk: 4,
+                chunks: 3,
+            });
+            residuals.keep(Role::Worker, (0, 4), 0, &[1.5; 4], &[1.0; 4]);
+            residuals.keep(Role::Owner, (2, 2), 0, &[tensor as f32; 2], &[0.0; 2]);
+            residuals.commit();
+            feedback.give_back(tensor, residuals);
+        }
+        feedback
+    }
+
+    /// What is visible of residuals; `next` is not.
+    fn visible(feedback: &Feedback) -> Vec<u8> {
+        feedback.export(0, 1)
+    }
+
+    #[test]
+    fn exported_residuals_come_back() {
+        let feedback = filled();
+        let bytes = feedback.export(1, 4);
+        assert_eq!(bytes.len(), 24 + 2 * (48 + 2 * 24 + 6 * 4));
+        let again = Feedback::import(&bytes, 1, 4).unwrap();
+        assert_eq!(visible(&again), visible(&feedback));
+        assert_eq!(again.residuals(9).unwrap().sum_squares(), 1.0 + 162.0);
+        assert_eq!(bytes, filled().export(1, 4));
+    }
+
+    #[test]
+    fn other_ranks_and_damage_are_named() {
+        let bytes = filled().export(1, 4);
+        for (rank, nranks) in [(0, 4), (1, 2)] {
+            let error = Feedback::import(&bytes, rank, nranks).unwrap_err();
+            assert!(error.message().contains("rank 1 of 4"), "{error}");
+        }
+        for cut in 0..bytes.len() {
+            assert!(Feedback::import(&bytes[..cut], 1, 4).is_err(), "{cut}");
+        }
+        let longer: Vec<u8> = bytes.iter().copied().chain([0]).collect();
+        assert!(Feedback::import(&longer, 1, 4).is_err());
+        // No damage of a byte makes it panic or ask for the world's memory.
+        for at in 0..bytes.len() {
+            for value in [0x7f, 0xff, 0x80] {
+                let mut bytes = bytes.clone();
+                bytes[at] = value;
+                let _ = Feedback::import(&bytes, 1, 4);
+            }
+        }
+    }
+
+    #[test]
+    fn forgetting_and_rescaling() {
+        let mut feedback = filled();
+        feedback.rescale(2.0).unwrap();
+        assert_eq!(feedback.residuals(3).unwrap().sum_squares(), 4.0 + 72.0);
+        for factor in [f32::NAN, f32::INFINITY, -1.0] {
+            assert!(feedback.rescale(factor).is_err());
+        }
+        feedback.forget(Some(3));
+        assert!(feedback.residuals(3).is_none() && feedback.residuals(9).is_some());
+        feedback.forget(None);
+        assert_eq!(feedback, Feedback::new());
+    }
+
+    #[test]
+    fn tensors_without_end_are_refused() {
+        let mut feedback = Feedback::new();
+        for tensor in 0..MOST_TENSORS as u64 {
+            feedback.admit(tensor).unwrap();
+            feedback.give_back(tensor, Residuals::new());
+        }
+        feedback.admit(7).unwrap();
+        assert!(feedback.admit(1 << 40).is_err());
+    }
+}
