@@ -45,6 +45,13 @@
 #define cinch_report_default(report) \
     cinch_report_init((report), sizeof *(report), CINCH_API_VERSION)
 
+/** Initialises a cinch_awp_t. */
+#define cinch_awp_default(awp) cinch_awp_init((awp), sizeof *(awp), CINCH_API_VERSION)
+
+/** Initialises a cinch_loss_scaler_t with its defaults. */
+#define cinch_loss_scaler_default(scaler) \
+    cinch_loss_scaler_init((scaler), sizeof *(scaler), CINCH_API_VERSION)
+
 /**
  * Version of the meaning of the structs' fields; the `cinch_*_default` macros pass it.
  */
@@ -622,7 +629,125 @@ typedef struct {
      * The stream on which a call on a GPU is queued; NULL on a communicator of host memory.
      */
     void *stream;
+    /**
+     * Turns error feedback on, and names the tensor whose residuals live from call to call: what a
+     * lossy encode drops is added to the next call of the same id. For collectives that reduce
+     * host buffers. 0 = none.
+     */
+    uint64_t feedback;
 } cinch_call_t;
+
+/**
+ * Adaptive weight precision of one group of tensors: few bits at first, more once the L2 norm of
+ * the group has stopped growing.
+ *
+ * Initialise it with `cinch_awp_default(&awp)`, set `threshold` and `interval`, and perhaps the
+ * others. The struct is its whole state. New fields are only ever added at the end.
+ */
+typedef struct {
+    /**
+     * Bytes of the struct in the program's header. Set by `cinch_awp_default`.
+     */
+    size_t size;
+    /**
+     * Tells an initialised struct from garbage. Set by `cinch_awp_default`.
+     */
+    uint32_t magic;
+    /**
+     * Meaning of the fields. Set by `cinch_awp_default`.
+     */
+    uint32_t version;
+    /**
+     * T: a relative growth of the norm above it counts as growth.
+     */
+    double threshold;
+    /**
+     * State: the norm before, if `has_previous`.
+     */
+    double previous;
+    /**
+     * Batches in a row without growth after which bits are added; about an epoch.
+     */
+    uint32_t interval;
+    /**
+     * N: bits added, 1 to 32; unset = 8.
+     */
+    uint32_t step_bits;
+    /**
+     * State: bits to keep, 1 to 32; unset = 8. What it is set to is where it starts.
+     */
+    uint32_t bits;
+    /**
+     * State: batches in a row without growth.
+     */
+    uint32_t count;
+    /**
+     * State: whether there is a norm before.
+     */
+    uint32_t has_previous;
+    /**
+     * Unset.
+     */
+    uint32_t reserved;
+} cinch_awp_t;
+
+/**
+ * The scale of a loss whose gradients are summed in 16 bits: halved, and the step skipped, on any
+ * value that is not finite; doubled after many clean steps.
+ *
+ * Initialise it with `cinch_loss_scaler_default(&scaler)`, which sets the defaults named below.
+ * The struct is its whole state. New fields are only ever added at the end.
+ */
+typedef struct {
+    /**
+     * Bytes of the struct in the program's header. Set by `cinch_loss_scaler_default`.
+     */
+    size_t size;
+    /**
+     * Tells an initialised struct from garbage. Set by `cinch_loss_scaler_default`.
+     */
+    uint32_t magic;
+    /**
+     * Meaning of the fields. Set by `cinch_loss_scaler_default`.
+     */
+    uint32_t version;
+    /**
+     * State: what to multiply the loss by; 65536.
+     */
+    double scale;
+    /**
+     * Factor after `interval` clean steps; 2.
+     */
+    double growth;
+    /**
+     * Factor after a step with a value that is not finite; 0.5.
+     */
+    double backoff;
+    /**
+     * The scale does not fall below this; 2^-126.
+     */
+    double smallest;
+    /**
+     * The scale does not grow above this; 2^127.
+     */
+    double largest;
+    /**
+     * New over old scale of the last update: what to rescale residuals by.
+     */
+    double rescale;
+    /**
+     * State: steps skipped so far.
+     */
+    uint64_t skipped;
+    /**
+     * Clean steps in a row until growth; 2000.
+     */
+    uint32_t interval;
+    /**
+     * State: clean steps since the scale changed.
+     */
+    uint32_t clean;
+} cinch_loss_scaler_t;
 
 #ifdef __cplusplus
 extern "C" {
@@ -969,6 +1094,80 @@ cinch_result_t cinch_decode(const char *codec,
                             void *dst,
                             size_t count,
                             cinch_dtype_t dtype);
+
+/**
+ * Copies this rank's residuals of error feedback (`cinch_call_t.feedback`) to `buffer`, to be
+ * stored with a checkpoint. `*bytes` becomes their size; with `buffer` NULL that is all that
+ * happens. A `capacity` below it is an error, and nothing is copied.
+ */
+cinch_result_t cinch_feedback_export(cinch_comm_t *comm,
+                                     void *buffer,
+                                     size_t capacity,
+                                     size_t *bytes);
+
+/**
+ * Puts residuals that `cinch_feedback_export` gave in the place of all that this rank has. They
+ * must be of the same rank of as many ranks.
+ */
+cinch_result_t cinch_feedback_import(cinch_comm_t *comm, const void *buffer, size_t bytes);
+
+/**
+ * Multiplies this rank's residuals by `factor`: new over old scale of the loss, where gradients
+ * of a scaled loss are summed (`cinch_loss_scaler_t.rescale`).
+ */
+cinch_result_t cinch_feedback_rescale(cinch_comm_t *comm, double factor);
+
+/**
+ * Forgets this rank's residuals of the tensor `feedback`, or of all tensors if it is 0.
+ */
+cinch_result_t cinch_feedback_forget(cinch_comm_t *comm, uint64_t feedback);
+
+/**
+ * Sets nothing in `*awp`. `size` and `version` are `sizeof(cinch_awp_t)` and `CINCH_API_VERSION`
+ * of the program's header: C programs use `cinch_awp_default(&awp)`.
+ */
+cinch_result_t cinch_awp_init(cinch_awp_t *awp,
+                              size_t size,
+                              uint32_t version);
+
+/**
+ * Takes the group's L2 norm after a batch, which must be the same on all ranks; sets the bits to
+ * keep from now on in `awp->bits`, and in `*codec`, which may be NULL, the name of the codec that
+ * keeps them: `trunc8`, `trunc16`, `trunc24` or `raw`, a string that lives for ever. A norm that
+ * is not finite changes nothing.
+ */
+cinch_result_t cinch_awp_update(cinch_awp_t *awp,
+                                double l2_norm,
+                                const char **codec);
+
+/**
+ * Sets the defaults in `*scaler`. `size` and `version` are `sizeof(cinch_loss_scaler_t)` and
+ * `CINCH_API_VERSION` of the program's header: C programs use
+ * `cinch_loss_scaler_default(&scaler)`.
+ */
+cinch_result_t cinch_loss_scaler_init(cinch_loss_scaler_t *scaler,
+                                      size_t size,
+                                      uint32_t version);
+
+/**
+ * Takes whether any summed gradient of a step had a value that is not finite; sets `*apply` to 1
+ * if the step is to be applied and to 0 if it is to be skipped, and the scale of the next step in
+ * `scaler->scale`.
+ *
+ * Codecs carry such values to every rank, so that all ranks find the same in their output:
+ * `cinch_count_non_finite` of it decides, not the report, which is about this rank's input.
+ */
+cinch_result_t cinch_loss_scaler_update(cinch_loss_scaler_t *scaler,
+                                        int non_finite,
+                                        int *apply);
+
+/**
+ * Counts the NaN and infinite ones among `count` elements of `dtype` in host memory.
+ */
+cinch_result_t cinch_count_non_finite(const void *data,
+                                      size_t count,
+                                      cinch_dtype_t dtype,
+                                      uint64_t *found);
 
 #ifdef __cplusplus
 }  // extern "C"

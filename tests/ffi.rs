@@ -16,6 +16,7 @@ const PROGRAMS: &[&str] = &[
     "ffi-tests/groups.c",
     "ffi-tests/report.c",
     "ffi-tests/codecs.c",
+    "ffi-tests/adapt.c",
     "ffi-tests/split.c",
     "ffi-tests/cpp_header.cpp",
     "examples/allreduce.c",
@@ -334,6 +335,11 @@ fn live_codecs() {
     for flags in [&[], ASAN] {
         run("ffi-tests/codecs.c", "codecs", flags, 1);
     }
+}
+
+#[test]
+fn live_adapt() {
+    run_all_ways("ffi-tests/adapt.c", "adapt");
 }
 
 #[test]

@@ -22,6 +22,8 @@ const FILES: &[&str] = &[
     "report",
     "call",
     "codec",
+    "feedback",
+    "adapt",
 ];
 
 fn root() -> &'static Path {

@@ -27,6 +27,11 @@ pub struct Call {
     pub algorithm: Option<Algorithm>,
     /// Names the tensor whose scales live from call to call (`tensor=K` codecs).
     pub tensor: Option<u64>,
+    /// Turns error feedback on, and names the tensor whose residuals live from call to call: what
+    /// a lossy encode drops is added to the next call of the same id, count and cut. For
+    /// collectives that reduce host buffers; without effect where nothing is lost. Ranks need not
+    /// agree on ids.
+    pub feedback: Option<u64>,
 }
 
 impl Call {
@@ -42,6 +47,7 @@ impl Call {
             codec: None,
             algorithm: None,
             tensor: None,
+            feedback: None,
         }
     }
 
@@ -66,6 +72,7 @@ impl Call {
             codec,
             algorithm: self.algorithm,
             tensor: self.tensor,
+            feedback: self.feedback,
         }
     }
 }

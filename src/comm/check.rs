@@ -72,6 +72,11 @@ pub(super) fn shape(comm: &Communicator, call: &Call) -> Result<()> {
             call.count, call.dtype
         )));
     }
+    if call.feedback.is_some() && !call.collective.reduces() {
+        return Err(Error::invalid_argument(format!(
+            "{name}: error feedback is for collectives that reduce; leave the call's feedback unset"
+        )));
+    }
     if call.collective.reduces()
         && let ReduceOp::PreMulSum(scalar) = call.op
         && matches!(scalar, Scalar::Float(_)) != call.dtype.is_float()

@@ -3,6 +3,7 @@
 mod call;
 mod check;
 mod device;
+mod feedback;
 mod group;
 mod init;
 mod typed;

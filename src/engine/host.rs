@@ -4,6 +4,7 @@ use super::Report;
 use super::numbers::CallNumbers;
 use super::run::{Lane, Run};
 use super::state::{Arithmetic, Scratch};
+use crate::adapt::Feedback;
 use crate::bootstrap::ExchangeRef;
 use crate::codec::TensorScales;
 use crate::config::Config;
@@ -35,6 +36,8 @@ pub struct HostEngine {
     pub(super) common_transport: Option<TransportKind>,
     /// Scales of `tensor=K` codecs of calls that are not running.
     scales: HashMap<ScaleKey, TensorScales>,
+    /// Residuals of error feedback of calls that are not running.
+    pub(super) feedback: Feedback,
     timeout: Duration,
     numbers: CallNumbers,
     /// Signatures of the latest collectives, by sequence number modulo their number: to tell a
@@ -107,6 +110,7 @@ impl HostEngine {
             isa,
             scratch: Scratch::new(),
             scales: HashMap::new(),
+            feedback: Feedback::new(),
             timeout: config.timeout,
             recent: [[0; SIGNATURE_WORDS]; RECENT],
         }
@@ -164,6 +168,11 @@ impl HostEngine {
     /// [`Planner::imitate`].
     pub fn imitate(&mut self, limits: Limits) {
         self.planner.imitate(limits);
+    }
+
+    /// Residuals of error feedback.
+    pub fn feedback(&mut self) -> &mut Feedback {
+        &mut self.feedback
     }
 
     /// The candidates for `request`, as text.

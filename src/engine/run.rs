@@ -4,6 +4,7 @@ use super::Report;
 use super::host::{HostEngine, ScaleKey};
 use super::state::{self, Arithmetic, Chain, Chunk, Stats};
 use super::step::{self, Job};
+use crate::adapt::Residuals;
 use crate::codec::TensorScales;
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::UserBuffers;
@@ -27,6 +28,8 @@ pub struct Run<'a> {
     stats: Stats,
     /// Scales that live from call to call, for the time of this one.
     kept: Option<(ScaleKey, TensorScales)>,
+    /// Residuals of error feedback, for the time of this call.
+    fed: Option<(u64, Residuals)>,
 }
 
 /// One lane: every `channels`-th pass, over its own connections.
@@ -48,6 +51,9 @@ impl<'a> Run<'a> {
         plan: Arc<Plan>,
         buffers: UserBuffers<'a>,
     ) -> Result<Run<'a>> {
+        if let Some(tensor) = request.feedback {
+            engine.feedback.admit(tensor)?;
+        }
         let passes = plan.geometry.passes();
         let mut lanes = std::mem::take(&mut engine.spare_lanes);
         lanes.clear();
@@ -75,6 +81,7 @@ impl<'a> Run<'a> {
             wire_bytes: 0,
             stats,
             kept: None,
+            fed: None,
         })
     }
 
@@ -88,7 +95,11 @@ impl<'a> Run<'a> {
         engine.note_call(self.signature);
         self.kept = state::scale_key(&self.request, &self.plan, self.signature)
             .map(|key| (key.clone(), engine.take_scales(&key)));
-        state::begin(engine, &self.plan, self.kept.as_mut());
+        let fed = self.request.feedback.filter(|_| self.plan.codec.is_some());
+        self.fed = fed.map(|tensor| (tensor, engine.feedback.take(tensor)));
+        let shape = state::shape(&self.request, &self.plan);
+        let residuals = self.fed.as_mut().map(|(_, residuals)| (shape, residuals));
+        state::begin(engine, &self.plan, self.kept.as_mut(), residuals);
     }
 
     pub(super) fn index(&self) -> usize {
@@ -149,6 +160,7 @@ impl<'a> Run<'a> {
             output: output.map(|place| plan.start(place, pass)),
             bytes: plan.wire_bytes(elements),
             site: pass * plan.schedule.steps.len() + visit.step,
+            number: pass * plan.schedule.chunks + step.chunk as usize,
         };
         self.check_headers(engine, channel, step, &chunk)?;
         self.wire_bytes += step::execute(
@@ -161,6 +173,7 @@ impl<'a> Run<'a> {
                 stats: &mut self.stats,
                 chain: &mut self.lanes[lane].chain,
                 scales: self.kept.as_mut().map(|(_, scales)| scales),
+                residuals: self.fed.as_mut().map(|(_, residuals)| residuals),
                 signature: self.signature,
                 channel,
                 step: visit.step,
@@ -295,6 +308,10 @@ impl<'a> Run<'a> {
         engine.spare_lanes = self.lanes;
         if let Some((key, scales)) = self.kept {
             engine.keep_scales(key, scales);
+        }
+        if let Some((tensor, mut residuals)) = self.fed {
+            residuals.commit();
+            engine.feedback.give_back(tensor, residuals);
         }
         Report {
             codec: self.request.codec,

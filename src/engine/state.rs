@@ -2,7 +2,8 @@
 //! arithmetic, and scales that are kept from call to call.
 
 use super::host::{HostEngine, ScaleKey};
-use crate::codec::{EncodeStats, TensorScales};
+use crate::adapt::{Residuals, Shape};
+use crate::codec::{EncodeStats, Random, TensorScales};
 use crate::error::Result;
 use crate::plan::{Plan, Request};
 use crate::reduce::Reducer;
@@ -25,6 +26,8 @@ pub(super) struct Scratch {
     pub bytes: Vec<u8>,
     /// Encoding of this rank's own contribution, where all ranks must add what all others see.
     pub wire: Vec<u8>,
+    /// What an encode under error feedback decodes to. Empty until there is one.
+    pub decoded: Tile,
 }
 
 impl Scratch {
@@ -34,6 +37,7 @@ impl Scratch {
             own: Tile::new(TILE),
             bytes: vec![0; TILE * 8],
             wire: Vec::new(),
+            decoded: Tile::new(0),
         }
     }
 
@@ -63,6 +67,8 @@ pub(super) struct Chunk {
     pub bytes: usize,
     /// Number of this encode site within the call, for scales that are kept.
     pub site: usize,
+    /// Number of the chunk within the call, for residuals that are kept.
+    pub number: usize,
 }
 
 /// A sum that several steps form together: see "Chains" at [`Step`].
@@ -102,6 +108,7 @@ pub(super) fn begin(
     engine: &mut HostEngine,
     plan: &Plan,
     kept: Option<&mut (ScaleKey, TensorScales)>,
+    fed: Option<(Shape, &mut Residuals)>,
 ) {
     let chunk = plan.geometry.chunk();
     let chained = plan
@@ -120,9 +127,14 @@ pub(super) fn begin(
         0
     };
     let whole = chained || kept.is_some();
-    engine
-        .scratch
-        .reserve(if whole { chunk.max(TILE) } else { TILE }, wire);
+    let tile = if whole { chunk.max(TILE) } else { TILE };
+    engine.scratch.reserve(tile, wire);
+    if let Some((shape, residuals)) = fed {
+        if engine.scratch.decoded.capacity() < tile * 8 {
+            engine.scratch.decoded = Tile::new(tile);
+        }
+        residuals.begin(shape);
+    }
     if let Some((_, scales)) = kept {
         scales.begin(
             plan.count,
@@ -153,6 +165,33 @@ pub(super) fn scale_key(
         refresh,
         call,
         factor,
+    })
+}
+
+/// What calls have in common that share residuals.
+pub(super) fn shape(request: &Request, plan: &Plan) -> Shape {
+    Shape {
+        kind: request.collective as u64
+            | u64::from(request.op.number()) << 8
+            | (request.dtype as u64) << 16
+            | (request.root as u64) << 32,
+        count: plan.count as u64,
+        chunk: plan.geometry.chunk() as u64,
+        chunks: (plan.geometry.passes() * plan.schedule.chunks) as u64,
+    }
+}
+
+/// What this rank's encodes of the chunk draw in an operation: those of contributions, and those of
+/// sums. The numbers hang on the place of an element in the message, not on how it is cut.
+pub(super) fn randoms(plan: &Plan, chunk: &Chunk, operation: u64, rank: usize) -> [Random; 2] {
+    let spec = plan.spec;
+    if !spec.kind.has_seed() {
+        return [Random::default(); 2];
+    }
+    let first = chunk.input.or(chunk.output).unwrap_or(0);
+    [0, 1].map(|sum| {
+        let hop = 2 * rank as u64 + sum;
+        Random::new(spec.seed.into(), operation, hop).from(first)
     })
 }
 

@@ -3,7 +3,8 @@
 //! once on each side, whatever the number of contributions.
 
 use super::host::HostEngine;
-use super::state::{Arithmetic, Chain, Chunk, Scratch, Stats, TILE};
+use super::state::{self, Arithmetic, Chain, Chunk, Scratch, Stats, TILE};
+use crate::adapt::{Residuals, Role};
 use crate::codec::{self, Codec, EncodeStats, Random, Span, TensorScales};
 use crate::mem::UserBuffers;
 use crate::plan::{Plan, Request};
@@ -22,6 +23,7 @@ pub(super) struct Job<'r, 'b> {
     pub stats: &'r mut Stats,
     pub chain: &'r mut Chain,
     pub scales: Option<&'r mut TensorScales>,
+    pub residuals: Option<&'r mut Residuals>,
     pub signature: [u64; SIGNATURE_WORDS],
     pub channel: usize,
     /// Index of the step in its schedule.
@@ -38,6 +40,8 @@ struct Work<'r, 'b> {
     stats: &'r mut Stats,
     scratch: &'r mut Scratch,
     scales: Option<&'r mut TensorScales>,
+    /// Of error feedback, if the call has it.
+    residuals: Option<&'r mut Residuals>,
     chunk: &'r Chunk,
     /// What encoding this rank's contribution draws, and what encoding a sum draws.
     randoms: [Random; 2],
@@ -56,7 +60,7 @@ struct Work<'r, 'b> {
 /// Runs one step whose messages are there and whose slots are free. Returns the payload bytes
 /// that it sent.
 pub(super) fn execute(engine: &mut HostEngine, job: Job<'_, '_>) -> u64 {
-    let randoms = randoms(&job, engine.links.rank);
+    let randoms = state::randoms(job.plan, job.chunk, job.signature[3], engine.links.rank);
     let Job {
         plan, chunk, chain, ..
     } = job;
@@ -81,6 +85,7 @@ pub(super) fn execute(engine: &mut HostEngine, job: Job<'_, '_>) -> u64 {
         scratch: &mut engine.scratch,
         tile: if whole { chunk.elements.max(1) } else { TILE },
         scales,
+        residuals: job.residuals,
         chunk,
         randoms,
         step,
@@ -138,21 +143,6 @@ pub(super) fn execute(engine: &mut HostEngine, job: Job<'_, '_>) -> u64 {
         }
     }
     chunk.bytes as u64 * step.send_to.len() as u64
-}
-
-/// What this rank's encodes of the chunk draw: those of contributions, and those of sums. The
-/// numbers hang on the place of an element in the message, not on how it is cut.
-fn randoms(job: &Job<'_, '_>, rank: usize) -> [Random; 2] {
-    let spec = job.plan.spec;
-    if !spec.kind.has_seed() {
-        return [Random::default(); 2];
-    }
-    let operation = job.signature[3];
-    let first = job.chunk.input.or(job.chunk.output).unwrap_or(0);
-    [0, 1].map(|sum| {
-        let hop = 2 * rank as u64 + sum;
-        Random::new(spec.seed.into(), operation, hop).from(first)
-    })
 }
 
 /// Copies the first target's encoding to the other targets and hands all of them over.
@@ -299,35 +289,64 @@ impl Work<'_, '_> {
         });
     }
 
-    /// The scale to encode the tile with, if scales are kept: the kept one, or a fresh one.
-    fn kept_scale(&mut self, n: usize) -> Option<f32> {
+    /// The scale to encode `values` with, if scales are kept: the kept one, or a fresh one.
+    fn kept_scale(&mut self, n: usize, from: Into) -> Option<f32> {
         let isa = self.isa;
         let site = self.chunk.site;
-        let acc = self.scratch.acc.f32(n);
+        let values = match from {
+            Into::Sum => self.scratch.acc.f32(n),
+            Into::Own => self.scratch.own.f32(n),
+        };
         self.scales
             .as_mut()
-            .map(|scales| scales.scale(site, || codec::abs_max(isa, acc)))
+            .map(|scales| scales.scale(site, || codec::abs_max(isa, values)))
     }
 
-    /// slot = enc(acc), with what there is to note about the accumulators.
+    /// slot = enc(acc), with what there is to note about the accumulators. Under error feedback
+    /// enc(acc + residual), with the accumulators left as they are: a chain encodes them again.
     fn encode(&mut self, codec: &dyn Codec, at: usize, n: usize, wire: &mut [u8], note: Note) {
-        let scale = self.kept_scale(n);
+        let role = match self.step.op {
+            Op::RecvReduceCopySend => Role::Owner,
+            _ => Role::Worker,
+        };
+        let (mut from, mut note) = (Into::Sum, note);
+        if let Some(residuals) = &self.residuals {
+            let Scratch { acc, own, .. } = &mut *self.scratch;
+            own.f32_mut(n).copy_from_slice(acc.f32(n));
+            residuals.add(role, self.chunk.number, at, own.f32_mut(n));
+            from = Into::Own;
+            if matches!(note, Note::Input) {
+                // The report is about the input, not about what feedback made of it.
+                self.observe(n, Into::Sum);
+                note = Note::Sum;
+            }
+        }
+        let scale = self.kept_scale(n, from);
         let span = self.span(at);
-        let acc = self.scratch.acc.f32(n);
+        let values = match from {
+            Into::Sum => self.scratch.acc.f32(n),
+            Into::Own => self.scratch.own.f32(n),
+        };
         match note {
             Note::Input => {
                 self.stats.seen = true;
-                codec.encode(span, acc, scale, wire, Some(&mut self.stats.input));
+                codec.encode(span, values, scale, wire, Some(&mut self.stats.input));
             }
             Note::Sum => {
                 // Sums that saturate count too; their magnitudes are not the input's. Under a
                 // scale of its own a block cannot saturate.
                 let mut sums = EncodeStats::default();
                 let can = scale.is_some() || !self.plan.spec.kind.has_scale();
-                codec.encode(span, acc, scale, wire, can.then_some(&mut sums));
+                codec.encode(span, values, scale, wire, can.then_some(&mut sums));
                 self.stats.input.saturated += sums.saturated;
             }
-            Note::Nothing => codec.encode(span, acc, scale, wire, None),
+            Note::Nothing => codec.encode(span, values, scale, wire, None),
+        }
+        if let Some(residuals) = &mut self.residuals {
+            let Scratch { own, decoded, .. } = &mut *self.scratch;
+            codec.decode(span, wire, decoded.f32_mut(n));
+            let chunk = (self.chunk.number, self.chunk.elements);
+            residuals.keep(role, chunk, at, own.f32(n), decoded.f32(n));
         }
     }
 
@@ -537,6 +556,11 @@ impl Work<'_, '_> {
             let span = self.span(at).drawing(self.randoms[0]);
             let Scratch { acc, own, wire, .. } = &mut *self.scratch;
             let wire = &mut wire[..self.chunk.bytes];
+            if let Some(residuals) = &self.residuals {
+                // The Send kept what it dropped; here are the same values again.
+                let values = if started { &mut *own } else { &mut *acc };
+                residuals.add(Role::Worker, self.chunk.number, at, values.f32_mut(n));
+            }
             if started {
                 codec.encode(span, own.f32(n), None, wire, None);
                 codec.decode_reduce(span, wire, acc.f32_mut(n));

@@ -52,6 +52,10 @@ pub struct cinch_call_t {
     pub tensor: u64,
     /// The stream on which a call on a GPU is queued; NULL on a communicator of host memory.
     pub stream: *mut c_void,
+    /// Turns error feedback on, and names the tensor whose residuals live from call to call: what a
+    /// lossy encode drops is added to the next call of the same id. For collectives that reduce
+    /// host buffers. 0 = none.
+    pub feedback: u64,
 }
 
 // SAFETY: `repr(C)`, integers and pointers, without padding (asserted below).
@@ -62,7 +66,7 @@ unsafe impl Versioned for cinch_call_t {
 }
 
 #[cfg(target_pointer_width = "64")]
-const _: () = assert!(size_of::<cinch_call_t>() == 96);
+const _: () = assert!(size_of::<cinch_call_t>() == 104);
 
 /// Sets nothing in `*call`: an all_reduce sum of no i8 elements. `size` and `version` are
 /// `sizeof(cinch_call_t)` and `CINCH_API_VERSION` of the program's header: C programs use
@@ -111,6 +115,7 @@ unsafe fn request(call: *const cinch_call_t, report: *mut cinch_report_t) -> Res
         codec: codec.map(str::parse).transpose()?,
         algorithm: chosen(call.algorithm)?,
         tensor: (call.tensor != 0).then_some(call.tensor),
+        feedback: (call.feedback != 0).then_some(call.feedback),
         report,
     })
 }

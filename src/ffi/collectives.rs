@@ -286,6 +286,7 @@ pub(super) struct Request {
     pub(super) codec: Option<CodecSpec>,
     pub(super) algorithm: Option<Algorithm>,
     pub(super) tensor: Option<u64>,
+    pub(super) feedback: Option<u64>,
     pub(super) report: Target,
 }
 
@@ -313,6 +314,7 @@ impl Request {
             codec: None,
             algorithm: None,
             tensor: None,
+            feedback: None,
             report: Target::NONE,
         }
     }
@@ -331,6 +333,7 @@ impl Request {
             codec: self.codec,
             algorithm: self.algorithm,
             tensor: self.tensor,
+            feedback: self.feedback,
             ..Call::new(collective, dtype, self.count)
         };
         if collective.reduces() {

@@ -11,12 +11,14 @@
 #[macro_use]
 mod guard;
 
+mod adapt;
 mod call;
 mod codec;
 mod collectives;
 mod comm;
 mod config;
 mod error;
+mod feedback;
 mod group;
 mod handle;
 mod id;

@@ -63,6 +63,15 @@
 //! in a fixed order, never in order of arrival. The instruction set and the transport do not
 //! matter. Another number of ranks or another algorithm may give other last bits.
 //!
+//! **Error feedback.** With `Call::feedback`, v = x + r is encoded in the place of every x, and
+//! r = v - dec(enc(v)) waits for the next call of that tensor: on each rank one residual for each
+//! chunk that it contributes to or passes on, one for each that it owns. The sum over many calls is
+//! then off by what waits at the end, however many calls there were. Residuals stay where they are
+//! for elements that are not finite, change only when a call succeeds, and are zero again when the
+//! count, the cut, the operator or the type changes; a new communicator has none. They cost
+//! two fp32 numbers an element and one more decode an encode. An average divides before the owner
+//! encodes, a pre-multiplied sum multiplies before the worker does; residuals are in those units.
+//!
 //! **Never silent.** Lossy codecs meet only floating types under sum, average and pre-multiplied
 //! sum. Asked for by a call, anything else is an error; as a default, it stays out. The report
 //! says which codec ran.

@@ -33,6 +33,7 @@ fn request(collective: Collective, count: usize, codec: &str) -> Request {
         codec: codec.parse::<CodecSpec>().unwrap(),
         algorithm: None,
         tensor: None,
+        feedback: None,
     }
 }
 

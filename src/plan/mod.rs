@@ -45,6 +45,8 @@ pub struct Request {
     pub algorithm: Option<Algorithm>,
     /// Tensor whose scales are kept.
     pub tensor: Option<u64>,
+    /// Tensor whose residuals of error feedback are kept.
+    pub feedback: Option<u64>,
 }
 
 impl Request {

@@ -206,7 +206,22 @@ fn impossible(comm: &Communicator, arena: &Arena) -> std::result::Result<usize, 
         ErrorKind::Unsupported,
         &["minmax4:block=256:seed=7", "no kernels", "linear8"],
     )?;
-    Ok(7)
+    let fed = Call {
+        feedback: Some(42),
+        codec: "linear8".parse().ok(),
+        ..call
+    };
+    refuses(
+        at(comm, arena, &fed, input, output),
+        ErrorKind::Unsupported,
+        &["error feedback", "tensor 42", "host buffers only"],
+    )?;
+    refuses(
+        comm.export_residuals(),
+        ErrorKind::Unsupported,
+        &["error feedback", "CINCH_DEVICE=host"],
+    )?;
+    Ok(9)
 }
 
 fn groups(comm: &Communicator, arena: &Arena) -> std::result::Result<usize, Stop> {

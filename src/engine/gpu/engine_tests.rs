@@ -202,6 +202,7 @@ fn request(problem: &Problem, codec: &str) -> Request {
         codec: codec.parse::<CodecSpec>().unwrap(),
         algorithm: None,
         tensor: None,
+        feedback: None,
     }
 }
 

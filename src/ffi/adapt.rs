@@ -1,0 +1,337 @@
+//! What adapts compression while a model trains: plain structs that hold their whole state, so
+//! that storing one with a checkpoint is copying it.
+
+use super::error::cinch_result_t;
+use super::handle::{check_out, store};
+use super::types::{self, dtype_number};
+use super::versioned::{self, Versioned};
+use crate::adapt::{
+    Awp, AwpConfig, AwpState, LossScaler, LossScalerConfig, LossScalerState, count_non_finite,
+};
+use crate::error::{Error, Result};
+use crate::reduce;
+use crate::simd::Isa;
+use crate::types::DType;
+use std::ffi::{c_char, c_int, c_void};
+
+/// Adaptive weight precision of one group of tensors: few bits at first, more once the L2 norm of
+/// the group has stopped growing.
+///
+/// Initialise it with `cinch_awp_default(&awp)`, set `threshold` and `interval`, and perhaps the
+/// others. The struct is its whole state. New fields are only ever added at the end.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct cinch_awp_t {
+    /// Bytes of the struct in the program's header. Set by `cinch_awp_default`.
+    pub size: usize,
+    /// Tells an initialised struct from garbage. Set by `cinch_awp_default`.
+    pub magic: u32,
+    /// Meaning of the fields. Set by `cinch_awp_default`.
+    pub version: u32,
+    /// T: a relative growth of the norm above it counts as growth.
+    pub threshold: f64,
+    /// State: the norm before, if `has_previous`.
+    pub previous: f64,
+    /// Batches in a row without growth after which bits are added; about an epoch.
+    pub interval: u32,
+    /// N: bits added, 1 to 32; unset = 8.
+    pub step_bits: u32,
+    /// State: bits to keep, 1 to 32; unset = 8. What it is set to is where it starts.
+    pub bits: u32,
+    /// State: batches in a row without growth.
+    pub count: u32,
+    /// State: whether there is a norm before.
+    pub has_previous: u32,
+    /// Unset.
+    pub reserved: u32,
+}
+
+// SAFETY: `repr(C)`, numbers, without padding (asserted below).
+unsafe impl Versioned for cinch_awp_t {
+    const NAME: &'static str = "cinch_awp_t";
+    const MAGIC: u32 = 0xC1C4_0A39;
+    const FIRST_BYTES: usize = 56;
+}
+
+/// The scale of a loss whose gradients are summed in 16 bits: halved, and the step skipped, on any
+/// value that is not finite; doubled after many clean steps.
+///
+/// Initialise it with `cinch_loss_scaler_default(&scaler)`, which sets the defaults named below.
+/// The struct is its whole state. New fields are only ever added at the end.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct cinch_loss_scaler_t {
+    /// Bytes of the struct in the program's header. Set by `cinch_loss_scaler_default`.
+    pub size: usize,
+    /// Tells an initialised struct from garbage. Set by `cinch_loss_scaler_default`.
+    pub magic: u32,
+    /// Meaning of the fields. Set by `cinch_loss_scaler_default`.
+    pub version: u32,
+    /// State: what to multiply the loss by; 65536.
+    pub scale: f64,
+    /// Factor after `interval` clean steps; 2.
+    pub growth: f64,
+    /// Factor after a step with a value that is not finite; 0.5.
+    pub backoff: f64,
+    /// The scale does not fall below this; 2^-126.
+    pub smallest: f64,
+    /// The scale does not grow above this; 2^127.
+    pub largest: f64,
+    /// New over old scale of the last update: what to rescale residuals by.
+    pub rescale: f64,
+    /// State: steps skipped so far.
+    pub skipped: u64,
+    /// Clean steps in a row until growth; 2000.
+    pub interval: u32,
+    /// State: clean steps since the scale changed.
+    pub clean: u32,
+}
+
+// SAFETY: `repr(C)`, numbers, without padding (asserted below).
+unsafe impl Versioned for cinch_loss_scaler_t {
+    const NAME: &'static str = "cinch_loss_scaler_t";
+    const MAGIC: u32 = 0xC1C4_105C;
+    const FIRST_BYTES: usize = 80;
+}
+
+#[cfg(target_pointer_width = "64")]
+const _: () = assert!(size_of::<cinch_awp_t>() == 56 && size_of::<cinch_loss_scaler_t>() == 80);
+
+/// Sets nothing in `*awp`. `size` and `version` are `sizeof(cinch_awp_t)` and `CINCH_API_VERSION`
+/// of the program's header: C programs use `cinch_awp_default(&awp)`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cinch_awp_init(
+    awp: *mut cinch_awp_t,
+    size: usize,
+    version: u32,
+) -> cinch_result_t {
+    guard!("cinch_awp_init", {
+        // SAFETY: NULL or writable for `size` bytes, by the documented contract.
+        unsafe { versioned::initialise(awp, size, version) }
+    })
+}
+
+/// Takes the group's L2 norm after a batch, which must be the same on all ranks; sets the bits to
+/// keep from now on in `awp->bits`, and in `*codec`, which may be NULL, the name of the codec that
+/// keeps them: `trunc8`, `trunc16`, `trunc24` or `raw`, a string that lives for ever. A norm that
+/// is not finite changes nothing.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cinch_awp_update(
+    awp: *mut cinch_awp_t,
+    l2_norm: f64,
+    codec: *mut *const c_char,
+) -> cinch_result_t {
+    guard!("cinch_awp_update", {
+        // SAFETY: NULL or a readable struct, by the documented contract.
+        let mut fields = unsafe { versioned::read(awp) }?;
+        let mut group = awp_of(&fields)?;
+        group.update(l2_norm)?;
+        let state = group.state();
+        fields.step_bits = group.config().step_bits;
+        fields.bits = state.bits;
+        fields.count = state.count;
+        fields.previous = state.previous.unwrap_or(0.0);
+        fields.has_previous = state.previous.is_some().into();
+        // SAFETY: `read` checked it, and it is writable by the documented contract.
+        unsafe { versioned::fill(awp, &fields) };
+        if !codec.is_null() {
+            let name = match group.codec() {
+                "trunc8" => c"trunc8",
+                "trunc16" => c"trunc16",
+                "trunc24" => c"trunc24",
+                _ => c"raw",
+            };
+            // SAFETY: not NULL, so writable by the documented contract.
+            unsafe { codec.write_unaligned(name.as_ptr()) };
+        }
+        Ok(())
+    })
+}
+
+/// Sets the defaults in `*scaler`. `size` and `version` are `sizeof(cinch_loss_scaler_t)` and
+/// `CINCH_API_VERSION` of the program's header: C programs use
+/// `cinch_loss_scaler_default(&scaler)`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cinch_loss_scaler_init(
+    scaler: *mut cinch_loss_scaler_t,
+    size: usize,
+    version: u32,
+) -> cinch_result_t {
+    guard!("cinch_loss_scaler_init", {
+        // SAFETY: NULL or writable for `size` bytes, by the documented contract.
+        unsafe { versioned::initialise(scaler, size, version) }?;
+        let config = LossScalerConfig::default();
+        let fields = cinch_loss_scaler_t {
+            size,
+            magic: 0,
+            version,
+            scale: config.start,
+            growth: config.growth,
+            backoff: config.backoff,
+            smallest: config.smallest,
+            largest: config.largest,
+            rescale: 1.0,
+            skipped: 0,
+            interval: config.interval,
+            clean: 0,
+        };
+        // SAFETY: initialised just now.
+        unsafe { versioned::fill(scaler, &fields) };
+        Ok(())
+    })
+}
+
+/// Takes whether any summed gradient of a step had a value that is not finite; sets `*apply` to 1
+/// if the step is to be applied and to 0 if it is to be skipped, and the scale of the next step in
+/// `scaler->scale`.
+///
+/// Codecs carry such values to every rank, so that all ranks find the same in their output:
+/// `cinch_count_non_finite` of it decides, not the report, which is about this rank's input.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cinch_loss_scaler_update(
+    scaler: *mut cinch_loss_scaler_t,
+    non_finite: c_int,
+    apply: *mut c_int,
+) -> cinch_result_t {
+    guard!("cinch_loss_scaler_update", {
+        check_out("apply", apply)?;
+        // SAFETY: NULL or a readable struct, by the documented contract.
+        let mut fields = unsafe { versioned::read(scaler) }?;
+        let mut running = scaler_of(&fields)?;
+        let verdict = running.update(non_finite != 0);
+        let state = running.state();
+        fields.scale = state.scale;
+        fields.clean = state.clean;
+        fields.skipped = state.skipped;
+        fields.rescale = verdict.rescale;
+        // SAFETY: `read` checked it, and it is writable by the documented contract.
+        unsafe { versioned::fill(scaler, &fields) };
+        // SAFETY: not NULL, so writable by the documented contract.
+        unsafe { store("apply", apply, verdict.apply.into()) }
+    })
+}
+
+/// Counts the NaN and infinite ones among `count` elements of `dtype` in host memory.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cinch_count_non_finite(
+    data: *const c_void,
+    count: usize,
+    dtype: dtype_number,
+    found: *mut u64,
+) -> cinch_result_t {
+    guard!("cinch_count_non_finite", {
+        let dtype = types::dtype(dtype)?;
+        check_out("found", found)?;
+        let bytes = count.checked_mul(dtype.size());
+        let bytes = bytes.filter(|&bytes| isize::try_from(bytes).is_ok());
+        let number = match bytes {
+            Some(0) => 0,
+            Some(bytes) if !data.is_null() => {
+                // SAFETY: readable for `count` elements, by the documented contract.
+                let data = unsafe { std::slice::from_raw_parts(data.cast::<u8>(), bytes) };
+                count_in(data, dtype)
+            }
+            _ => {
+                return Err(Error::invalid_argument(format!(
+                    "data of {count} {dtype} at {data:?}"
+                )));
+            }
+        };
+        // SAFETY: not NULL, so writable by the documented contract.
+        unsafe { store("found", found, number) }
+    })
+}
+
+fn count_in(data: &[u8], dtype: DType) -> u64 {
+    /// Elements that are widened together.
+    const PIECE: usize = 4096;
+    if !dtype.is_float() {
+        return 0;
+    }
+    if dtype == DType::F64 {
+        let numbers = data.chunks_exact(8).map(|bytes| {
+            let mut word = [0; 8];
+            word.copy_from_slice(bytes);
+            f64::from_ne_bytes(word)
+        });
+        return numbers.filter(|number| !number.is_finite()).count() as u64;
+    }
+    let mut wide = [0f32; PIECE];
+    let mut found = 0;
+    for piece in data.chunks(PIECE * dtype.size()) {
+        let wide = &mut wide[..piece.len() / dtype.size()];
+        reduce::widen(dtype, Isa::detect(), piece, wide);
+        found += count_non_finite(wide);
+    }
+    found
+}
+
+/// `value`, or the default where a program left it unset.
+fn or<T: PartialEq + Default>(value: T, default: T) -> T {
+    if value == T::default() {
+        default
+    } else {
+        value
+    }
+}
+
+fn awp_of(fields: &cinch_awp_t) -> Result<Awp> {
+    let default = AwpConfig::new(fields.threshold, fields.interval);
+    let config = AwpConfig {
+        step_bits: or(fields.step_bits, default.step_bits),
+        ..default
+    };
+    let state = AwpState {
+        bits: or(fields.bits, default.start_bits),
+        previous: (fields.has_previous != 0).then_some(fields.previous),
+        count: fields.count,
+    };
+    Awp::restore(config, state)
+}
+
+fn scaler_of(fields: &cinch_loss_scaler_t) -> Result<LossScaler> {
+    let default = LossScalerConfig::default();
+    let config = LossScalerConfig {
+        start: or(fields.scale, default.start),
+        growth: or(fields.growth, default.growth),
+        backoff: or(fields.backoff, default.backoff),
+        interval: or(fields.interval, default.interval),
+        smallest: or(fields.smallest, default.smallest),
+        largest: or(fields.largest, default.largest),
+    };
+    let state = LossScalerState {
+        scale: config.start,
+        clean: fields.clean,
+        skipped: fields.skipped,
+    };
+    LossScaler::restore(config, state)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn non_finite_values_of_every_type_are_counted() {
+        let f32s: Vec<u8> = [1.0, f32::NAN, f32::INFINITY]
+            .iter()
+            .flat_map(|value| value.to_ne_bytes())
+            .collect();
+        assert_eq!(count_in(&f32s, DType::F32), 2);
+        let f64s: Vec<u8> = [f64::MAX, f64::NAN]
+            .iter()
+            .flat_map(|value| value.to_ne_bytes())
+            .collect();
+        assert_eq!(count_in(&f64s, DType::F64), 1);
+        let halves: Vec<u8> = [0x7c00u16, 0x7bff, 0xfe00]
+            .iter()
+            .flat_map(|value| value.to_ne_bytes())
+            .collect();
+        assert_eq!(count_in(&halves, DType::F16), 2);
+        assert_eq!(count_in(&[0xff; 8], DType::I32), 0);
+        let mut long = vec![0u8; 4 * 10_001];
+        long[40_003] = 0x7f;
+        long[40_002] = 0x80;
+        assert_eq!(count_in(&long, DType::F32), 1);
+    }
+}
