@@ -17,6 +17,9 @@
 //! 5. A change of an existing layout raises [`crate::types::FORMAT_VERSION`]: old and new ranks
 //!    then refuse each other at the first message instead of decoding noise.
 //! 6. The bound in `tests/oracle`, which is written down a second time on purpose.
+//! 7. GPUs refuse it until it has kernels: `kernels/codec/NAME.cuh`, `kernels/entry/coded_NAME.cu`,
+//!    its words in [`crate::codec::kernel_params`], and then a line in
+//!    [`crate::codec::KERNEL_CODECS`], from which names, refusals and tests follow.
 //!
 //! ## An algorithm
 //! 1. `types/algorithm.rs`: number and name. `schedule/NAME.rs`: a header with phases, messages
