@@ -253,12 +253,15 @@ impl Build {
             "-std=c++17",
             "-O3",
             "-fmad=false",
-            "-lineinfo",
             "-Werror=all-warnings",
             "-Ikernels",
         ]
         .map(String::from)
         .into();
+        // Lines of the source for profilers and sanitizers; they would more than double a release.
+        if env::var("PROFILE").is_ok_and(|profile| profile != "release") {
+            flags.push("-lineinfo".into());
+        }
         if self.nvcc.number >= COMPRESSING_NVCC {
             flags.push("-compress-mode=size".into());
         }

@@ -28,7 +28,7 @@ enum {
   CINCH_ARGS_BYTES = 4096,   /* what a launch passes by value */
   CINCH_LINE_BYTES = 128,    /* header of a slot; distance of counters */
   CINCH_SIGNATURE_WORDS = 5,
-  CINCH_BLOCK_THREADS = 608,   /* of an interpreter: one channel */
+  CINCH_BLOCK_THREADS = 352,   /* of an interpreter: one channel */
   CINCH_ONESHOT_THREADS = 512, /* of a fused one-shot */
   CINCH_MAX_BATCH = 32       /* steps of a batch */
 };

@@ -4,8 +4,9 @@
 #include "exec/interpret.cuh"
 
 // One kernel of the schedule interpreter.
-#define CINCH_INTERPRETER(name, ...)                                   \
-  extern "C" __global__ void __launch_bounds__(cinch::BLOCK_THREADS, 1) \
-      name(const __grid_constant__ cinch_args args) {                  \
-    cinch::interpret<__VA_ARGS__>(args);                               \
+#define CINCH_INTERPRETER(name, ...)                          \
+  extern "C" __global__ void __launch_bounds__(               \
+      cinch::BLOCK_THREADS, cinch::BLOCKS_PER_MULTIPROCESSOR) \
+      name(const __grid_constant__ cinch_args args) {         \
+    cinch::interpret<__VA_ARGS__>(args);                      \
   }

@@ -216,7 +216,8 @@ class CodedSimple {
     const uint32_t n = job.elements;
     if (begin >= n) return;
     const uint32_t end = min(begin + tile_elements(), n);
-    if (job.op == CINCH_RECV_COPY_SEND) forward(job, begin, end);
+    const bool forwards = job.op == CINCH_RECV_COPY_SEND;
+    if (forwards) forward(job, begin, end);
     const bool encodes = job.op == CINCH_SEND || (job.nsend > 0 && job.op != CINCH_RECV_COPY_SEND);
     const bool twice = C::scaled && encodes && tile_elements() > WARP_TILE;
     float abs_max = 0;
@@ -229,7 +230,14 @@ class CodedSimple {
 #pragma unroll 1
       for (uint32_t at = begin; at < end; at += WARP_TILE) {
         float x[HELD];
-        total(job, at, own_max, x);
+        if (job.op == CINCH_RECV || forwards) {
+          // As it came: a sum would make another NaN of a NaN.
+          Codes codes;
+          codec_.load(job.source(0), job.elements, mine(at), codes);
+          codec_.decode(codes, x);
+        } else {
+          total(job, at, own_max, x);
+        }
         if (C::scaled && encodes && (round == 0 || !twice)) {
           abs_max = codec_.larger(twice ? abs_max : 0, codec_.abs_max(x));
         }

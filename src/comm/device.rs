@@ -82,7 +82,9 @@ fn try_connect(
 }
 
 /// Channels that each rank may have resident at once: the ranks of a GPU share its multiprocessors,
-/// and the least of all ranks counts for all, since their channels must be as many.
+/// and the least of all ranks counts for all, since their channels must be as many. A quarter is left
+/// to what else runs there, another communicator's calls for one: kernels that wait for each other
+/// across GPUs must not keep one another out.
 fn resident(exchange: &ExchangeRef, context: &Context, channels: u32) -> Result<usize> {
     let mut said = context.device().uuid.to_vec();
     said.extend(channels.to_le_bytes());
@@ -98,7 +100,9 @@ fn resident(exchange: &ExchangeRef, context: &Context, channels: u32) -> Result<
         seats.push((uuid, u32::from_le_bytes(channels) as usize));
     }
     let crowd = |uuid: &[u8]| seats.iter().filter(|(other, _)| *other == uuid).count();
-    let shares = seats.iter().map(|(uuid, channels)| channels / crowd(uuid));
+    let shares = seats
+        .iter()
+        .map(|(uuid, channels)| channels * 3 / 4 / crowd(uuid));
     match shares.min() {
         Some(least) if least >= 2 => Ok(least),
         _ => Err(Error::new(

@@ -175,7 +175,7 @@ fn ladder(max_lanes: usize) -> Vec<Sizes> {
         oneshot: kib(256),
         simple: (kib(512), max_lanes),
         ll: (kib(16), max_lanes.min(16)),
-        ll128: (kib(32), max_lanes.min(32)),
+        ll128: (kib(16), max_lanes.min(64)),
     };
     let mut ladder = vec![sizes];
     let mut step = |change: &dyn Fn(&mut Sizes)| {
@@ -185,7 +185,7 @@ fn ladder(max_lanes: usize) -> Vec<Sizes> {
     for slot in [256, 128, 64, 48] {
         step(&|sizes| sizes.simple.0 = kib(slot));
     }
-    step(&|sizes| sizes.ll128.0 = kib(16));
+    step(&|sizes| sizes.ll128.0 = kib(8));
     for slot in [32, 24] {
         step(&|sizes| sizes.simple.0 = kib(slot));
     }
@@ -319,7 +319,7 @@ mod tests {
         );
         assert_eq!(
             (ll128.lanes, ll128.slot_bytes, ll128.stride),
-            (32, 30 << 10, 32 << 10)
+            (64, 15 << 10, 16 << 10)
         );
         // The smallest messages keep their fast path with eight ranks.
         let eight = BoxShape::new(8, BUDGET, MAX_LANES).unwrap();

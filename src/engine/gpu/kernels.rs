@@ -12,7 +12,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// Threads of a block of an interpreter, which drives one channel.
-pub const THREADS: u32 = 608;
+pub const THREADS: u32 = 352;
 /// Threads of a block of the fused kernel.
 pub const FUSED_THREADS: u32 = 512;
 
@@ -92,22 +92,30 @@ impl Kernels {
         })
     }
 
-    /// Channels that the GPU holds at once, whatever the kernel.
+    /// Channels that the GPU holds at once, whichever interpreter drives them. Fused kernels are
+    /// small grids of their own.
     ///
     /// # Errors
     /// Internal if a kernel does not fit a multiprocessor at all; those of the driver.
     pub fn resident_channels(&self) -> Result<u32> {
-        for function in self.functions.values() {
+        let mut least = u32::MAX;
+        let interpreters = self
+            .functions
+            .values()
+            .filter(|function| !function.name().starts_with("cinch_oneshot_"));
+        for function in interpreters {
             let threads = function.max_threads.min(THREADS);
-            if function.blocks_per_multiprocessor(threads, 0)? == 0 {
+            let blocks = function.blocks_per_multiprocessor(threads, 0)?;
+            if blocks == 0 {
                 return Err(Error::internal(format!(
                     "no block of {threads} threads of {} fits a multiprocessor of {}",
                     function.name(),
                     self.context.device()
                 )));
             }
+            least = least.min(blocks);
         }
-        Ok(self.context.device().multiprocessors)
+        Ok(least * self.context.device().multiprocessors)
     }
 }
 
