@@ -45,7 +45,8 @@
 //! 2. `engine::gpu::order` lets the caller's stream wait for the communicator's last launch, if that
 //!    was on another stream.
 //! 3. One launch on the caller's stream, the packed steps in its argument. The call returns.
-//! 4. `kernels/exec/interpret.cuh` walks the steps as the host's engine does, one channel a group
-//!    of threads; cursors live in device memory, so that a graph may replay the launch.
+//! 4. `kernels/exec/interpret.cuh` walks the steps as the host's engine does, one channel a block;
+//!    its warps wait, move data and publish side by side. Cursors live in device memory, so that a
+//!    graph may replay the launch.
 //! 5. What a kernel finds wrong it writes to host memory; the watchdog makes it the fault of the
 //!    communicator, on all ranks, and ends all waits.
