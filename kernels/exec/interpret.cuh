@@ -266,11 +266,10 @@ __device__ __forceinline__ void interpret(const cinch_args &args) {
     Publisher<Mover::protocol> publisher(comm, own.work, lane);
     walk.each([&](const cinch_step &batch, uint32_t at, uint32_t pass, uint32_t half) {
       await_moved(half);
-      if (!stop.is_set()) {
-        publisher.publish(batch);
-      } else {
-        report_missing(comm, own, stop, lane, at, pass, half);
-      }
+      const bool stopped = stop.is_set();
+      if (stopped) report_missing(comm, own, stop, lane, at, pass, half);
+      say_free(half);
+      if (!stopped) publisher.publish(batch);
     });
     if (!stop.is_set()) publisher.finish();
   }
