@@ -59,11 +59,12 @@ enum cinch_own { CINCH_OWN_ABSENT = 0, CINCH_OWN_EXACT = 1, CINCH_OWN_CODED = 2 
 /* How contributions are combined: ReduceOp, without what happens before and after. */
 enum cinch_combine { CINCH_SUM = 0, CINCH_PROD = 1, CINCH_MAX = 2, CINCH_MIN = 3 };
 
-/* Of cinch_work::flags. */
+/* Of flags. */
 enum {
   CINCH_PREMULTIPLY = 1, /* own elements times `factor` */
   CINCH_AVERAGE = 2,     /* final sums divided by the number of ranks */
-  CINCH_ALIGNED = 4      /* input and output are multiples of 16 */
+  CINCH_ALIGNED = 4      /* input and output are multiples of 16; of the fused one-shot only: the
+                            interpreter looks at each chunk */
 };
 
 /* Counters of one lane of one protocol in a box, at lane * CINCH_LINE_BYTES. */

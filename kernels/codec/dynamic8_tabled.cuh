@@ -10,7 +10,8 @@
 // in a bank: 32 KiB.
 //
 // Instructions an element on sm_90, loads, stores, scale and division included: encode of fp32 in
-// blocks of 256 14.5, decode_reduce 4.9; one of each is a load from shared memory.
+// blocks of 256 14.5, decode_reduce 4.9, before divisions became shorter; one of each is a load from
+// shared memory.
 #pragma once
 
 #include "codec/dynamic8.cuh"

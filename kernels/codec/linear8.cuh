@@ -9,7 +9,7 @@
 // that is worth it times 2^-133, sign included; two exact powers of two bring it to the unit.
 //
 // Instructions an element on sm_90, loads, stores, scale and division included: encode of fp32 in
-// blocks of 256 8.4, decode_reduce 5.2.
+// blocks of 256 8.4, decode_reduce 5.2, before divisions became shorter.
 #pragma once
 
 #include "codec/scaled.cuh"

@@ -58,6 +58,21 @@ struct Job {
   }
 };
 
+// What a raw step does besides moving, in a call that reduces.
+struct Arithmetic {
+  bool computes;  // terms are added, or the input multiplied
+  bool divides;
+  uint32_t own;   // cinch_own of the own contribution, where it is read
+
+  __device__ __forceinline__ Arithmetic(const cinch_work &work, const Job &job, bool reduces) {
+    const bool premultiplies = (work.flags & CINCH_PREMULTIPLY) != 0;
+    computes = reduces &&
+               (job.sums() || job.op == CINCH_REDUCE || (premultiplies && job.nrecv == 0));
+    divides = reduces && (work.flags & CINCH_AVERAGE) && job.is_final();
+    own = job.sums() ? (uint32_t)job.own : (uint32_t)CINCH_OWN_EXACT;
+  }
+};
+
 struct Range {
   uint64_t start;
   uint64_t elements;

@@ -2,7 +2,8 @@
 //
 // Phases, per packet of 8 bytes and thread: load the own contribution; store it to every peer's
 // area as an LL packet; poll the packets of all peers; add all in the order of ranks; store.
-// Launch: any number of blocks, ONESHOT_THREADS threads; a thread takes packets at the distance of the grid.
+// Launch: any number of blocks, ONESHOT_THREADS threads; a thread takes packets at the distance of
+// the grid.
 // Bytes out: (N - 1) * 2 * S.
 //
 // Two halves of the area are used in turn. A peer writes half h again two calls later; it has
@@ -36,7 +37,8 @@ __device__ __forceinline__ void oneshot_packets(const cinch_oneshot_args &args, 
   const Stop stop = {stopped};
   const uint32_t cover = refreshes(flag, 2) ? (uint32_t)(args.half / 16) : pieces;
 
-  for (uint32_t i = blockIdx.x * ONESHOT_THREADS + threadIdx.x; i < cover; i += gridDim.x * ONESHOT_THREADS) {
+  for (uint32_t i = blockIdx.x * ONESHOT_THREADS + threadIdx.x; i < cover;
+       i += gridDim.x * ONESHOT_THREADS) {
     uint64_t own = 0;
     Acc mine[2 * N];
     if (i < pieces) {
@@ -79,7 +81,9 @@ __device__ __forceinline__ void oneshot_packets(const cinch_oneshot_args &args, 
           E::unpack(make_uint4((uint32_t)payload[j], (uint32_t)(payload[j] >> 32), 0, 0), term);
         }
 #pragma unroll
-        for (int k = 0; k < N; ++k) sum[k] = r == 0 ? term[k] : E::combine(sum[k], term[k], args.combine);
+        for (int k = 0; k < N; ++k) {
+          sum[k] = r == 0 ? term[k] : E::combine(sum[k], term[k], args.combine);
+        }
       }
     }
     if (args.flags & CINCH_AVERAGE) {

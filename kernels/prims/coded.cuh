@@ -12,13 +12,11 @@
 #include "codec/codec.cuh"
 #include "dtype/element.cuh"
 #include "exec/interpret.cuh"
-#include "prims/user.cuh"
 
 namespace cinch {
 
-constexpr uint32_t HELD = 16;             // elements of a lane
+constexpr uint32_t HELD = 16;  // elements of a lane
 constexpr uint32_t WARP_TILE = HELD * WARP;
-
 
 template <class E, class C>
 class CodedSimple {
@@ -211,6 +209,7 @@ class CodedSimple {
     }
   }
 
+  // A tile of any kind of step.
   __device__ __noinline__ void tile(const Job &job, uint32_t tile) const {
     const uint32_t begin = tile * tile_elements();
     const uint32_t n = job.elements;
@@ -218,7 +217,7 @@ class CodedSimple {
     const uint32_t end = min(begin + tile_elements(), n);
     const bool forwards = job.op == CINCH_RECV_COPY_SEND;
     if (forwards) forward(job, begin, end);
-    const bool encodes = job.op == CINCH_SEND || (job.nsend > 0 && job.op != CINCH_RECV_COPY_SEND);
+    const bool encodes = job.op == CINCH_SEND || (job.nsend > 0 && !forwards);
     const bool twice = C::scaled && encodes && tile_elements() > WARP_TILE;
     float abs_max = 0;
     // Of the own contribution, before any of the block is overwritten in place.
@@ -248,9 +247,8 @@ class CodedSimple {
     }
   }
 
-  static __device__ __forceinline__ uint32_t mine(uint32_t at) {
-    return at + lane_id() * HELD;
-  }
+  // This lane's first element of a tile.
+  static __device__ __forceinline__ uint32_t mine(uint32_t at) { return at + lane_id() * HELD; }
 
   // Whether this lane's elements are whole pieces of aligned buffers.
   __device__ __forceinline__ bool is_whole(const Job &job, uint32_t at) const {
@@ -261,17 +259,8 @@ class CodedSimple {
   __device__ __forceinline__ void load_own(const Job &job, uint32_t at, float (&x)[HELD]) const {
     if (is_whole(job, at)) {
       uint4 v[PIECES];
-#pragma unroll
-      for (uint32_t p = 0; p < PIECES; ++p) {
-        v[p] = load_piece<true>(job.input, mine(at) / N + p, 0, SIZE);
-      }
-#pragma unroll
-      for (uint32_t p = 0; p < PIECES; ++p) {
-        float part[N];
-        E::unpack(v[p], part);
-#pragma unroll
-        for (uint32_t k = 0; k < N; ++k) x[p * N + k] = part[k];
-      }
+      load_pieces(job.input + (uint64_t)mine(at) * SIZE, v);
+      unpack(v, x);
     } else {
       const Bits *from = (const Bits *)job.input + mine(at);
 #pragma unroll
@@ -286,13 +275,7 @@ class CodedSimple {
   __device__ __forceinline__ void store_user(const Job &job, uint32_t at,
                                              const float (&x)[HELD]) const {
     if (is_whole(job, at)) {
-#pragma unroll
-      for (uint32_t p = 0; p < PIECES; ++p) {
-        float part[N];
-#pragma unroll
-        for (uint32_t k = 0; k < N; ++k) part[k] = x[p * N + k];
-        store_piece<true>(job.output, mine(at) / N + p, 0, SIZE, E::pack(part));
-      }
+      store_pieces(job.output + (uint64_t)mine(at) * SIZE, x);
     } else {
       Bits *to = (Bits *)job.output + mine(at);
 #pragma unroll
@@ -314,7 +297,7 @@ class CodedSimple {
     for (uint32_t part = 0; part < 2; ++part) {
       if (part == 1 && reads) {
         if (job.sums() && job.own == CINCH_OWN_CODED) {
-          typename C::Codes codes;
+          Codes codes;
           own_codes(job, at, own_max, codes);
           codec_.decode_reduce(codes, x);
         } else {
@@ -339,7 +322,7 @@ class CodedSimple {
                                               uint32_t end, float (&x)[HELD]) const {
 #pragma unroll 1
     for (uint32_t r = begin; r < end; r += AHEAD) {
-      typename C::Codes codes[AHEAD];
+      Codes codes[AHEAD];
 #pragma unroll
       for (uint32_t j = 0; j < AHEAD; ++j) {
         if (r + j < end) codec_.load(job.source(r + j), job.elements, mine(at), codes[j]);
@@ -354,7 +337,7 @@ class CodedSimple {
   // What the peers see of the own contribution. Only one-shot schedules ask for it, so it is kept
   // out of the way. A tile holds several blocks, or is one.
   __device__ __noinline__ void own_codes(const Job &job, uint32_t at, float own_max,
-                                         typename C::Codes &codes) const {
+                                         Codes &codes) const {
     float x[HELD];
     load_own(job, at, x);
     if (C::scaled && tile_elements() == WARP_TILE) own_max = codec_.abs_max(x);
@@ -375,7 +358,7 @@ class CodedSimple {
   // Encodes, sends to all targets, and leaves in `x` what they will decode.
   __device__ __forceinline__ void send(const Job &job, uint32_t at, float (&x)[HELD],
                                        float abs_max) const {
-    typename C::Codes codes;
+    Codes codes;
     codec_.encode(x, abs_max, codes);
     for (uint32_t t = 0; t < job.nsend; ++t) {
       codec_.store(job.target(t), job.elements, mine(at), codes);
@@ -385,7 +368,7 @@ class CodedSimple {
 
   __device__ __forceinline__ void forward(const Job &job, uint32_t begin, uint32_t end) const {
     for (uint32_t at = begin; at < end; at += WARP_TILE) {
-      typename C::Codes codes;
+      Codes codes;
       codec_.load(job.source(0), job.elements, mine(at), codes);
       for (uint32_t t = 0; t < job.nsend; ++t) {
         codec_.store(job.target(t), job.elements, mine(at), codes);

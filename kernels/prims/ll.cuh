@@ -21,12 +21,12 @@ __device__ __forceinline__ void store_ll(uint8_t *slot, uint32_t i, uint64_t pay
 }
 
 // Reads packet `i` of sources first to first + POLLED - 1 of `count`, but not of source `except`,
-// as soon as each is complete. `flag(r)` is what the packets of source r carry, `name(r)` its rank. False if the wait
-// ended early.
+// as soon as each is complete. `flag(r)` is what the packets of source r carry, `name(r)` its rank.
+// False if the wait ended early.
 template <class Source, class Flag, class Name>
 __device__ __forceinline__ bool load_ll(const cinch_comm_view &comm, Stop stop, uint32_t first,
-                                        uint32_t count, uint32_t i, Source source, Flag flag, Name name,
-                                        uint64_t (&payload)[POLLED],
+                                        uint32_t count, uint32_t i, Source source, Flag flag,
+                                        Name name, uint64_t (&payload)[POLLED],
                                         uint32_t except = 0xffffffffu) {
   Patience patience;
   uint32_t missing = (1u << min(count - first, POLLED)) - 1;
@@ -131,42 +131,40 @@ class RawLL {
   __device__ __forceinline__ void step(const Job &job, uint32_t i, uint32_t bytes) const {
     const bool aligned = job.aligned;
     const uint32_t size = element_bytes();
-    const bool premultiplies = REDUCES && (work_.flags & CINCH_PREMULTIPLY);
-    const bool computes = REDUCES && (job.sums() || job.op == CINCH_REDUCE ||
-                                      (premultiplies && job.nrecv == 0));
-    const bool divides = REDUCES && (work_.flags & CINCH_AVERAGE) && job.is_final();
+    const Arithmetic does(work_, job, REDUCES);
     const bool reads = job.reads();
     const auto source = [&](uint32_t r) { return job.source(r); };
     const auto flag = [&](uint32_t r) { return job.source_flag(r); };
     const auto name = [&](uint32_t r) { return job.peers[r]; };
-    const uint32_t kind = job.sums() ? (uint32_t)job.own : (uint32_t)CINCH_OWN_EXACT;
     uint64_t own = 0;
     if (reads) own = load_word(job.input, i, bytes, size, aligned);
     uint64_t result = own;
     Acc sum[2 * N];
     bool started = false;
-    if (computes && reads && (job.nrecv == 0 || job.own_after == 0)) add(sum, started, own, kind);
+    if (does.computes && reads && (job.nrecv == 0 || job.own_after == 0)) {
+      add(sum, started, own, does.own);
+    }
     for (uint32_t first = 0; first < job.nrecv; first += POLLED) {
       uint64_t payload[POLLED];
       if (!load_ll(comm_, stop_, first, job.nrecv, i, source, flag, name, payload)) return;
 #pragma unroll
       for (uint32_t j = 0; j < POLLED; ++j) {
         if (first + j >= job.nrecv) break;
-        if (!computes) {
+        if (!does.computes) {
           result = payload[j];
           continue;
         }
         add(sum, started, payload[j], CINCH_OWN_ABSENT);
-        if (reads && job.own_after == first + j + 1) add(sum, started, own, kind);
+        if (reads && job.own_after == first + j + 1) add(sum, started, own, does.own);
       }
     }
-    if (computes) {
+    if (does.computes) {
       if (job.op == CINCH_REDUCE) {
         add(sum, started, load_word(job.output, i, bytes, size, aligned), CINCH_OWN_ABSENT);
       }
 #pragma unroll
       for (int k = 0; k < N; ++k) {
-        if (divides) sum[k] = E::divide(sum[k], comm_.nranks);
+        if (does.divides) sum[k] = E::divide(sum[k], comm_.nranks);
       }
 #pragma unroll
       for (int k = N; k < 2 * N; ++k) sum[k] = sum[0];

@@ -42,11 +42,6 @@ class RawLL128 {
   }
 
  private:
-  __device__ __forceinline__ void tile(const Job &job, uint32_t tile) const {
-    const uint32_t bytes = job.elements * element_bytes();
-    step(job, tile, bytes);
-  }
-
   using Acc = typename E::Acc;
   static constexpr int N = 16 / sizeof(typename E::Storage);
 
@@ -87,7 +82,7 @@ class RawLL128 {
   // This lane's 16 bytes of a tile, once all four lines are there.
   __device__ __forceinline__ bool load_lines(const Job &job, uint32_t r, uint32_t tile,
                                              bool flagged, uint4 &v) const {
-    const uint8_t *at = job.source(r) + (uint64_t)tile * LINES_BYTES + 16 * (lane_id());
+    const uint8_t *at = job.source(r) + (uint64_t)tile * LINES_BYTES + 16 * lane_id();
     const uint64_t wanted = wide(job.source_flag(r));
     Patience patience;
     while (true) {
@@ -106,45 +101,43 @@ class RawLL128 {
     return true;
   }
 
-  // A tile beyond the payload: only in messages that fill their slots.
-  __device__ __forceinline__ void step(const Job &job, uint32_t tile, uint32_t bytes) const {
+  __device__ __forceinline__ void tile(const Job &job, uint32_t tile) const {
     const bool aligned = job.aligned;
     const uint32_t size = element_bytes();
+    const uint32_t bytes = job.elements * size;
     const uint32_t words = (bytes + 7) / 8;
     if (tile * TILE_WORDS >= words && !fills(job, tile)) return;
     const uint32_t lane = lane_id();
     const bool flagged = lane % LINE_LANES == LINE_LANES - 1;
     const uint32_t word = tile * TILE_WORDS + lane / LINE_LANES * 15 + lane % LINE_LANES * 2;
-    const bool premultiplies = REDUCES && (work_.flags & CINCH_PREMULTIPLY);
-    const bool computes = REDUCES && (job.sums() || job.op == CINCH_REDUCE ||
-                                      (premultiplies && job.nrecv == 0));
-    const bool divides = REDUCES && (work_.flags & CINCH_AVERAGE) && job.is_final();
+    const Arithmetic does(work_, job, REDUCES);
     const bool reads = job.reads();
-    const uint32_t kind = job.sums() ? (uint32_t)job.own : (uint32_t)CINCH_OWN_EXACT;
     uint4 own = make_uint4(0, 0, 0, 0);
     if (reads) own = load_words(job, job.input, word, flagged, bytes);
     uint4 result = own;
     if (tile * TILE_WORDS < words) {
       Acc sum[N];
       bool started = false;
-      if (computes && reads && (job.nrecv == 0 || job.own_after == 0)) add(sum, started, own, kind);
+      if (does.computes && reads && (job.nrecv == 0 || job.own_after == 0)) {
+        add(sum, started, own, does.own);
+      }
       for (uint32_t r = 0; r < job.nrecv; ++r) {
         uint4 v;
         if (!load_lines(job, r, tile, flagged, v)) return;
-        if (!computes) {
+        if (!does.computes) {
           result = v;
           continue;
         }
         add(sum, started, v, CINCH_OWN_ABSENT);
-        if (reads && job.own_after == r + 1) add(sum, started, own, kind);
+        if (reads && job.own_after == r + 1) add(sum, started, own, does.own);
       }
-      if (computes) {
+      if (does.computes) {
         if (job.op == CINCH_REDUCE) {
           add(sum, started, load_words(job, job.output, word, flagged, bytes), CINCH_OWN_ABSENT);
         }
 #pragma unroll
         for (int k = 0; k < N; ++k) {
-          if (divides) sum[k] = E::divide(sum[k], comm_.nranks);
+          if (does.divides) sum[k] = E::divide(sum[k], comm_.nranks);
         }
         result = E::pack(sum);
       }
@@ -164,6 +157,7 @@ class RawLL128 {
     store_word(job.output, word + 1, bytes, size, aligned, result.z | (uint64_t)result.w << 32);
   }
 
+  // Whether a tile beyond the payload is sent: only in messages that fill their slots.
   __device__ __forceinline__ bool fills(const Job &job, uint32_t tile) const {
     return job.places->refresh && job.nsend > 0 && 8 * TILE_WORDS * tile < comm_.fifo.slot_bytes;
   }

@@ -106,10 +106,27 @@ pub fn write_foot(entries: &[Entry], color: bool, out: &mut dyn Write) -> io::Re
         0 => 0.0,
         n => figures.iter().map(|figures| pick(figures)).sum::<f64>() / n as f64,
     };
-    let checked = figures.iter().any(|figures| figures.nwrong.is_some());
-    let wrong: u64 = figures.iter().filter_map(|figures| figures.nwrong).sum();
+    write_verdicts(figures.iter().copied(), color, out)?;
+    writeln!(
+        out,
+        "# Avg bus bandwidth         : {:.4} GB/s on the links, {:.4} GB/s effective",
+        average(|figures| figures.bus_bw),
+        average(|figures| figures.eff_bus_bw)
+    )
+}
+
+/// Wrong values, and ranks that differ, in all rows. `color` marks a failure red.
+///
+/// # Errors
+/// Those of writing.
+pub fn write_verdicts<'a>(
+    figures: impl Iterator<Item = &'a Figures> + Clone,
+    color: bool,
+    out: &mut dyn Write,
+) -> io::Result<()> {
+    let checked = figures.clone().any(|figures| figures.nwrong.is_some());
+    let wrong: u64 = figures.clone().filter_map(|figures| figures.nwrong).sum();
     let differing = figures
-        .iter()
         .filter(|figures| figures.identical == Some(false))
         .count();
     let verdict = |good: bool| match (checked, good, color) {
@@ -127,12 +144,6 @@ pub fn write_foot(entries: &[Entry], color: bool, out: &mut dyn Write) -> io::Re
         out,
         "# Ranks with different bits : {differing} rows {}",
         verdict(differing == 0)
-    )?;
-    writeln!(
-        out,
-        "# Avg bus bandwidth         : {:.4} GB/s on the links, {:.4} GB/s effective",
-        average(|figures| figures.bus_bw),
-        average(|figures| figures.eff_bus_bw)
     )
 }
 

@@ -1,7 +1,7 @@
 //! Rows for people.
 
 use super::record::Record;
-use crate::bench::table::{error, rate, time};
+use crate::bench::table::{error, rate, time, write_verdicts};
 use std::io::{self, Write};
 
 /// Legend and column heads. Lines that are not rows begin with `#`.
@@ -89,25 +89,8 @@ pub fn write_row(record: &Record, out: &mut dyn Write) -> io::Result<()> {
 /// # Errors
 /// Those of writing.
 pub fn write_foot(records: &[Record], out: &mut dyn Write) -> io::Result<()> {
-    let figures = || records.iter().map(|record| &record.entry.out_of_place);
-    let wrong: u64 = figures().filter_map(|figures| figures.nwrong).sum();
-    let differing = figures().filter(|f| f.identical == Some(false)).count();
-    let checked = figures().any(|figures| figures.nwrong.is_some());
-    let verdict = |good: bool| match (checked, good) {
-        (false, _) => "unchecked",
-        (_, true) => "OK",
-        (_, false) => "FAILED",
-    };
-    writeln!(
-        out,
-        "# Out of bounds values      : {wrong} {}",
-        verdict(wrong == 0)
-    )?;
-    writeln!(
-        out,
-        "# Ranks with different bits : {differing} rows {}",
-        verdict(differing == 0)
-    )?;
+    let figures = records.iter().map(|record| &record.entry.out_of_place);
+    write_verdicts(figures, false, out)?;
     let ratios: Vec<f64> = records
         .iter()
         .filter_map(|record| record.vs.as_ref().map(|vs| vs.ratio))
