@@ -11,6 +11,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::Context;
 use crate::mem::DeviceBuffers;
 use crate::mem::abi::Protocol;
+use crate::plan::Resident;
 use crate::simd::Isa;
 use crate::sync::Fault;
 use crate::transport::ConnectContext;
@@ -56,7 +57,7 @@ fn try_connect(
 ) -> Result<(CommInfo, GpuSide)> {
     let context = device::open(config.device)?;
     let kernels = Kernels::of(&context)?;
-    let channels = kernels.resident_channels()?;
+    let whole = kernels.resident()?;
     let connecting = ConnectContext {
         exchange: &**exchange,
         config,
@@ -64,7 +65,7 @@ fn try_connect(
         deadline: std::time::Instant::now() + config.init_timeout,
     };
     let links = cuda::connect(&connecting, &context)?;
-    let resident = resident(exchange, &context, channels)?;
+    let resident = resident(exchange, &context, whole)?;
     let info = info(&links);
     let parts = Parts {
         context: context.clone(),
@@ -81,13 +82,15 @@ fn try_connect(
     Ok((info, GpuSide { context, engine }))
 }
 
-/// Channels that each rank may have resident at once: the ranks of a GPU share its multiprocessors,
-/// and the least of all ranks counts for all, since their channels must be as many. A quarter is left
-/// to what else runs there, another communicator's calls for one: kernels that wait for each other
-/// across GPUs must not keep one another out.
-fn resident(exchange: &ExchangeRef, context: &Context, channels: u32) -> Result<usize> {
+/// Blocks that each rank may have resident at once, where a GPU holds `whole`: the ranks of a GPU
+/// share its multiprocessors, and the least of all ranks counts for all, since their channels must be
+/// as many. A quarter is left to what else runs there, another communicator's calls for one: kernels
+/// that wait for each other across GPUs must not keep one another out.
+fn resident(exchange: &ExchangeRef, context: &Context, whole: Resident) -> Result<Resident> {
     let mut said = context.device().uuid.to_vec();
-    said.extend(channels.to_le_bytes());
+    for blocks in [whole.channels, whole.fused] {
+        said.extend((blocks as u32).to_le_bytes());
+    }
     let all = exchange.all_gather(&said)?;
     let mut seats = Vec::with_capacity(all.len());
     for (seat, peer) in all.iter().zip(exchange.peers()) {
@@ -95,16 +98,30 @@ fn resident(exchange: &ExchangeRef, context: &Context, channels: u32) -> Result<
             let text = format!("{peer} described its GPU in another format: use one version");
             Error::new(ErrorKind::Mismatch, text)
         };
-        let (uuid, channels) = seat.split_at_checked(16).ok_or_else(foreign)?;
-        let channels: [u8; 4] = channels.try_into().map_err(|_| foreign())?;
-        seats.push((uuid, u32::from_le_bytes(channels) as usize));
+        let (uuid, blocks) = seat.split_at_checked(16).ok_or_else(foreign)?;
+        let blocks: [u8; 8] = blocks.try_into().map_err(|_| foreign())?;
+        let [channels, fused] = [0, 4].map(|at| {
+            let bytes = [0, 1, 2, 3].map(|byte| blocks[at + byte]);
+            u32::from_le_bytes(bytes) as usize
+        });
+        seats.push((uuid, Resident { channels, fused }));
     }
     let crowd = |uuid: &[u8]| seats.iter().filter(|(other, _)| *other == uuid).count();
-    let shares = seats
-        .iter()
-        .map(|(uuid, channels)| channels * 3 / 4 / crowd(uuid));
-    match shares.min() {
-        Some(least) if least >= 2 => Ok(least),
+    let least = |blocks: fn(&Resident) -> usize| {
+        let shares = seats
+            .iter()
+            .map(|(uuid, whole)| blocks(whole) * 3 / 4 / crowd(uuid));
+        shares.min().unwrap_or(0)
+    };
+    let resident = Resident {
+        channels: least(|whole| whole.channels),
+        fused: least(|whole| whole.fused),
+    };
+    match resident {
+        Resident {
+            channels: 2..,
+            fused: 1..,
+        } => Ok(resident),
         _ => Err(Error::new(
             ErrorKind::Unsupported,
             format!(

@@ -27,6 +27,27 @@ const LL_BYTES: usize = 64 << 10;
 /// Message bytes up to which lines of 120 and 8 bytes are.
 const LL128_BYTES: usize = 1 << 20;
 
+/// Blocks that one rank may launch so that those of all ranks on its GPU are resident at once: the
+/// least of all ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Resident {
+    /// Of an interpreter: its channels.
+    pub channels: usize,
+    /// Of a fused kernel.
+    pub fused: usize,
+}
+
+#[cfg(test)]
+impl Resident {
+    /// As many blocks of either.
+    pub fn both(blocks: usize) -> Resident {
+        Resident {
+            channels: blocks,
+            fused: blocks,
+        }
+    }
+}
+
 /// What selection goes by on GPUs; equal on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GpuLimits {
@@ -34,9 +55,8 @@ pub struct GpuLimits {
     pub fifos: [(usize, usize); abi::PROTOCOLS],
     /// Payload bytes of a fused one-shot, at most.
     pub oneshot_bytes: usize,
-    /// Channels that one rank may launch so that those of all ranks on its GPU are resident at
-    /// once: the least of all ranks.
-    pub resident: usize,
+    /// What may be launched at once.
+    pub resident: Resident,
     /// `CINCH_GPU_CHANNELS`.
     pub channels: usize,
     /// Whether lines arrive whole between all pairs.
@@ -47,7 +67,7 @@ pub struct GpuLimits {
 
 impl GpuLimits {
     /// The limits of boxes of this shape.
-    pub fn new(shape: &BoxShape, resident: usize, channels: usize) -> GpuLimits {
+    pub fn new(shape: &BoxShape, resident: Resident, channels: usize) -> GpuLimits {
         let fifo = |protocol| {
             let fifo = shape.fifo(protocol);
             (fifo.slot_bytes as usize, fifo.lanes as usize)
@@ -69,8 +89,8 @@ impl GpuLimits {
         let all = request.codec.is_lossy() || bytes(request, nranks) >= LARGE_BYTES;
         let cap = if all { usize::MAX } else { RAW_CHANNELS };
         let resident = match request.collective {
-            Collective::SendRecv => self.resident / (2 * nranks),
-            _ => self.resident,
+            Collective::SendRecv => self.resident.channels / (2 * nranks),
+            _ => self.resident.channels,
         };
         let lanes = self.fifos[protocol as usize].1;
         cap.min(self.channels).min(lanes).min(resident).max(1)
@@ -79,7 +99,7 @@ impl GpuLimits {
     /// How many peers a rank may exchange messages with in one launch.
     pub fn peers_at_once(&self, nranks: usize) -> usize {
         // Where there is room for all, messages get as many channels as leave it so.
-        (self.resident / 2).clamp(1, nranks)
+        (self.resident.channels / 2).clamp(1, nranks)
     }
 }
 
@@ -144,7 +164,7 @@ pub(super) fn cut(
         let whole = request.count.max(1).next_multiple_of(granule);
         let geometry = Geometry::new(request.count, 1, granule, whole);
         let blocks = (request.count * size).div_ceil(FUSED_SHARE);
-        let most = FUSED_BLOCKS.min(gpu.resident).min(gpu.channels);
+        let most = FUSED_BLOCKS.min(gpu.resident.fused).min(gpu.channels);
         return Ok((geometry, blocks.clamp(1, most.max(1))));
     }
     let slot = gpu.fifos[protocol as usize].0;

@@ -17,7 +17,7 @@ fn limits(nranks: usize, resident: usize) -> Limits {
         },
         gpu: Some(GpuLimits {
             ll128: true,
-            ..GpuLimits::new(&shape, resident, 64)
+            ..GpuLimits::new(&shape, Resident::both(resident), 64)
         }),
     }
 }
@@ -64,6 +64,25 @@ fn sizes_choose_protocol_and_algorithm() {
         let wanted = (Algorithm::Direct, Protocol::Simple);
         assert_eq!(chosen(bytes, "linear8"), wanted);
     }
+}
+
+/// Its blocks are larger than an interpreter's, so that fewer of them are resident at once.
+#[test]
+fn blocks_of_a_fused_kernel_fit_the_gpu_too() {
+    let mut limits = limits(7, 28);
+    let gpu = limits.gpu.as_mut().unwrap();
+    gpu.protocol = Some(Protocol::Fused);
+    let asked = request(Collective::AllReduce, 24_000, "raw");
+    let blocks = |limits: &Limits| {
+        let mut asked = asked.clone();
+        asked.algorithm = Some(Algorithm::OneShot);
+        let plan = plan(limits.clone(), &asked);
+        assert_eq!(plan.protocol, Protocol::Fused);
+        plan.channels
+    };
+    assert!(blocks(&limits) > 14);
+    limits.gpu.as_mut().unwrap().resident.fused = 14;
+    assert_eq!(blocks(&limits), 14);
 }
 
 #[test]

@@ -11,7 +11,7 @@ mod select;
 
 pub use cost::{Machine, Work, seconds};
 pub use geometry::Geometry;
-pub use gpu::GpuLimits;
+pub use gpu::{GpuLimits, Resident};
 pub use select::{Candidate, Limits, candidates, explain};
 
 use crate::codec::{self, Codec};

@@ -111,7 +111,7 @@ impl Bench {
                     wiring: wires.clone(),
                     exchange,
                     fault: fault.clone(),
-                    resident,
+                    resident: Resident::both(resident),
                 };
                 let engine = GpuEngine::new(parts, config, Isa::Scalar).unwrap();
                 Rank {

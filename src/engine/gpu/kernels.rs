@@ -6,7 +6,7 @@
 use crate::codec::KERNEL_CODECS;
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::{Context, Function, Module, kernels};
-use crate::plan::{Plan, Request};
+use crate::plan::{Plan, Request, Resident};
 use crate::types::{CodecKind, DType, Protocol, ScaleRule};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -92,19 +92,25 @@ impl Kernels {
         })
     }
 
-    /// Channels that the GPU holds at once, whichever interpreter drives them. Fused kernels are
-    /// small grids of their own.
+    /// Blocks that the GPU holds at once, whichever of its interpreters, or of its fused kernels,
+    /// they run.
     ///
     /// # Errors
     /// Internal if a kernel does not fit a multiprocessor at all; those of the driver.
-    pub fn resident_channels(&self) -> Result<u32> {
+    pub fn resident(&self) -> Result<Resident> {
+        let is_fused = |name: &str| name.starts_with("cinch_oneshot_");
+        Ok(Resident {
+            channels: self.blocks(THREADS, |name| !is_fused(name))?,
+            fused: self.blocks(FUSED_THREADS, is_fused)?,
+        })
+    }
+
+    /// Blocks of `threads` that the GPU holds at once of whichever of these kernels.
+    fn blocks(&self, threads: u32, counts: impl Fn(&str) -> bool) -> Result<usize> {
         let mut least = u32::MAX;
-        let interpreters = self
-            .functions
-            .values()
-            .filter(|function| !function.name().starts_with("cinch_oneshot_"));
-        for function in interpreters {
-            let threads = function.max_threads.min(THREADS);
+        let functions = self.functions.values();
+        for function in functions.filter(|function| counts(function.name())) {
+            let threads = function.max_threads.min(threads);
             let blocks = function.blocks_per_multiprocessor(threads, 0)?;
             if blocks == 0 {
                 return Err(Error::internal(format!(
@@ -115,7 +121,8 @@ impl Kernels {
             }
             least = least.min(blocks);
         }
-        Ok(least * self.context.device().multiprocessors)
+        let multiprocessors = self.context.device().multiprocessors;
+        Ok(least.saturating_mul(multiprocessors) as usize)
     }
 }
 

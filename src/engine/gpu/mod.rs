@@ -26,7 +26,7 @@ use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::{Context, PinnedMemory, Stream};
 use crate::mem::{DeviceBuffers, abi as shared};
-use crate::plan::{GpuLimits, Limits, Machine, Plan, Planner, Request};
+use crate::plan::{GpuLimits, Limits, Machine, Plan, Planner, Request, Resident};
 use crate::simd::Isa;
 use crate::sync::Fault;
 use crate::sys::cuda::CuStream;
@@ -109,8 +109,8 @@ pub struct Parts {
     pub exchange: ExchangeRef,
     /// Raised when something goes wrong.
     pub fault: Arc<Fault>,
-    /// Channels that a rank may have resident at once: the least of all ranks.
-    pub resident: usize,
+    /// Blocks that a rank may have resident at once.
+    pub resident: Resident,
 }
 
 impl GpuEngine {
