@@ -28,7 +28,13 @@ enum {
   CINCH_ARGS_BYTES = 4096,   /* what a launch passes by value */
   CINCH_LINE_BYTES = 128,    /* header of a slot; distance of counters */
   CINCH_SIGNATURE_WORDS = 5,
-  CINCH_BLOCK_THREADS = 352,   /* of an interpreter: one channel */
+  /* Of an interpreter, which drives one channel: threads of a block, and, for codecs, dynamic shared
+   * memory of each warp that moves data. Code for sm_90 and above, and code that also runs on GPUs
+   * with 99 KiB of shared memory. */
+  CINCH_BLOCK_THREADS = 608,
+  CINCH_STAGE_BYTES = 8704,
+  CINCH_SMALL_BLOCK_THREADS = 352,
+  CINCH_SMALL_STAGE_BYTES = 6400,
   CINCH_ONESHOT_THREADS = 512, /* of a fused one-shot */
   CINCH_MAX_BATCH = 32       /* steps of a batch */
 };

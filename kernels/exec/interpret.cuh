@@ -4,10 +4,11 @@
 // Each block takes the passes channel, channel + channels, ... of its work over its own lane, so
 // that blocks never wait for one another.
 //
-// For each batch of steps the waiters wait for its messages and slots and work out where its chunks
-// lie; the movers share the tiles of all its chunks, one chunk after the other in turn, so that
-// small chunks of many peers go at once; the publisher publishes. The three work on different
-// batches at a time: see exec/group.cuh. All walk the same list in the same order.
+// The waiters walk the steps. For each batch they wait for its messages and slots, work out where
+// its chunks lie, and leave in shared memory all that the others need: the movers share the tiles of
+// all its chunks, one chunk after the other in turn, so that small chunks of many peers go at once;
+// the publisher publishes. The three work on different batches at a time: see exec/group.cuh. A
+// batch of no jobs ends the walk.
 //
 // The walk is schedule::walk: by time, the oldest pass first, so that a rank frees the slots that
 // its peers need before it waits for slots itself.
@@ -23,23 +24,21 @@ struct Job {
   const uint8_t *input;  // this chunk of the input
   uint8_t *output;       // this chunk of the output
   uint32_t elements;     // a chunk fits a slot
+  uint16_t peers;        // where in the channel's list its receives stand, then its sends
   uint8_t op;
   uint8_t own;
   uint8_t own_after;
   uint8_t nrecv;
   uint8_t nsend;
+  uint8_t half;          // of the shared state
   bool aligned;          // to 16 bytes, as far as they are used
-  const uint8_t *peers;  // receives, then sends
-  const Places *places;
 
-  __device__ __forceinline__ const uint8_t *source(uint32_t r) const { return places->at[peers[r]]; }
-  __device__ __forceinline__ uint8_t *target(uint32_t t) const {
-    return places->at[WARP + peers[nrecv + t]];
-  }
-  __device__ __forceinline__ uint32_t source_flag(uint32_t r) const { return places->flag[peers[r]]; }
-  __device__ __forceinline__ uint32_t target_flag(uint32_t t) const {
-    return places->flag[WARP + peers[nrecv + t]];
-  }
+  __device__ __forceinline__ uint8_t sender(uint32_t r) const;
+  __device__ __forceinline__ const uint8_t *source(uint32_t r) const;
+  __device__ __forceinline__ uint8_t *target(uint32_t t) const;
+  __device__ __forceinline__ uint32_t source_flag(uint32_t r) const;
+  __device__ __forceinline__ uint32_t target_flag(uint32_t t) const;
+  __device__ __forceinline__ bool refresh() const;
 
   __device__ __forceinline__ bool writes() const {
     return op != CINCH_SEND && op != CINCH_RECV_REDUCE_SEND;
@@ -85,19 +84,57 @@ __device__ __forceinline__ Range range_of(const cinch_work &work, uint64_t pass,
   return {begin, min(start + work.chunk, work.count) - begin};
 }
 
-// Steps and peers that fit are kept in shared memory; longer lists are read where they are.
+// Steps and peers that fit are kept in shared memory. Of longer lists steps are read where they are,
+// and each batch's peers copied: a batch has a peer once in each direction.
 constexpr uint32_t KEPT_STEPS = 96;
 constexpr uint32_t KEPT_PEERS = 512;
+constexpr uint32_t BATCH_PEERS = 2 * CINCH_MAX_RANKS;
+
+// What movers and the publisher learn of a batch.
+struct Batch {
+  uint32_t jobs;  // 0: there are no more batches
+  uint32_t recv_mask;
+  uint32_t send_mask;
+  uint32_t step;  // number of its first step
+  uint32_t pass;
+};
 
 // What a block keeps in shared memory.
 struct Channel {
   Places places[2];
   Job jobs[2][CINCH_MAX_BATCH];
+  Batch batches[2];
   cinch_work work;
   cinch_step steps[KEPT_STEPS];
-  uint8_t peers[KEPT_PEERS];
+  uint8_t peers[KEPT_PEERS + 2 * BATCH_PEERS];
   uint32_t stopped[2];
 };
+
+// The block's own. By name and not by reference, so that the compiler sees shared memory everywhere:
+// a load through a pointer to it is one to anywhere, and ten times as slow.
+__device__ __forceinline__ Channel &this_channel() {
+  __shared__ Channel channel;
+  return channel;
+}
+
+__device__ __forceinline__ uint8_t Job::sender(uint32_t r) const {
+  return this_channel().peers[peers + r];
+}
+__device__ __forceinline__ const uint8_t *Job::source(uint32_t r) const {
+  return this_channel().places[half].at[sender(r)];
+}
+__device__ __forceinline__ uint8_t *Job::target(uint32_t t) const {
+  return this_channel().places[half].at[WARP + this_channel().peers[peers + nrecv + t]];
+}
+__device__ __forceinline__ uint32_t Job::source_flag(uint32_t r) const {
+  return this_channel().places[half].flag[sender(r)];
+}
+__device__ __forceinline__ uint32_t Job::target_flag(uint32_t t) const {
+  return this_channel().places[half].flag[WARP + this_channel().peers[peers + nrecv + t]];
+}
+__device__ __forceinline__ bool Job::refresh() const {
+  return this_channel().places[half].refresh != 0;
+}
 
 // A channel's share of a work.
 struct Walk {
@@ -108,12 +145,10 @@ struct Walk {
   uint32_t channels;
   uint32_t passes;
 
-  // Calls visit(batch, index of its first step, pass, half of the shared state) for all batches,
-  // in order.
+  // Calls visit(batch, index of its first step, pass) for all batches, in order.
   template <class Visit>
   __device__ __forceinline__ void each(Visit visit) const {
     const uint32_t times = passes == 0 ? 0 : passes + stages - 1;
-    uint32_t half = 0;
 #pragma unroll 1
     for (uint32_t time = 0; time < times; ++time) {
       uint32_t end = nsteps;
@@ -125,10 +160,7 @@ struct Walk {
         if (stage <= time && time - stage < passes) {
           const uint32_t pass = channel + (time - stage) * channels;
 #pragma unroll 1
-          for (uint32_t at = begin; at < end; at += steps[at].batch) {
-            visit(steps[at], at, pass, half);
-            half ^= 1;
-          }
+          for (uint32_t at = begin; at < end; at += steps[at].batch) visit(steps[at], at, pass);
         }
         end = begin;
       }
@@ -142,14 +174,14 @@ struct Walk {
 //   Mover(const cinch_work &, const cinch_comm_view &, Stop);
 //   uint32_t element_bytes() const;
 //   uint32_t tile_elements() const;            elements that a warp moves at once
-//   void tiles(const Job &, uint32_t first, uint32_t last);   called by a whole warp
+//   void tiles(const Job &, uint32_t first, uint32_t last);   called by a whole warp; of the channel
 
 // The movers share the tiles of a batch. Out of line, so that the registers of the walk do not
 // burden the loops that move data.
 template <class Mover>
-__device__ __noinline__ void move_batch(const Channel &own, const cinch_comm_view &comm,
-                                        uint32_t count, uint32_t half) {
-  const Stop stop = {const_cast<uint32_t *>(own.stopped)};
+__device__ __noinline__ void move_batch(const cinch_comm_view &comm, uint32_t half) {
+  Channel &own = this_channel();
+  const Stop stop = {own.stopped};
   Mover mover(own.work, comm, stop);
   // Parts of a pass are equal but for the last ones, which are shorter.
   uint32_t most = (uint32_t)min(own.work.chunk, own.work.count);
@@ -160,8 +192,9 @@ __device__ __noinline__ void move_batch(const Channel &own, const cinch_comm_vie
   // once for many tiles.
   const uint32_t tile_elements = mover.tile_elements();
   const uint32_t tiles = (most + tile_elements - 1) / tile_elements;
-  uint32_t at = tiles * count * mover_warp() / MOVER_WARPS;
-  const uint32_t end = tiles * count * (mover_warp() + 1) / MOVER_WARPS;
+  const uint32_t all = tiles * own.batches[half].jobs;
+  uint32_t at = all * mover_warp() / MOVER_WARPS;
+  const uint32_t end = all * (mover_warp() + 1) / MOVER_WARPS;
 #pragma unroll 1
   while (at < end) {
     const uint32_t job = at / tiles;
@@ -172,10 +205,10 @@ __device__ __noinline__ void move_batch(const Channel &own, const cinch_comm_vie
   }
 }
 
-// Where the chunk of a step lies.
-__device__ __forceinline__ void locate(const Channel &own, const cinch_step &step,
-                                       const uint8_t *peers, uint32_t pass, uint32_t element_bytes,
-                                       const Places &places, Job &job) {
+// Where the chunk of a step lies. `peers` is where its peers stand.
+__device__ __forceinline__ void locate(const Channel &own, const cinch_step &step, uint32_t peers,
+                                       uint32_t pass, uint32_t element_bytes, uint32_t half,
+                                       Job &job) {
   const Range range = range_of(own.work, pass, step.part);
   const uint64_t in = step.in_block * own.work.count + range.start;
   const uint64_t out = step.out_block * own.work.count + range.start;
@@ -187,8 +220,8 @@ __device__ __forceinline__ void locate(const Channel &own, const cinch_step &ste
   job.own_after = step.own_after;
   job.nrecv = step.nrecv;
   job.nsend = step.nsend;
-  job.peers = peers + step.peers;
-  job.places = &places;
+  job.peers = (uint16_t)peers;
+  job.half = (uint8_t)half;
   // Blocks of any number of elements follow one another, so this differs from chunk to chunk.
   const bool reads = job.reads() || job.nrecv == 0, writes = job.writes();
   const uintptr_t used = (reads ? (uintptr_t)job.input : 0) | (writes ? (uintptr_t)job.output : 0);
@@ -197,20 +230,19 @@ __device__ __forceinline__ void locate(const Channel &own, const cinch_step &ste
 
 // Says whose data did not come, after movers have polled for it in vain.
 __device__ __forceinline__ void report_missing(const cinch_comm_view &comm, const Channel &own,
-                                               Stop stop, uint32_t lane, uint32_t index,
-                                               uint32_t pass, uint32_t half) {
+                                               Stop stop, uint32_t lane, uint32_t half) {
   const uint32_t missing = stop.missing();
   // The first report counts, which is that of the batch in which it went wrong.
   if (lane_id() != 0 || missing == 0) return;
   const uint32_t number = own.places[half].flag[missing - 1];
-  const Waiting waiting = {missing - 1, 0, lane, index, pass};
+  const Batch &batch = own.batches[half];
+  const Waiting waiting = {missing - 1, 0, lane, batch.step, batch.pass};
   report(comm, CINCH_TROUBLE_TIMEOUT, waiting, number, number - 1, own.work.signature, nullptr);
 }
 
 template <class Mover>
 __device__ __forceinline__ void interpret(const cinch_args &args) {
-  __shared__ Channel own;
-
+  Channel &own = this_channel();
   const cinch_comm_view &comm = args.comm;
   const uint8_t *blob = args.far ? args.far : args.blob;
   const cinch_work *works = (const cinch_work *)blob;
@@ -230,9 +262,9 @@ __device__ __forceinline__ void interpret(const cinch_args &args) {
     }
     steps = own.steps;
   }
-  if (args.npeers <= KEPT_PEERS) {
+  const bool keeps_peers = args.npeers <= KEPT_PEERS;
+  if (keeps_peers) {
     for (uint32_t i = threadIdx.x; i < args.npeers; i += BLOCK_THREADS) own.peers[i] = peers[i];
-    peers = own.peers;
   }
   Mover::prepare();
   if (threadIdx.x < 2) {
@@ -246,29 +278,47 @@ __device__ __forceinline__ void interpret(const cinch_args &args) {
   const uint32_t channels = own.work.channels;
   const uint32_t passes =
       own.work.passes > channel ? (own.work.passes - channel + channels - 1) / channels : 0;
-  const Walk walk = {steps, nsteps, own.work.stages, channel, channels, passes};
 
   // Once something has gone wrong, all go on through the barriers, and nobody waits or moves.
   if (role() == Role::move) {
-    walk.each([&](const cinch_step &batch, uint32_t, uint32_t, uint32_t half) {
+#pragma unroll 1
+    for (uint32_t half = 0;; half ^= 1) {
       await_ready(half);
-      if (!stop.is_set()) move_batch<Mover>(own, comm, batch.batch, half);
+      if (own.batches[half].jobs == 0) {
+        say_moved(half);
+        break;
+      }
+      if (!stop.is_set()) move_batch<Mover>(comm, half);
       say_moved(half);
-    });
+    }
   } else if (role() == Role::wait) {
+    const Walk walk = {steps, nsteps, own.work.stages, channel, channels, passes};
     Waiter<Mover::protocol> waiter(comm, own.work, lane, stop);
     const uint32_t element_bytes = Mover(own.work, comm, stop).element_bytes();
     const uint32_t mine = threadIdx.x - MOVERS;
-    uint32_t used = 0;
-    walk.each([&](const cinch_step &batch, uint32_t at, uint32_t pass, uint32_t half) {
+    uint32_t half = 0, used = 0;
+    const auto free_half = [&]() {
       if (used == 2) {
         await_free(half);
       } else {
         ++used;
       }
+    };
+    walk.each([&](const cinch_step &batch, uint32_t at, uint32_t pass) {
+      free_half();
       Places &places = own.places[half];
       if (mine < batch.batch) {
-        locate(own, (&batch)[mine], peers, pass, element_bytes, places, own.jobs[half][mine]);
+        const cinch_step &step = (&batch)[mine];
+        uint32_t place = step.peers;
+        if (!keeps_peers) {
+          place = KEPT_PEERS + half * BATCH_PEERS + step.peers - batch.peers;
+          const uint32_t count = step.nrecv + step.nsend;
+          for (uint32_t i = 0; i < count; ++i) own.peers[place + i] = peers[step.peers + i];
+        }
+        locate(own, step, place, pass, element_bytes, half, own.jobs[half][mine]);
+      }
+      if (mine == 0) {
+        own.batches[half] = {batch.batch, batch.recv_mask, batch.send_mask, at, pass};
       }
       if (Mover::protocol != CINCH_SIMPLE) {
         if (mine == 0) places.refresh = 0;
@@ -276,16 +326,23 @@ __device__ __forceinline__ void interpret(const cinch_args &args) {
       }
       if (!stop.is_set()) waiter.wait(batch, at, pass, places);
       say_ready(half);
+      half ^= 1;
     });
+    free_half();
+    if (mine == 0) own.batches[half].jobs = 0;
+    say_ready(half);
   } else {
     Publisher<Mover::protocol> publisher(comm, own.work, lane);
-    walk.each([&](const cinch_step &batch, uint32_t at, uint32_t pass, uint32_t half) {
+#pragma unroll 1
+    for (uint32_t half = 0;; half ^= 1) {
       await_moved(half);
+      const Batch batch = own.batches[half];
+      if (batch.jobs == 0) break;
       const bool stopped = stop.is_set();
-      if (stopped) report_missing(comm, own, stop, lane, at, pass, half);
+      if (stopped) report_missing(comm, own, stop, lane, half);
       say_free(half);
-      if (!stopped) publisher.publish(batch);
-    });
+      if (!stopped) publisher.publish(batch.recv_mask, batch.send_mask);
+    }
     if (!stop.is_set()) publisher.finish();
   }
 }

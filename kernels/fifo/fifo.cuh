@@ -168,14 +168,14 @@ class Publisher {
   }
 
   // After a barrier behind which the batch's data is moved.
-  __device__ __forceinline__ void publish(const cinch_step &batch) {
+  __device__ __forceinline__ void publish(uint32_t recv_mask, uint32_t send_mask) {
     if (!owns_) return;
-    if (batch.recv_mask >> peer_ & 1) {
+    if (recv_mask >> peer_ & 1) {
       took_ = true;
       cursor_.received += 1;
       store_relaxed(&counters_->head, cursor_.received);  // SYNC POINT slot.head
     }
-    if (batch.send_mask >> peer_ & 1) {
+    if (send_mask >> peer_ & 1) {
       if (PROTOCOL == CINCH_SIMPLE && fresh_) sign();
       fresh_ = false;
       cursor_.sent += 1;

@@ -12,11 +12,9 @@
 #include "codec/codec.cuh"
 #include "dtype/element.cuh"
 #include "exec/interpret.cuh"
+#include "prims/stage.cuh"
 
 namespace cinch {
-
-constexpr uint32_t HELD = 16;  // elements of a lane
-constexpr uint32_t WARP_TILE = HELD * WARP;
 
 template <class E, class C>
 class CodedSimple {
@@ -52,12 +50,20 @@ class CodedSimple {
   using Bits = typename E::Bits;
   using Codes = typename C::Codes;
   static constexpr uint32_t SIZE = sizeof(Bits);
-  static constexpr uint32_t PIECES = HELD * SIZE / 16;
+  using Tiles = ElementTiles<SIZE>;
+  static constexpr uint32_t PIECES = Tiles::PIECES;
   static constexpr uint32_t N = 16 / SIZE;
-  // Sources whose codes are in flight together.
+  // Sources whose codes are loaded together.
   static constexpr uint32_t AHEAD = C::code_bytes == 1 ? 4 : 2;
-  // Tiles of a received chunk whose codes are in flight together.
-  static constexpr uint32_t RECV_TILES = C::code_bytes == 1 ? 4 : 2;
+
+  // A stage: of a send SEND_TILES tiles; else two tiles, and two bundles of BUNDLE images each.
+  static constexpr uint32_t IMAGE_BYTES = Images<C>::BYTES;
+  static constexpr uint32_t SEND_TILES = 2 * STAGE_DEPTH;
+  static constexpr uint32_t BUNDLE = (C::code_bytes == 1 ? 2 : 1) * STAGE_DEPTH;
+  static constexpr uint32_t BUNDLES = 2 * Tiles::BYTES;  // where they begin
+  static_assert(SEND_TILES * Tiles::BYTES <= STAGE_BYTES &&
+                    BUNDLES + 2 * BUNDLE * IMAGE_BYTES <= STAGE_BYTES,
+                "what the host launches with");
 
   // Whether whole tiles of the chunk may take the loops below, which know the usual cases only:
   // aligned buffers, blocks within a tile, contributions as they are, averages over a power of two.
@@ -85,14 +91,21 @@ class CodedSimple {
     }
   }
 
-  static __device__ __forceinline__ void store_pieces(uint8_t *to, const float (&x)[HELD]) {
+  static __device__ __forceinline__ void pack(const float (&x)[HELD], uint4 (&v)[PIECES]) {
 #pragma unroll
     for (uint32_t p = 0; p < PIECES; ++p) {
       float part[N];
 #pragma unroll
       for (uint32_t k = 0; k < N; ++k) part[k] = x[p * N + k];
-      store_vector(to + 16 * p, E::pack(part));
+      v[p] = E::pack(part);
     }
+  }
+
+  static __device__ __forceinline__ void store_pieces(uint8_t *to, const float (&x)[HELD]) {
+    uint4 v[PIECES];
+    pack(x, v);
+#pragma unroll
+    for (uint32_t p = 0; p < PIECES; ++p) store_vector(to + 16 * p, v[p]);
   }
 
   // Encodes x for all targets; where the step writes, stores what they will decode.
@@ -114,91 +127,142 @@ class CodedSimple {
   static __device__ __noinline__ void send_tiles(const cinch_work &work, const Job &job,
                                                  uint32_t first, uint32_t last) {
     const C codec(work.codec);
-    const uint32_t n = job.elements, nsend = job.nsend, end = last * WARP_TILE;
-    const uint8_t *input = job.input;
+    const uint32_t n = job.elements, nsend = job.nsend;
     uint8_t *output = job.writes() ? job.output : nullptr;
     uint8_t *target = job.target(0);
-    uint32_t i = mine(first * WARP_TILE);
-    uint4 next[PIECES];
-    load_pieces(input + (uint64_t)i * SIZE, next);
+    uint8_t *stage = this_stage();
+    const uint8_t *next = job.input + (uint64_t)first * Tiles::BYTES;
+    uint32_t left = last - first;  // to fetch
+    const auto fetch = [&](uint32_t slot) {
+      if (left > 0) {
+        Tiles::fetch(stage + slot * Tiles::BYTES, next);
+        next += Tiles::BYTES;
+        --left;
+      }
+      end_copies();
+    };
 #pragma unroll 1
-    while (true) {
+    for (uint32_t slot = 0; slot < SEND_TILES; ++slot) fetch(slot);
+    uint32_t slot = 0;
+#pragma unroll 1
+    for (uint32_t t = first; t < last; ++t) {
+      uint4 v[PIECES];
+      await_copies<SEND_TILES - 1>();
+      __syncwarp();
+      Tiles::take(stage + slot * Tiles::BYTES, v);
+      __syncwarp();
+      fetch(slot);
+      slot = (slot + 1) % SEND_TILES;
       float x[HELD];
-      unpack(next, x);
-      const uint32_t here = i;
-      i += WARP_TILE;
-      // The next tile is on its way while this one is encoded.
-      if (i < end) load_pieces(input + (uint64_t)i * SIZE, next);
-      emit(codec, job, n, nsend, target, output, here, x);
-      if (i >= end) break;
+      unpack(v, x);
+      emit(codec, job, n, nsend, target, output, mine(t * WARP_TILE), x);
     }
+    await_copies<0>();
   }
 
   // A received chunk, decoded.
   static __device__ __noinline__ void recv_tiles(const cinch_work &work, const Job &job,
                                                  uint32_t first, uint32_t last) {
     const C codec(work.codec);
-    const uint32_t n = job.elements, end = last * WARP_TILE;
+    const Images<C> images(codec, job.elements);
     const uint8_t *source = job.source(0);
+    uint8_t *stage = this_stage();
     uint8_t *output = job.output;
+    uint32_t next = first;
+    const auto fetch = [&](uint8_t *bundle) {
+#pragma unroll
+      for (uint32_t j = 0; j < BUNDLE; ++j, ++next) {
+        if (next < last) images.fetch(bundle + j * IMAGE_BYTES, source, next);
+      }
+      end_copies();
+    };
+    uint8_t *bundle = stage + BUNDLES, *other = bundle + BUNDLE * IMAGE_BYTES;
+    fetch(bundle);
+    fetch(other);
 #pragma unroll 1
-    for (uint32_t i = mine(first * WARP_TILE); i < end; i += RECV_TILES * WARP_TILE) {
-      Codes codes[RECV_TILES];
-#pragma unroll
-      for (uint32_t j = 0; j < RECV_TILES; ++j) {
-        if (i + j * WARP_TILE < end) codec.load(source, n, i + j * WARP_TILE, codes[j]);
-      }
-#pragma unroll
-      for (uint32_t j = 0; j < RECV_TILES; ++j) {
-        if (i + j * WARP_TILE >= end) break;
+    for (uint32_t t = first; t < last; t += BUNDLE) {
+      await_copies<1>();
+      __syncwarp();
+#pragma unroll 1
+      for (uint32_t j = 0; j < BUNDLE && t + j < last; ++j) {
+        Codes codes;
+        Images<C>::take(codec, bundle + j * IMAGE_BYTES, codes);
         float x[HELD];
-        codec.decode(codes[j], x);
-        store_pieces(output + (uint64_t)(i + j * WARP_TILE) * SIZE, x);
+        codec.decode(codes, x);
+        uint4 v[PIECES];
+        pack(x, v);
+        Tiles::give(stage + j % 2 * Tiles::BYTES, v, output + (uint64_t)(t + j) * Tiles::BYTES);
       }
+      __syncwarp();
+      fetch(bundle);
+      swap(bundle, other);
     }
+    await_copies<0>();
   }
 
-  // The sum of the sources and the own contribution, in the schedule's order.
+  // The sum of the sources and the own contribution, in the schedule's order. Sources come in
+  // bundles; the first of a tile's brings the own contribution.
   static __device__ __noinline__ void sum_tiles(const cinch_work &work, const Job &job,
                                                 uint32_t nranks, uint32_t first, uint32_t last) {
     const C codec(work.codec);
-    const uint32_t n = job.elements, nsend = job.nsend, nrecv = job.nrecv, end = last * WARP_TILE;
+    const Images<C> images(codec, job.elements);
+    const uint32_t n = job.elements, nsend = job.nsend, nrecv = job.nrecv;
     const uint32_t after = job.reads() ? job.own_after : CINCH_MAX_RANKS;
     const bool averages = job.is_final() && (work.flags & CINCH_AVERAGE);
     // Of a power of two, so that a product by it is the quotient.
     const float share = averages ? 1.0f / (float)nranks : 1.0f;
-    const uint8_t *input = job.input;
     uint8_t *output = job.writes() ? job.output : nullptr;
     uint8_t *target = nsend > 0 ? job.target(0) : nullptr;
+    uint8_t *stage = this_stage();
+    uint32_t next = first, next_source = 0;
+    const auto fetch = [&](uint8_t *bundle) {
+      if (next < last) {
+        if (next_source == 0 && after <= nrecv) {
+          Tiles::fetch(stage + next % 2 * Tiles::BYTES, job.input + (uint64_t)next * Tiles::BYTES);
+        }
+        const uint32_t count = min(nrecv - next_source, BUNDLE);
 #pragma unroll 1
-    for (uint32_t i = mine(first * WARP_TILE); i < end; i += WARP_TILE) {
-      uint4 own[PIECES];
-      if (after <= nrecv) load_pieces(input + (uint64_t)i * SIZE, own);
+        for (uint32_t j = 0; j < count; ++j) {
+          images.fetch(bundle + j * IMAGE_BYTES, job.source(next_source + j), next);
+        }
+        next_source += count;
+        if (next_source == nrecv) {
+          next_source = 0;
+          ++next;
+        }
+      }
+      end_copies();
+    };
+    uint8_t *bundle = stage + BUNDLES, *other = bundle + BUNDLE * IMAGE_BYTES;
+    fetch(bundle);
+    fetch(other);
+#pragma unroll 1
+    for (uint32_t t = first; t < last; ++t) {
       float x[HELD];
 #pragma unroll
       for (uint32_t k = 0; k < HELD; ++k) x[k] = -0.0f;
 #pragma unroll 1
-      for (uint32_t begin = 0; begin <= nrecv; begin += AHEAD) {
-        Codes codes[AHEAD];
-#pragma unroll
-        for (uint32_t j = 0; j < AHEAD; ++j) {
-          if (begin + j < nrecv) codec.load(job.source(begin + j), n, i, codes[j]);
+      for (uint32_t begin = 0; begin < nrecv; begin += BUNDLE) {
+        await_copies<1>();
+        __syncwarp();
+        const uint32_t end = min(nrecv, begin + BUNDLE);
+#pragma unroll 1
+        for (uint32_t r = begin; r < end; ++r) {
+          if (r == after) add_tile(stage + t % 2 * Tiles::BYTES, x);
+          Codes codes;
+          Images<C>::take(codec, bundle + (r - begin) * IMAGE_BYTES, codes);
+          codec.decode_reduce(codes, x);
         }
-#pragma unroll
-        for (uint32_t j = 0; j < AHEAD; ++j) {
-          if (begin + j == after) {
-            float mine[HELD];
-            unpack(own, mine);
-#pragma unroll
-            for (uint32_t k = 0; k < HELD; ++k) x[k] = add(x[k], mine[k]);
-          }
-          if (begin + j < nrecv) codec.decode_reduce(codes[j], x);
-        }
+        if (after == nrecv && end == nrecv) add_tile(stage + t % 2 * Tiles::BYTES, x);
+        __syncwarp();
+        fetch(bundle);
+        swap(bundle, other);
       }
       if (averages) {
 #pragma unroll
         for (uint32_t k = 0; k < HELD; ++k) x[k] = mul(x[k], share);
       }
+      const uint32_t i = mine(t * WARP_TILE);
       if (target != nullptr) {
         emit(codec, job, n, nsend, target, output, i, x);
       } else {
@@ -207,6 +271,22 @@ class CodedSimple {
         store_pieces(output + (uint64_t)i * SIZE, x);
       }
     }
+    await_copies<0>();
+  }
+
+  static __device__ __forceinline__ void add_tile(const uint8_t *tile, float (&x)[HELD]) {
+    uint4 v[PIECES];
+    Tiles::take(tile, v);
+    float term[HELD];
+    unpack(v, term);
+#pragma unroll
+    for (uint32_t k = 0; k < HELD; ++k) x[k] = add(x[k], term[k]);
+  }
+
+  static __device__ __forceinline__ void swap(uint8_t *&a, uint8_t *&b) {
+    uint8_t *const was = a;
+    a = b;
+    b = was;
   }
 
   // A tile of any kind of step.

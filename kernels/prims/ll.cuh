@@ -124,7 +124,7 @@ class RawLL {
 
   // Packets beyond the payload: only in messages that fill their slots.
   __device__ __forceinline__ void fill(const Job &job, uint32_t i) const {
-    if (!job.places->refresh || 8 * i >= comm_.fifo.slot_bytes) return;
+    if (!job.refresh() || 8 * i >= comm_.fifo.slot_bytes) return;
     for (uint32_t t = 0; t < job.nsend; ++t) store_ll(job.target(t), i, 0, job.target_flag(t));
   }
 
@@ -135,7 +135,7 @@ class RawLL {
     const bool reads = job.reads();
     const auto source = [&](uint32_t r) { return job.source(r); };
     const auto flag = [&](uint32_t r) { return job.source_flag(r); };
-    const auto name = [&](uint32_t r) { return job.peers[r]; };
+    const auto name = [&](uint32_t r) { return (uint32_t)job.sender(r); };
     uint64_t own = 0;
     if (reads) own = load_word(job.input, i, bytes, size, aligned);
     uint64_t result = own;

@@ -92,7 +92,7 @@ class RawLL128 {
       bool timeout;
       const bool gone = patience.gone(comm_, stop_, timeout);
       if (__any_sync(0xffffffffu, gone)) {
-        if (timeout) stop_.missing(job.peers[r]);
+        if (timeout) stop_.missing(job.sender(r));
         stop_.set();
         return false;
       }
@@ -159,7 +159,7 @@ class RawLL128 {
 
   // Whether a tile beyond the payload is sent: only in messages that fill their slots.
   __device__ __forceinline__ bool fills(const Job &job, uint32_t tile) const {
-    return job.places->refresh && job.nsend > 0 && 8 * TILE_WORDS * tile < comm_.fifo.slot_bytes;
+    return job.refresh() && job.nsend > 0 && 8 * TILE_WORDS * tile < comm_.fifo.slot_bytes;
   }
 
   const cinch_work &work_;

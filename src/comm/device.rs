@@ -65,7 +65,8 @@ fn try_connect(
         deadline: std::time::Instant::now() + config.init_timeout,
     };
     let links = cuda::connect(&connecting, &context)?;
-    let resident = resident(exchange, &context, whole)?;
+    let asked = config.gpu_channels.is_some();
+    let resident = resident(exchange, &context, whole, asked)?;
     let info = info(&links);
     let parts = Parts {
         context: context.clone(),
@@ -84,9 +85,15 @@ fn try_connect(
 
 /// Blocks that each rank may have resident at once, where a GPU holds `whole`: the ranks of a GPU
 /// share its multiprocessors, and the least of all ranks counts for all, since their channels must be
-/// as many. A quarter is left to what else runs there, another communicator's calls for one: kernels
-/// that wait for each other across GPUs must not keep one another out.
-fn resident(exchange: &ExchangeRef, context: &Context, whole: Resident) -> Result<Resident> {
+/// as many. Half is left to what else runs there, another communicator's calls for one: kernels that
+/// wait for each other across GPUs must not keep one another out. A rank that is alone on its GPU may
+/// have `all_of_it`.
+fn resident(
+    exchange: &ExchangeRef,
+    context: &Context,
+    whole: Resident,
+    all_of_it: bool,
+) -> Result<Resident> {
     let mut said = context.device().uuid.to_vec();
     for blocks in [whole.channels, whole.fused] {
         said.extend((blocks as u32).to_le_bytes());
@@ -108,9 +115,10 @@ fn resident(exchange: &ExchangeRef, context: &Context, whole: Resident) -> Resul
     }
     let crowd = |uuid: &[u8]| seats.iter().filter(|(other, _)| *other == uuid).count();
     let least = |blocks: fn(&Resident) -> usize| {
-        let shares = seats
-            .iter()
-            .map(|(uuid, whole)| blocks(whole) * 3 / 4 / crowd(uuid));
+        let shares = seats.iter().map(|(uuid, whole)| match crowd(uuid) {
+            1 if all_of_it => blocks(whole),
+            ranks => blocks(whole) / 2 / ranks,
+        });
         shares.min().unwrap_or(0)
     };
     let resident = Resident {

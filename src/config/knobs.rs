@@ -167,10 +167,19 @@ pub const KNOBS: &[Knob] = &[
     },
     Knob {
         name: "CINCH_GPU_CHANNELS",
-        range: "1 to 128",
-        help: "upper bound of the parallel lanes between two GPUs, and of a call's blocks",
-        apply: |config, text| count(text, 1, 128).map(|value| config.gpu_channels = value),
-        show: |config| config.gpu_channels.to_string(),
+        range: "auto or 1 to 128",
+        help: "upper bound of a call's blocks; auto is 64, or half of what the GPU holds if less",
+        apply: |config, text| {
+            config.gpu_channels = match text.trim() {
+                "auto" => None,
+                number => Some(count(number, 1, 128)?),
+            };
+            Ok(())
+        },
+        show: |config| {
+            let number = config.gpu_channels.map(|value| value.to_string());
+            number.unwrap_or_else(|| "auto".into())
+        },
     },
     Knob {
         name: "CINCH_ALGO",

@@ -30,8 +30,9 @@ pub struct Config {
     pub device: DeviceChoice,
     /// Keeps GPUs from writing each other's memory: their slots lie in pinned host memory.
     pub p2p_disable: bool,
-    /// Upper bound of the parallel lanes between two GPUs.
-    pub gpu_channels: usize,
+    /// Upper bound of the parallel lanes between two GPUs, and so of a call's blocks; `None` =
+    /// [`Config::GPU_CHANNELS`], and no more than half of what a GPU holds at once.
+    pub gpu_channels: Option<usize>,
     /// Algorithm to use, `None` = the cheapest by the cost model.
     pub algorithm: Option<Algorithm>,
     /// Protocol of kernels to use where it can be, `None` = the cheapest by the cost model.
@@ -89,7 +90,7 @@ impl Default for Config {
             transport: None,
             device: DeviceChoice::Host,
             p2p_disable: false,
-            gpu_channels: 128,
+            gpu_channels: None,
             algorithm: None,
             protocol: None,
             codec: CodecSpec::RAW,
@@ -112,6 +113,15 @@ impl Default for Config {
 }
 
 impl Config {
+    /// Lanes between two GPUs where no number is asked for: blocks enough for the wire, and few
+    /// enough that the calls of two communicators fit an H100 or H200 at once.
+    pub const GPU_CHANNELS: usize = 64;
+
+    /// Upper bound of the parallel lanes between two GPUs.
+    pub fn lanes(&self) -> usize {
+        self.gpu_channels.unwrap_or(Config::GPU_CHANNELS)
+    }
+
     /// The settings that the process environment asks for.
     ///
     /// # Errors

@@ -74,9 +74,9 @@ fn blocks_of_a_fused_kernel_fit_the_gpu_too() {
     gpu.protocol = Some(Protocol::Fused);
     let asked = request(Collective::AllReduce, 24_000, "raw");
     let blocks = |limits: &Limits| {
-        let mut asked = asked.clone();
+        let mut asked = asked;
         asked.algorithm = Some(Algorithm::OneShot);
-        let plan = plan(limits.clone(), &asked);
+        let plan = plan(*limits, &asked);
         assert_eq!(plan.protocol, Protocol::Fused);
         plan.channels
     };

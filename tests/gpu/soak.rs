@@ -55,7 +55,7 @@ fn soak(setup: &Setup, gpus: usize) -> Verdict {
         let mut world = World::new(setup, nranks, gpus);
         world.config.protocol = rng.pick(&PROTOCOLS);
         world.config.p2p_disable = rng.below(8) == 0;
-        world.config.gpu_channels = rng.pick(&[1, 3, 16, 64, 64, 64]);
+        world.config.gpu_channels = rng.pick(&[Some(1), Some(3), Some(16), Some(64), None, None]);
         let most = if rng.below(6) == 0 { 1 << 20 } else { 50_000 };
         let mut cases = cover::random(&mut rng, nranks, 150, most);
         let coded = coded::cases(&mut rng, nranks, 1, most);
@@ -65,7 +65,7 @@ fn soak(setup: &Setup, gpus: usize) -> Verdict {
         let protocol = world.config.protocol.map_or("auto", Protocol::name);
         ran += world.judge(&cases).map_err(|stop| {
             stop.context(format!(
-                "world {worlds}: {nranks} ranks, {protocol}, {} channels, p2p {}",
+                "world {worlds}: {nranks} ranks, {protocol}, {:?} channels, p2p {}",
                 world.config.gpu_channels, !world.config.p2p_disable
             ))
         })?;

@@ -259,7 +259,19 @@ mod tests {
         ("CINCH_MAX_LANES", crate::mem::abi::MAX_LANES),
         (
             "CINCH_BLOCK_THREADS",
-            crate::engine::gpu::kernels::THREADS as usize,
+            crate::engine::gpu::kernels::LARGE[0] as usize,
+        ),
+        (
+            "CINCH_STAGE_BYTES",
+            crate::engine::gpu::kernels::LARGE[1] as usize,
+        ),
+        (
+            "CINCH_SMALL_BLOCK_THREADS",
+            crate::engine::gpu::kernels::SMALL[0] as usize,
+        ),
+        (
+            "CINCH_SMALL_STAGE_BYTES",
+            crate::engine::gpu::kernels::SMALL[1] as usize,
         ),
         (
             "CINCH_ONESHOT_THREADS",

@@ -49,7 +49,13 @@ impl Bench {
         ] {
             let seen = seen.clone();
             gpus.kernel(name, size_of::<Args>(), move |launch| {
-                assert_eq!(launch.block, [kernels::THREADS, 1, 1]);
+                assert_eq!(launch.block, [kernels::LARGE[0], 1, 1]);
+                let stages = if name.starts_with("cinch_coded_") {
+                    16
+                } else {
+                    0
+                };
+                assert_eq!(launch.shared, stages * kernels::LARGE[1]);
                 // SAFETY: integers and addresses.
                 let args: Args = unsafe { launch.args() };
                 let counts = [args.nworks, args.nsteps, args.npeers];

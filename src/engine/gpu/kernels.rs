@@ -11,10 +11,42 @@ use crate::types::{CodecKind, DType, Protocol, ScaleRule};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-/// Threads of a block of an interpreter, which drives one channel.
-pub const THREADS: u32 = 352;
 /// Threads of a block of the fused kernel.
 pub const FUSED_THREADS: u32 = 512;
+
+/// The block of an interpreter, which drives one channel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Threads: what moves data, 64 that wait and 32 that publish.
+    pub threads: u32,
+    /// Bytes of dynamic shared memory, which kernels of codecs fetch ahead into.
+    pub shared: u32,
+}
+
+/// Threads, and bytes of dynamic shared memory for each warp that moves data, of code for sm_90 and
+/// above.
+pub const LARGE: [u32; 2] = [608, 8704];
+/// The same of code that also runs on GPUs with 99 KiB of shared memory.
+pub const SMALL: [u32; 2] = [352, 6400];
+/// Threads of a block that move no data.
+const ASIDE: u32 = 96;
+
+/// How an interpreter is launched. Which code of the fat binary the driver took is seen by the
+/// threads that it was compiled for.
+pub fn shape(function: &Function) -> Shape {
+    let [threads, stage] = match function.max_threads {
+        most if most < LARGE[0] => SMALL,
+        _ => LARGE,
+    };
+    let stages = match function.name().starts_with("cinch_coded_") {
+        true => (threads - ASIDE) / 32,
+        false => 0,
+    };
+    Shape {
+        threads,
+        shared: stages * stage,
+    }
+}
 
 /// The kernels that are loaded on one GPU.
 #[derive(Debug)]
@@ -65,6 +97,10 @@ impl Kernels {
             for module in modules {
                 match module.function(&name) {
                     Ok(function) => {
+                        let shared = shape(&function).shared;
+                        if shared > 0 {
+                            function.allow_shared(shared)?;
+                        }
                         functions.insert(name, function);
                         break;
                     }
@@ -99,19 +135,27 @@ impl Kernels {
     /// Internal if a kernel does not fit a multiprocessor at all; those of the driver.
     pub fn resident(&self) -> Result<Resident> {
         let is_fused = |name: &str| name.starts_with("cinch_oneshot_");
+        let fused = |_: &Function| Shape {
+            threads: FUSED_THREADS,
+            shared: 0,
+        };
         Ok(Resident {
-            channels: self.blocks(THREADS, |name| !is_fused(name))?,
-            fused: self.blocks(FUSED_THREADS, is_fused)?,
+            channels: self.blocks(shape, |name| !is_fused(name))?,
+            fused: self.blocks(fused, is_fused)?,
         })
     }
 
-    /// Blocks of `threads` that the GPU holds at once of whichever of these kernels.
-    fn blocks(&self, threads: u32, counts: impl Fn(&str) -> bool) -> Result<usize> {
+    /// Blocks that the GPU holds at once of whichever of these kernels.
+    fn blocks(
+        &self,
+        shape: impl Fn(&Function) -> Shape,
+        counts: impl Fn(&str) -> bool,
+    ) -> Result<usize> {
         let mut least = u32::MAX;
         let functions = self.functions.values();
         for function in functions.filter(|function| counts(function.name())) {
-            let threads = function.max_threads.min(threads);
-            let blocks = function.blocks_per_multiprocessor(threads, 0)?;
+            let Shape { threads, shared } = shape(function);
+            let blocks = function.blocks_per_multiprocessor(threads, shared)?;
             if blocks == 0 {
                 return Err(Error::internal(format!(
                     "no block of {threads} threads of {} fits a multiprocessor of {}",

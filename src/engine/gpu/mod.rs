@@ -131,7 +131,7 @@ impl GpuEngine {
         let gpu = GpuLimits {
             ll128: wiring.lines_arrive_whole(),
             protocol: config.protocol,
-            ..GpuLimits::new(wiring.shape(), resident, config.gpu_channels)
+            ..GpuLimits::new(wiring.shape(), resident, config.lanes())
         };
         let limits = Limits {
             nranks,
@@ -393,11 +393,14 @@ impl GpuEngine {
                 blob.write(&mut args.blob);
             }
             let blocks = blob.channels() as u32;
-            let threads = kernels::THREADS;
+            let shape = kernels::shape(&run.function);
             // SAFETY: the interpreter takes `cinch_args`; the addresses in it are of the wiring,
             // which lives until no kernel uses it (see `end` and `keep`), of the blob, and of the
             // caller's buffers, which he vouches for.
-            unsafe { run.function.launch(blocks, threads, 0, stream, &args)? };
+            unsafe {
+                run.function
+                    .launch(blocks, shape.threads, shape.shared, stream, &args)?
+            };
             match placed {
                 Some(Placed::Pooled(index)) => engine.blobs.launched(index, stream),
                 Some(Placed::Own(memory)) => engine.keep(stream, capture, Some(memory)),

@@ -84,7 +84,7 @@ impl Connecting<'_> {
         let (me, nranks, config) = (self.me, self.peers.len(), self.context.config);
         let seats = Seat::compare(&self.round(self.seat())?, self.peers)?;
         // The same on all ranks, so nobody needs to be told.
-        let shape = BoxShape::new(nranks, config.buffer_bytes, config.gpu_channels)?;
+        let shape = BoxShape::new(nranks, config.buffer_bytes, config.lanes())?;
         if nranks == 1 {
             return Ok(self.prepare(shape, &[], trial)?.links);
         }

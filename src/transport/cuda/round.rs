@@ -62,7 +62,9 @@ type Shared = (&'static str, fn(&Config) -> u64);
 /// All of them.
 const SHARED: [Shared; 2] = [
     ("CINCH_BUFFER_BYTES", |config| config.buffer_bytes as u64),
-    ("CINCH_GPU_CHANNELS", |config| config.gpu_channels as u64),
+    ("CINCH_GPU_CHANNELS", |config| {
+        config.gpu_channels.map_or(0, |number| number as u64)
+    }),
 ];
 
 /// Which GPU a rank sits on, and what it was told.

@@ -361,7 +361,7 @@ fn one_rank_in_trouble_is_heard_by_all() {
 
     let mut job = Job::on(Machine::new(2));
     let other = Config {
-        gpu_channels: 7,
+        gpu_channels: Some(7),
         ..job.config.clone()
     };
     job.configs.insert(1, other);
