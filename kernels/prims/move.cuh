@@ -1,6 +1,6 @@
 // Steps that move bytes as they are, over SIMPLE slots.
 //
-// A lane of a warp has UNROLL pieces of 16 bytes in flight.
+// A lane of a warp has up to twice UNROLL pieces of 16 bytes in flight.
 #pragma once
 
 #include "abi.h"
@@ -47,11 +47,22 @@ __device__ __forceinline__ void move_tiles(const Job &job, uint32_t first, uint3
   const uint8_t *source = (from_input ? job.input : job.source(0)) + begin;
   uint8_t *target = nsend > 0 ? job.target(0) + begin : nullptr;
   uint8_t *output = job.output + begin;
+  uint4 next[UNROLL];
+  if (first < whole) {
+#pragma unroll
+    for (uint32_t u = 0; u < UNROLL; ++u) next[u] = load_vector(source + 16 * WARP * u);
+  }
 #pragma unroll 1
   for (uint32_t tile = first; tile < whole; ++tile) {
     uint4 v[UNROLL];
 #pragma unroll
-    for (uint32_t u = 0; u < UNROLL; ++u) v[u] = load_vector(source + 16 * WARP * u);
+    for (uint32_t u = 0; u < UNROLL; ++u) v[u] = next[u];
+    source += TILE_BYTES;
+    // The next tile is on its way while this one is stored.
+    if (tile + 1 < whole) {
+#pragma unroll
+      for (uint32_t u = 0; u < UNROLL; ++u) next[u] = load_vector(source + 16 * WARP * u);
+    }
     if (nsend > 0) {
 #pragma unroll
       for (uint32_t u = 0; u < UNROLL; ++u) store_vector(target + 16 * WARP * u, v[u]);
@@ -66,7 +77,6 @@ __device__ __forceinline__ void move_tiles(const Job &job, uint32_t first, uint3
 #pragma unroll
       for (uint32_t u = 0; u < UNROLL; ++u) store_vector(output + 16 * WARP * u, v[u]);
     }
-    source += TILE_BYTES;
     target += TILE_BYTES;
     output += TILE_BYTES;
   }

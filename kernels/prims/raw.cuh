@@ -31,8 +31,16 @@ class RawSimple {
     const uint32_t bytes = job.elements * SIZE;
     if (moves) return move_tiles(job, first, last, bytes, SIZE);
     const uint32_t whole = min(last, whole_tiles(job, bytes));
+    // What a whole tile needs no more than a loop for.
+    const bool usual = as_is && job.op != CINCH_REDUCE;
 #pragma unroll 1
-    for (uint32_t tile = first; tile < whole; ++tile) sum_tile<true>(job, tile, bytes);
+    for (uint32_t tile = first; tile < whole; ++tile) {
+      if (usual) {
+        sum_whole_tile(job, tile);
+      } else {
+        sum_tile<true>(job, tile, bytes);
+      }
+    }
 #pragma unroll 1
     for (uint32_t tile = max(first, whole); tile < last; ++tile) sum_tile<false>(job, tile, bytes);
   }
@@ -44,6 +52,8 @@ class RawSimple {
   static constexpr uint32_t NO_OWN = 0xff;
   // Pieces whose accumulators a lane holds at once: 16 registers of 4 bytes and more are dear.
   static constexpr uint32_t TOGETHER = SIZE >= 4 ? 4 : SIZE == 2 ? 2 : 1;
+  // Terms whose pieces are on their way together.
+  static constexpr uint32_t AHEAD = SMALL_BLOCKS || SIZE == 8 || SIZE == 1 ? 2 : 3;
 
   struct Terms {
     Acc at[TOGETHER][N];
@@ -115,6 +125,40 @@ class RawSimple {
     }
   }
 
+  // The usual step: contributions as they are, of which the own one is one term more.
+  __device__ __forceinline__ void sum_whole_tile(const Job &job, uint32_t tile) const {
+    const uint32_t after = job.reads() ? job.own_after : NO_OWN;
+    const uint32_t terms = job.nrecv + (after <= job.nrecv ? 1 : 0);
+#pragma unroll 1
+    for (uint32_t part = 0; part < UNROLL; part += TOGETHER) {
+      const uint64_t at = 16 * (uint64_t)(tile * TILE_PIECES + part * WARP + lane_id());
+      Terms sum;
+#pragma unroll 1
+      for (uint32_t begin = 0; begin < terms; begin += AHEAD) {
+        uint4 v[AHEAD][TOGETHER];
+#pragma unroll
+        for (uint32_t j = 0; j < AHEAD; ++j) {
+          const uint32_t t = min(begin + j, terms - 1);
+          const uint8_t *from = t == after ? job.input : job.source(t - (t > after ? 1 : 0));
+#pragma unroll
+          for (uint32_t u = 0; u < TOGETHER; ++u) v[j][u] = load_vector(from + at + 16 * WARP * u);
+        }
+#pragma unroll
+        for (uint32_t j = 0; j < AHEAD; ++j) {
+          Terms term;
+#pragma unroll
+          for (uint32_t u = 0; u < TOGETHER; ++u) E::unpack(v[j][u], term.at[u]);
+          if (begin + j == 0) {
+            sum = term;
+          } else if (begin + j < terms) {
+            add(sum, term);
+          }
+        }
+      }
+      finish<true>(job, sum, (uint32_t)(at / 16), 0);
+    }
+  }
+
   template <bool WHOLE>
   __device__ __forceinline__ void sum_tile(const Job &job, uint32_t tile, uint32_t bytes) const {
 #pragma unroll 1
@@ -148,6 +192,13 @@ class RawSimple {
       load<WHOLE>(job.output, first, bytes, term);
       add(sum, term);
     }
+    finish<WHOLE>(job, sum, first, bytes);
+  }
+
+  // Sends and stores the sum of a lane's pieces, of which `first` is the first.
+  template <bool WHOLE>
+  __device__ __forceinline__ void finish(const Job &job, Terms &sum, uint32_t first,
+                                         uint32_t bytes) const {
     if (job.is_final() && (work_.flags & CINCH_AVERAGE)) {
 #pragma unroll
       for (uint32_t u = 0; u < TOGETHER; ++u) {
