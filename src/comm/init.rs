@@ -10,7 +10,7 @@ use crate::simd::Isa;
 use crate::sync::Fault;
 use crate::sys::log::{self, Level};
 use crate::transport::{self, ConnectContext};
-use crate::types::{DeviceChoice, TransportKind};
+use crate::types::{CodecChoice, DeviceChoice, TransportKind};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, Once};
 use std::time::Instant;
@@ -155,14 +155,19 @@ fn on_host(
 /// Compares the settings that decide what runs.
 fn agree(exchange: &ExchangeRef, config: &Config) -> Result<()> {
     let mine = format!(
-        "CINCH_DEVICE={} CINCH_CODEC={} CINCH_CODEC_MIN_BYTES={} CINCH_ALGO={} CINCH_PROTO={}",
+        "CINCH_DEVICE={} CINCH_CODEC={} CINCH_CODEC_MIN_BYTES={} CINCH_FUSE_BYTES={} CINCH_ALGO={} \
+         CINCH_PROTO={}",
         // Which GPU is each rank's own business.
         match config.device {
             DeviceChoice::Host => "host",
             DeviceChoice::Current | DeviceChoice::Cuda(_) => "cuda",
         },
-        config.codec,
+        CodecChoice {
+            spec: config.codec,
+            auto: config.codec_auto,
+        },
         config.codec_min_bytes,
+        config.fuse_bytes,
         config
             .algorithm
             .map_or("auto", |algorithm| algorithm.name()),

@@ -1,7 +1,7 @@
 //! The table of settings.
 
 use super::Config;
-use crate::types::{Algorithm, Protocol, TransportKind};
+use crate::types::{Algorithm, CodecChoice, Protocol, TransportKind};
 use std::time::Duration;
 
 /// One setting.
@@ -201,16 +201,24 @@ pub const KNOBS: &[Knob] = &[
     },
     Knob {
         name: "CINCH_CODEC",
-        range: "NAME[:block=B][:tensor=K][:offset=E][:seed=S][:tau=T], see `cinch codecs`",
-        help: "codec of calls that name none and admit it: sums and averages of f16, bf16, f32",
+        range: "[auto:]NAME[:block=B][:tensor=K][:offset=E][:seed=S][:tau=T], see `cinch codecs`",
+        help: "codec of calls that name none and admit it: sums and averages of f16, bf16, f32; \
+               with auto only where measured costs say that it pays",
         apply: |config, text| {
-            config.codec = text
+            let choice: CodecChoice = text
                 .trim()
                 .parse()
                 .map_err(|error: crate::Error| error.message().to_string())?;
+            (config.codec, config.codec_auto) = (choice.spec, choice.auto);
             Ok(())
         },
-        show: |config| config.codec.to_string(),
+        show: |config| {
+            CodecChoice {
+                spec: config.codec,
+                auto: config.codec_auto,
+            }
+            .to_string()
+        },
     },
     Knob {
         name: "CINCH_CODEC_MIN_BYTES",
@@ -220,6 +228,23 @@ pub const KNOBS: &[Knob] = &[
             bytes_between(text, 0, 64 << 30).map(|value| config.codec_min_bytes = value)
         },
         show: |config| config.codec_min_bytes.to_string(),
+    },
+    Knob {
+        name: "CINCH_FUSE_BYTES",
+        range: "0 to 1M",
+        help: "all_reduces of a group up to this many bytes each travel together on host memory; \
+               0 keeps them apart",
+        apply: |config, text| {
+            bytes_between(text, 0, 1 << 20).map(|value| config.fuse_bytes = value)
+        },
+        show: |config| config.fuse_bytes.to_string(),
+    },
+    Knob {
+        name: "CINCH_THREADS",
+        range: "1 to 256",
+        help: "threads that encode or decode a large array outside a collective",
+        apply: |config, text| count(text, 1, 256).map(|value| config.threads = value),
+        show: |config| config.threads.to_string(),
     },
     Knob {
         name: "CINCH_TIMEOUT",

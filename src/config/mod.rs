@@ -39,8 +39,14 @@ pub struct Config {
     pub protocol: Option<Protocol>,
     /// Codec of calls that name none and admit it.
     pub codec: CodecSpec,
+    /// Keeps that codec to the calls where the model of costs says that it pays.
+    pub codec_auto: bool,
     /// Below this many bytes of input the default codec stays out: exact is as fast.
     pub codec_min_bytes: usize,
+    /// Calls of a group of up to this many bytes each may travel as one; 0: none do.
+    pub fuse_bytes: usize,
+    /// Threads of calls that encode or decode a large array outside a collective.
+    pub threads: usize,
     /// How long a call may wait for a peer.
     pub timeout: Duration,
     /// How long joining a communicator may take.
@@ -94,7 +100,10 @@ impl Default for Config {
             algorithm: None,
             protocol: None,
             codec: CodecSpec::RAW,
+            codec_auto: false,
             codec_min_bytes: 0,
+            fuse_bytes: 64 << 10,
+            threads: 1,
             timeout: Duration::from_secs(60),
             init_timeout: Duration::from_secs(60),
             heartbeat: Duration::from_millis(100),
@@ -206,6 +215,10 @@ mod tests {
             ("CINCH_TIMEOUT", "NaN"),
             ("CINCH_TIMEOUT", "-3"),
             ("CINCH_CODEC", "int8"),
+            ("CINCH_CODEC", "auto"),
+            ("CINCH_CODEC", "auto:"),
+            ("CINCH_FUSE_BYTES", "2M"),
+            ("CINCH_THREADS", "0"),
             ("CINCH_TRANSPORT", "ib"),
             ("CINCH_DEVICE", "gpu"),
             ("CINCH_P2P_DISABLE", "yes"),
@@ -227,6 +240,20 @@ mod tests {
                 .set("CINCH_NO_SUCH", "1", Origin::Program)
                 .is_err()
         );
+    }
+
+    #[test]
+    fn a_codec_may_be_left_to_the_model() {
+        let mut config = Config::default();
+        for (text, auto, shown) in [
+            ("auto:dynamic8", true, "auto:dynamic8:block=256"),
+            ("linear8:block=64", false, "linear8:block=64"),
+        ] {
+            config.set("CINCH_CODEC", text, Origin::Program).unwrap();
+            assert_eq!((config.codec_auto, config.codec.is_lossy()), (auto, true));
+            let knob = KNOBS.iter().find(|knob| knob.name == "CINCH_CODEC");
+            assert_eq!((knob.unwrap().show)(&config), shown);
+        }
     }
 
     #[test]

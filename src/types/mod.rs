@@ -3,6 +3,7 @@
 //! Each list of names stands here once; the C header, the tool and the log derive from it.
 
 mod algorithm;
+mod codec_choice;
 mod codec_spec;
 mod collective;
 mod device;
@@ -11,6 +12,7 @@ mod reduce_op;
 mod signature;
 
 pub use algorithm::{Algorithm, Protocol, TransportKind};
+pub use codec_choice::CodecChoice;
 pub(crate) use codec_spec::is_threshold;
 pub use codec_spec::{CodecKind, CodecSpec, DEFAULT_BLOCK, Parameters, ScaleRule};
 pub use collective::{Collective, Extent};
