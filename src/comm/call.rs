@@ -1,7 +1,7 @@
 //! One call and its report.
 
 use crate::plan::Request;
-use crate::types::{Algorithm, CodecSpec, Collective, DType, ReduceOp};
+use crate::types::{Algorithm, CodecChoice, CodecSpec, Collective, DType, ReduceOp};
 
 pub use crate::engine::Report;
 
@@ -23,6 +23,9 @@ pub struct Call {
     pub peer: usize,
     /// Codec; `None` = the communicator's default where that is admitted, else raw.
     pub codec: Option<CodecSpec>,
+    /// Lets `codec` run only if the model of costs predicts that the call is faster with it. A
+    /// communicator whose own codec is left to the model has measured those costs.
+    pub auto: bool,
     /// Algorithm; `None` = the communicator's choice, else the cheapest.
     pub algorithm: Option<Algorithm>,
     /// Names the tensor whose scales live from call to call (`tensor=K` codecs).
@@ -45,6 +48,7 @@ impl Call {
             root: 0,
             peer: 0,
             codec: None,
+            auto: false,
             algorithm: None,
             tensor: None,
             feedback: None,
@@ -52,7 +56,7 @@ impl Call {
     }
 
     /// The call with its codec decided and what it ignores zeroed: what ranks must agree on.
-    pub(super) fn request(&self, codec: CodecSpec) -> Request {
+    pub(super) fn request(&self, codec: CodecChoice) -> Request {
         let pair = self.collective == Collective::SendRecv;
         Request {
             collective: self.collective,
@@ -69,7 +73,8 @@ impl Call {
                 0
             },
             peer: if pair { self.peer } else { 0 },
-            codec,
+            codec: codec.spec,
+            auto: codec.auto && codec.spec.is_lossy(),
             algorithm: self.algorithm,
             tensor: self.tensor,
             feedback: self.feedback,

@@ -3,7 +3,7 @@
 use super::{Call, Communicator};
 use crate::error::{Error, Result};
 use crate::mem::{DeviceBuffers, UserBuffers};
-use crate::types::{CodecSpec, Collective, DType, ReduceOp, Scalar, ScaleRule};
+use crate::types::{CodecChoice, CodecSpec, Collective, DType, ReduceOp, Scalar, ScaleRule};
 
 /// Where a call's buffers are: address and bytes of each.
 pub(super) struct Places {
@@ -182,11 +182,14 @@ pub(super) fn alone(comm: &Communicator, call: &Call) -> Result<()> {
     Ok(())
 }
 
-/// The codec that will run.
-pub(super) fn codec(comm: &Communicator, call: &Call) -> Result<CodecSpec> {
+/// The codec that will run, or may.
+pub(super) fn codec(comm: &Communicator, call: &Call) -> Result<CodecChoice> {
     match call.codec {
         Some(spec) => match refusal(call, spec) {
-            None => Ok(spec),
+            None => Ok(CodecChoice {
+                spec,
+                auto: call.auto,
+            }),
             Some(why) => Err(Error::invalid_argument(format!(
                 "{} of {}: codec {spec} was asked for, but {why}",
                 call.collective, call.dtype
@@ -199,7 +202,13 @@ pub(super) fn codec(comm: &Communicator, call: &Call) -> Result<CodecSpec> {
             let applies = call.collective.reduces()
                 && bytes >= comm.config.codec_min_bytes
                 && refusal(call, spec).is_none();
-            Ok(if applies { spec } else { CodecSpec::RAW })
+            Ok(match applies {
+                true => CodecChoice {
+                    spec,
+                    auto: comm.config.codec_auto,
+                },
+                false => CodecSpec::RAW.into(),
+            })
         }
     }
 }

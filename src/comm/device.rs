@@ -16,7 +16,7 @@ use crate::simd::Isa;
 use crate::sync::Fault;
 use crate::transport::ConnectContext;
 use crate::transport::cuda::{self, DeviceLinks};
-use crate::types::{CodecSpec, TransportKind};
+use crate::types::{CodecChoice, TransportKind};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// The part of a communicator that is on a GPU.
@@ -195,8 +195,8 @@ impl Communicator {
             .ok_or_else(|| Error::internal("a call has no report"))
     }
 
-    /// Everything that can be said of a call on this GPU; the codec that will run.
-    pub(super) fn check_on(&self, call: &Call, buffers: &DeviceBuffers<'_>) -> Result<CodecSpec> {
+    /// Everything that can be said of a call on this GPU; the codec that will run, or may.
+    pub(super) fn check_on(&self, call: &Call, buffers: &DeviceBuffers<'_>) -> Result<CodecChoice> {
         let side = self.gpu_side()?;
         check::call(self, call, &Places::from(buffers))?;
         let size = call.dtype.size();

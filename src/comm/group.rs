@@ -6,7 +6,7 @@ use crate::engine::Batch;
 use crate::engine::gpu::GpuCall;
 use crate::error::{Error, Result};
 use crate::mem::{DeviceBuffers, UserBuffers};
-use crate::types::{CodecSpec, Collective};
+use crate::types::{CodecChoice, Collective};
 
 /// Calls that run together: needed for sends and receives that depend on each other, and for one
 /// thread that holds several ranks.
@@ -19,7 +19,7 @@ pub struct Group<'a> {
 struct Entry<'a> {
     comm: &'a Communicator,
     call: Call,
-    codec: CodecSpec,
+    codec: CodecChoice,
     buffers: Option<Buffers<'a>>,
 }
 

@@ -1,6 +1,6 @@
 //! Joining and splitting.
 
-use super::{CommInfo, Communicator, Side, device};
+use super::{CommInfo, Communicator, Side, costs, device};
 use crate::bootstrap::{self, ExchangeRef, Star, UniqueId};
 use crate::config::{Config, launcher_environment};
 use crate::engine::HostEngine;
@@ -148,7 +148,11 @@ fn on_host(
         slots: links.slots,
         buffer_bytes: links.buffer_bytes,
     };
-    let engine = HostEngine::new(links, exchange.clone(), fault.clone(), config, isa, machine);
+    let mut engine = HostEngine::new(links, exchange.clone(), fault.clone(), config, isa, machine);
+    if config.codec_auto {
+        costs::measure(exchange, config, &mut engine, isa)
+            .inspect_err(|error| exchange.announce(error))?;
+    }
     Ok((info, engine))
 }
 
@@ -202,6 +206,7 @@ fn machine(exchange: &ExchangeRef, config: &Config, oversubscribed: bool) -> Mac
     Machine {
         transport: config.transport.unwrap_or(between),
         oversubscribed,
+        measured: None,
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod call;
 mod check;
+mod costs;
 mod device;
 mod feedback;
 mod group;
@@ -17,7 +18,7 @@ use crate::config::Config;
 use crate::engine::HostEngine;
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::UserBuffers;
-use crate::plan::Limits;
+use crate::plan::{Limits, MeasuredCosts};
 use crate::sync::Fault;
 use crate::types::TransportKind;
 use device::GpuSide;
@@ -287,6 +288,16 @@ impl Communicator {
             )));
         }
         self.engine()?.imitate(limits);
+        Ok(())
+    }
+
+    /// Selects by these costs from now on, on host memory: measured in another way, or another
+    /// machine's. All ranks give the same ones at the same point.
+    ///
+    /// # Errors
+    /// Invalid usage if the communicator is on a GPU, whose costs are constants.
+    pub fn go_by(&self, costs: MeasuredCosts) -> Result<()> {
+        self.engine()?.go_by(costs);
         Ok(())
     }
 

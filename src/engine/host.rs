@@ -10,7 +10,7 @@ use crate::codec::TensorScales;
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::UserBuffers;
-use crate::plan::{Limits, Machine, Planner, Request};
+use crate::plan::{Limits, Machine, MeasuredCosts, Planner, Request};
 use crate::simd::Isa;
 use crate::sync::Fault;
 use crate::transport::Links;
@@ -168,6 +168,11 @@ impl HostEngine {
     /// [`Planner::imitate`].
     pub fn imitate(&mut self, limits: Limits) {
         self.planner.imitate(limits);
+    }
+
+    /// Selects by these costs from now on: see [`Planner::go_by`].
+    pub fn go_by(&mut self, costs: MeasuredCosts) {
+        self.planner.go_by(costs);
     }
 
     /// Residuals of error feedback.

@@ -72,7 +72,7 @@ impl<'a> Run<'a> {
         let arithmetic = engine.arithmetic(request)?;
         Ok(Run {
             index,
-            request: *request,
+            request: plan.decided(request),
             arithmetic,
             plan,
             buffers,

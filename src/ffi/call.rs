@@ -45,7 +45,8 @@ pub struct cinch_call_t {
     pub peer: c_int,
     /// Algorithm; unset = the communicator's choice.
     pub algorithm: algorithm_number,
-    /// Codec, as `linear8:block=128`; NULL = the communicator's. A codec that does not fit the
+    /// Codec, as `linear8:block=128`; as `auto:linear8`, only where the model of costs says that
+    /// it pays; NULL = the communicator's. A codec that does not fit the
     /// call (a lossy one and integers, say) is an error.
     pub codec: *const c_char,
     /// Names the tensor whose scales live from call to call, for codecs with `tensor=K`. 0 = none.

@@ -21,7 +21,8 @@ pub struct cinch_config_t {
     pub magic: u32,
     /// Meaning of the fields. Set by `cinch_config_default`.
     pub version: u32,
-    /// Codec of calls that name none and admit it, as `CINCH_CODEC`: `linear8:block=128`.
+    /// Codec of calls that name none and admit it, as `CINCH_CODEC`: `linear8:block=128`, or
+    /// `auto:linear8` to have costs measured now and the codec where it pays.
     pub codec: *const c_char,
     /// Network interface for TCP, as `CINCH_SOCKET_IFNAME`.
     pub network_interface: *const c_char,

@@ -1,5 +1,6 @@
 //! Predicted time of a candidate: a pure function of the call and the communicator.
 
+use super::measured::MeasuredCosts;
 use crate::schedule::CostCounts;
 use crate::types::{CodecKind, TransportKind};
 
@@ -10,6 +11,8 @@ pub struct Machine {
     pub transport: TransportKind,
     /// Whether some host has more ranks than cores for them.
     pub oversubscribed: bool,
+    /// What the communicator measured, if it did; constants otherwise.
+    pub measured: Option<MeasuredCosts>,
 }
 
 /// Costs of one link and one core, in seconds and seconds per byte.
@@ -100,6 +103,9 @@ pub struct Work {
 
 /// Predicted seconds. Hops are paid once: passes overlap.
 pub fn seconds(work: &Work, machine: Machine) -> f64 {
+    if let Some(measured) = &machine.measured {
+        return measured.seconds(work, machine.transport);
+    }
     let constants = Constants::of(machine);
     let (encode, decode) = codec_seconds(work.codec);
     let counts = &work.counts;

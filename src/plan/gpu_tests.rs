@@ -14,6 +14,7 @@ fn limits(nranks: usize, resident: usize) -> Limits {
         machine: Machine {
             transport: TransportKind::Cuda,
             oversubscribed: false,
+            measured: None,
         },
         gpu: Some(GpuLimits {
             ll128: true,
@@ -31,6 +32,7 @@ fn request(collective: Collective, count: usize, codec: &str) -> Request {
         root: 0,
         peer: usize::from(collective == Collective::SendRecv),
         codec: codec.parse::<CodecSpec>().unwrap(),
+        auto: false,
         algorithm: None,
         tensor: None,
         feedback: None,
@@ -229,4 +231,47 @@ fn the_host_imitates_the_cut_of_a_gpu() {
             .wrong
     });
     assert_eq!(wrong, [0, 0, 0]);
+}
+
+#[test]
+fn a_codec_left_to_the_model_runs_where_it_is_predicted_to_pay() {
+    let chosen = |bytes: usize, codec: &str| {
+        let request = Request {
+            auto: true,
+            ..request(Collective::AllReduce, bytes / 4, codec)
+        };
+        let mut planner = Planner::new(limits(8, 132), 0, Isa::Scalar);
+        let best = |planner: &Planner, request: &Request| {
+            let codec = crate::codec::build(request.codec, Isa::Scalar).unwrap();
+            let all = super::super::candidates(request, planner.limits(), codec.as_deref());
+            let times = all.unwrap().into_iter().map(|candidate| candidate.seconds);
+            times.fold(f64::INFINITY, f64::min)
+        };
+        let plan = planner.plan(&request).unwrap();
+        let explained = planner.explain(&request).unwrap();
+        assert!(
+            explained.contains(&format!("so {} runs", plan.spec)),
+            "{explained}"
+        );
+        // The verdict follows from the costs of both, and the winner's table comes first.
+        let (coded, raw) = (best(&planner, &request), best(&planner, &request.plain()));
+        assert_eq!(plan.spec.is_lossy(), coded < raw, "{bytes} {codec}");
+        assert!(
+            explained
+                .lines()
+                .next()
+                .unwrap()
+                .contains(&format!("codec {},", plan.spec))
+        );
+        assert_eq!(plan.codec.is_some(), plan.spec.is_lossy());
+        assert_eq!(plan.decided(&request).codec, plan.spec);
+        plan.spec
+    };
+    for codec in ["linear8", "dynamic8", "cast_bf16"] {
+        assert_eq!(chosen(4 << 10, codec), CodecSpec::RAW, "{codec}");
+        assert_eq!(
+            chosen(256 << 20, codec).to_string(),
+            codec.parse::<CodecSpec>().unwrap().to_string()
+        );
+    }
 }

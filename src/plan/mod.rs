@@ -6,12 +6,14 @@
 mod cost;
 mod geometry;
 mod gpu;
+mod measured;
 pub mod predict;
 mod select;
 
 pub use cost::{Machine, Work, seconds};
 pub use geometry::Geometry;
 pub use gpu::{GpuLimits, Resident};
+pub use measured::{Affine, MeasuredCosts};
 pub use select::{Candidate, Limits, candidates, explain};
 
 use crate::codec::{self, Codec};
@@ -41,6 +43,8 @@ pub struct Request {
     pub peer: usize,
     /// Codec that runs.
     pub codec: CodecSpec,
+    /// Whether it runs only if it is predicted to be faster than none.
+    pub auto: bool,
     /// Algorithm asked for by the call.
     pub algorithm: Option<Algorithm>,
     /// Tensor whose scales are kept.
@@ -62,6 +66,14 @@ impl Request {
             count: self.count as u64,
             sequence,
             codec: self.codec,
+        }
+    }
+
+    /// The same call, without a codec.
+    fn plain(&self) -> Request {
+        Request {
+            codec: CodecSpec::RAW,
+            ..*self
         }
     }
 }
@@ -97,6 +109,15 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// `request`, of which this is a plan, with the codec that was decided for.
+    pub fn decided(&self, request: &Request) -> Request {
+        Request {
+            codec: self.spec,
+            auto: false,
+            ..*request
+        }
+    }
+
     /// Wire bytes of a chunk of `n` elements.
     #[inline]
     pub fn wire_bytes(&self, n: usize) -> usize {
@@ -131,6 +152,7 @@ struct Key {
     root: usize,
     peer: usize,
     codec: CodecSpec,
+    auto: bool,
     algorithm: Option<Algorithm>,
 }
 
@@ -175,6 +197,13 @@ impl Planner {
         self.latest.clear();
     }
 
+    /// Goes by these costs from now on; all ranks do so at the same point.
+    pub fn go_by(&mut self, costs: MeasuredCosts) {
+        self.limits.machine.measured = Some(costs);
+        self.plans.clear();
+        self.latest.clear();
+    }
+
     /// What selection goes by.
     pub fn limits(&self) -> &Limits {
         &self.limits
@@ -192,6 +221,7 @@ impl Planner {
             root: request.root,
             peer: request.peer,
             codec: request.codec,
+            auto: request.auto,
             algorithm: request.algorithm,
         };
         if let Some((_, plan)) = self.latest.iter().find(|(known, _)| *known == key) {
@@ -214,12 +244,20 @@ impl Planner {
     }
 
     fn make(&self, request: &Request) -> Result<Plan> {
-        let codec = self.codec(request.codec)?;
-        let candidates = candidates(request, &self.limits, codec.as_deref())?;
-        let best = candidates
-            .into_iter()
-            .min_by(|a, b| a.seconds.total_cmp(&b.seconds))
-            .ok_or_else(|| Error::internal("no candidate for a checked call"))?;
+        let coded = self.best(request)?;
+        let best = match request.auto {
+            false => coded,
+            // At equal costs nothing is lost by being exact.
+            true => {
+                let raw = self.best(&request.plain())?;
+                if coded.0.seconds < raw.0.seconds {
+                    coded
+                } else {
+                    raw
+                }
+            }
+        };
+        let (best, codec) = best;
         let pattern = pattern(request, best.algorithm, self.limits.nranks);
         let schedule = pattern.schedule(self.rank)?;
         let mut seen = HashSet::new();
@@ -234,8 +272,8 @@ impl Planner {
             algorithm: best.algorithm,
             schedule: Arc::new(schedule),
             geometry: best.geometry,
+            spec: codec.as_ref().map_or(CodecSpec::RAW, |codec| codec.spec()),
             codec,
-            spec: request.codec,
             count: request.count,
             pattern,
             notes_input,
@@ -244,17 +282,53 @@ impl Planner {
         })
     }
 
-    /// The candidates for `request`, as text.
+    /// The cheapest candidate for `request` with its codec, and the codec.
+    fn best(&self, request: &Request) -> Result<(Candidate, Option<Arc<dyn Codec>>)> {
+        let codec = self.codec(request.codec)?;
+        let best = candidates(request, &self.limits, codec.as_deref())?
+            .into_iter()
+            .min_by(|a, b| a.seconds.total_cmp(&b.seconds))
+            .ok_or_else(|| Error::internal("no candidate for a checked call"))?;
+        Ok((best, codec))
+    }
+
+    /// The candidates for `request`, as text. Where it is open whether the codec runs, those
+    /// with and without it, the winner's first, and both costs.
     ///
     /// # Errors
     /// As for [`Planner::plan`].
     pub fn explain(&self, request: &Request) -> Result<String> {
-        let codec = self.codec(request.codec)?;
-        Ok(explain(
-            request,
-            &self.limits,
-            &candidates(request, &self.limits, codec.as_deref())?,
-        ))
+        let table = |request: &Request| {
+            let codec = self.codec(request.codec)?;
+            let candidates = candidates(request, &self.limits, codec.as_deref())?;
+            Ok(explain(request, &self.limits, &candidates))
+        };
+        if !request.auto {
+            return table(request);
+        }
+        let (coded, raw) = (self.best(request)?.0, self.best(&request.plain())?.0);
+        let pays = coded.seconds < raw.seconds;
+        let mut text = match pays {
+            true => table(request)? + &table(&request.plain())?,
+            false => table(&request.plain())? + &table(request)?,
+        };
+        let spec = request.codec;
+        text += &format!(
+            "  auto:{spec}: raw {:.2} us, {spec} {:.2} us, so {} runs\n",
+            raw.seconds * 1e6,
+            coded.seconds * 1e6,
+            if pays { spec } else { CodecSpec::RAW },
+        );
+        text += "  costs: ";
+        text += &match (&self.limits.gpu, &self.limits.machine.measured) {
+            (Some(_), _) => "constants of the GPUs' model".into(),
+            (None, Some(measured)) => measured.describe(spec.kind),
+            (None, None) => "constants; a communicator whose CINCH_CODEC is auto:NAME, or \
+                             auto:raw, measures them when it is made"
+                .into(),
+        };
+        text.push('\n');
+        Ok(text)
     }
 
     fn codec(&self, spec: CodecSpec) -> Result<Option<Arc<dyn Codec>>> {

@@ -5,7 +5,7 @@ use super::gpu::{self, GpuLimits};
 use super::{Geometry, Request, chunk_max, granule};
 use crate::codec::{Codec, Reencode};
 use crate::error::{Error, ErrorKind, Result};
-use crate::schedule::{self, CostCounts};
+use crate::schedule::{self, CostCounts, Pattern};
 use crate::types::{Algorithm, Protocol, ScaleRule, TransportKind};
 use std::fmt::Write;
 
@@ -103,10 +103,11 @@ fn ways(
     algorithms: &[Algorithm],
 ) -> Result<Vec<Candidate>> {
     let Some(gpu) = &limits.gpu else {
-        return algorithms
-            .iter()
-            .map(|&algorithm| candidate(request, limits, codec, algorithm))
-            .collect();
+        let mut found = Vec::new();
+        for &algorithm in algorithms {
+            found.push(cheapest_cut(request, limits, codec, algorithm)?);
+        }
+        return Ok(found);
     };
     let mut found = Vec::new();
     for &algorithm in algorithms {
@@ -132,17 +133,51 @@ pub(super) fn busiest(request: &Request, nranks: usize) -> [usize; 3] {
     [request.root, (request.root + 1) % nranks, nranks / 2]
 }
 
-fn candidate(
+/// Most times that a message is cut finer than slots make necessary, each time in two.
+const FINER: usize = 6;
+
+/// Bytes of a chunk's elements below which it is not cut further.
+const SMALLEST_CHUNK: usize = 4 << 10;
+
+/// The candidate of one algorithm with the cut that the model likes best. The constants know of
+/// no gain by more chunks than slots make necessary; measured costs may.
+fn cheapest_cut(
     request: &Request,
     limits: &Limits,
     codec: Option<&dyn Codec>,
     algorithm: Algorithm,
 ) -> Result<Candidate> {
     let pattern = super::pattern(request, algorithm, limits.nranks);
-    let parts = pattern.parts();
     let granule = granule(request.dtype, codec);
-    let chunk_max = chunk_max(limits.slot_bytes, request.dtype, request.codec, codec)?;
-    let geometry = Geometry::new(request.count, parts, granule, chunk_max);
+    let most = chunk_max(limits.slot_bytes, request.dtype, request.codec, codec)?;
+    let cut = |most| Geometry::new(request.count, pattern.parts(), granule, most);
+    let mut best = candidate(request, limits, codec, &pattern, cut(most))?;
+    if limits.machine.measured.is_none() {
+        return Ok(best);
+    }
+    let mut geometry = best.geometry;
+    for _ in 0..FINER {
+        let half = (geometry.chunk() / 2).next_multiple_of(granule);
+        if half >= geometry.chunk() || half * request.dtype.size() < SMALLEST_CHUNK {
+            break;
+        }
+        geometry = cut(half);
+        let finer = candidate(request, limits, codec, &pattern, geometry)?;
+        if finer.seconds < best.seconds {
+            best = finer;
+        }
+    }
+    Ok(best)
+}
+
+fn candidate(
+    request: &Request,
+    limits: &Limits,
+    codec: Option<&dyn Codec>,
+    pattern: &Pattern,
+    geometry: Geometry,
+) -> Result<Candidate> {
+    let algorithm = pattern.algorithm;
     let hops = schedule::hops(request.collective, algorithm, limits.nranks);
     // One thread drives all lanes, so lanes only pay where the wire works while the core does
     // something else; in shared memory they would only spread the slots over more cache.

@@ -206,6 +206,7 @@ fn request(problem: &Problem, codec: &str) -> Request {
             0
         },
         codec: codec.parse::<CodecSpec>().unwrap(),
+        auto: false,
         algorithm: None,
         tensor: None,
         feedback: None,

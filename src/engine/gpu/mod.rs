@@ -142,6 +142,7 @@ impl GpuEngine {
             machine: Machine {
                 transport: TransportKind::Cuda,
                 oversubscribed: false,
+                measured: None,
             },
             gpu: Some(gpu),
         };
@@ -298,7 +299,8 @@ impl GpuEngine {
         capture: Option<u64>,
     ) -> [u64; SIGNATURE_WORDS] {
         let sequence = self.numbers.next(&call.request);
-        let signature = call.request.signature(plan.algorithm, sequence).words();
+        let request = plan.decided(&call.request);
+        let signature = request.signature(plan.algorithm, sequence).words();
         if capture.is_none() {
             self.exchange.note_call(signature);
         }
@@ -445,7 +447,7 @@ impl GpuEngine {
             && (call.request.collective != Collective::SendRecv
                 || call.request.root != call.request.peer);
         Report {
-            codec: call.request.codec,
+            codec: run.plan.spec,
             algorithm: run.plan.algorithm,
             transport: moves.then_some(TransportKind::Cuda),
             channels: run.plan.channels,

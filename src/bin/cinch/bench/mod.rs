@@ -45,6 +45,8 @@ pub fn main(options: &BenchOptions, mut config: Config) -> Result<i32, (i32, Str
             .set("CINCH_TRANSPORT", kind.name(), Origin::Program)
             .map_err(|error| usage(error.to_string()))?;
     }
+    // Rows that are left to the model go by measured costs.
+    config.codec_auto |= options.codec.iter().any(|codec| codec.auto);
     if let Some(ranks) = starts(options, join::launched_size(), join::launcher()).map_err(usage)? {
         return start(options, ranks, &config);
     }

@@ -2,8 +2,9 @@
 
 use super::data::Distribution;
 use super::gpu::options::GpuOptions;
+use cinch::types::CodecChoice;
 use cinch::types::{Scalar, TransportKind};
-use cinch::{Algorithm, CodecSpec, Collective, DType, ReduceOp};
+use cinch::{Algorithm, Collective, DType, ReduceOp};
 use clap::{ArgAction, Args, ValueEnum};
 use std::path::PathBuf;
 
@@ -59,9 +60,10 @@ pub struct BenchOptions {
     /// Schedule: auto, ring, tree, oneshot or direct
     #[arg(long, default_value = "auto", value_parser = parse_algorithm)]
     pub algo: Named<Algorithm>,
-    /// Codecs, as NAME[:block=B][:tensor=K][:offset=E][:seed=S][:tau=T],...; see `cinch codecs`
+    /// Codecs, as [auto:]NAME[:block=B][:tensor=K][:offset=E][:seed=S][:tau=T],...; see `cinch
+    /// codecs`; with auto, costs are measured and a row runs with the codec only where it pays
     #[arg(long, value_name = "CODEC", value_delimiter = ',', value_parser = parse_codec)]
-    pub codec: Vec<CodecSpec>,
+    pub codec: Vec<CodecChoice>,
     /// Write the results as one JSON object
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
@@ -170,7 +172,7 @@ impl BenchOptions {
 
     /// The codecs, for people.
     pub fn codecs(&self) -> String {
-        let names: Vec<String> = self.codec.iter().map(CodecSpec::to_string).collect();
+        let names: Vec<String> = self.codec.iter().map(CodecChoice::to_string).collect();
         match names.as_slice() {
             [] => "default".into(),
             names => names.join(","),
@@ -218,7 +220,7 @@ impl BenchOptions {
 
     /// Why the codec that was asked for does not meet this type and reduction.
     fn refuses(&self, dtype: DType, op: ReduceOp) -> Option<String> {
-        let codec = self.codec.iter().find(|codec| codec.is_lossy())?;
+        let codec = self.codec.iter().find(|codec| codec.spec.is_lossy())?;
         if !matches!(dtype, DType::F32 | DType::F16 | DType::BF16) {
             return Some(format!(
                 "codec {codec} carries f32, f16 and bf16, not {dtype}; leave out --codec or use -d f32"
@@ -352,7 +354,7 @@ fn parse_algorithm(text: &str) -> Result<Named<Algorithm>, String> {
     }
 }
 
-fn parse_codec(text: &str) -> Result<CodecSpec, String> {
+fn parse_codec(text: &str) -> Result<CodecChoice, String> {
     text.parse()
         .map_err(|error: cinch::Error| error.message().to_string())
 }

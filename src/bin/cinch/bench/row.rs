@@ -2,8 +2,8 @@
 
 use super::metrics::size_of;
 use cinch::comm::Call;
-use cinch::types::{Extent, Scalar, ScaleRule};
-use cinch::{Algorithm, CodecSpec, Collective, DType, Error, ReduceOp, Result};
+use cinch::types::{CodecChoice, Extent, Scalar, ScaleRule};
+use cinch::{Algorithm, Collective, DType, Error, ReduceOp, Result};
 
 /// From this size on, buffers rotate so that the caches do not hold them.
 pub const COLD_FROM: usize = 1 << 20;
@@ -25,7 +25,7 @@ pub struct Row {
     /// Elements, as in [`Call::count`].
     pub count: usize,
     /// Codec, if one is asked for.
-    pub codec: Option<CodecSpec>,
+    pub codec: Option<CodecChoice>,
     /// Algorithm, if one is asked for.
     pub algorithm: Option<Algorithm>,
 }
@@ -48,7 +48,8 @@ pub fn call_of(row: &Row, rank: usize) -> Call {
     Call {
         op,
         root: row.root,
-        codec: row.codec,
+        codec: row.codec.map(|codec| codec.spec),
+        auto: row.codec.is_some_and(|codec| codec.auto),
         algorithm: row.algorithm,
         ..Call::new(row.collective, row.dtype, row.count)
     }
@@ -94,7 +95,7 @@ pub fn set_count(row: &Row, nranks: usize) -> usize {
 
 /// Whether scales live from call to call.
 pub fn keeps_scales(row: &Row) -> bool {
-    row.codec.is_some_and(|codec| {
+    row.codec.map(|codec| codec.spec).is_some_and(|codec| {
         codec.kind.has_scale() && matches!(codec.scale, ScaleRule::Tensor { .. })
     })
 }

@@ -1,0 +1,416 @@
+//! Costs that a communicator measures when it is made: T(x) = A + B x, as in "CaSync" (HiPress,
+//! section 4), for sending, adding, encoding and decoding. With them the model knows this
+//! machine's links and cores, chooses the number of chunks, and says whether a codec pays.
+//!
+//! Ranks measure different numbers and must decide alike: what selection goes by is the largest
+//! of all ranks' ([`MeasuredCosts::agreed`]).
+
+use super::cost::Work;
+use crate::codec::{self, Span};
+use crate::error::{Error, ErrorKind, Result};
+use crate::reduce::{Reducer, Tile};
+use crate::simd::Isa;
+use crate::types::{CodecKind, CodecSpec, DType, ReduceOp, ScaleRule, TransportKind};
+use std::hint::black_box;
+use std::time::Instant;
+
+/// T(x) = `fixed` + `each` x, in seconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Affine {
+    /// Seconds whatever the size.
+    pub fixed: f64,
+    /// Seconds of each byte or element.
+    pub each: f64,
+}
+
+impl Affine {
+    /// The line through two measurements, (size, seconds) each, the smaller size first. Noise
+    /// that would make one of the terms negative makes it 0.
+    pub fn through(small: (usize, f64), large: (usize, f64)) -> Affine {
+        let each = (large.1 - small.1) / (large.0 - small.0).max(1) as f64;
+        let each = each.max(0.0);
+        Affine {
+            fixed: (small.1 - each * small.0 as f64).max(0.0),
+            each,
+        }
+    }
+
+    fn at(self, size: f64) -> f64 {
+        self.fixed + self.each * size
+    }
+
+    fn max(self, other: Affine) -> Affine {
+        Affine {
+            fixed: self.fixed.max(other.fixed),
+            each: self.each.max(other.each),
+        }
+    }
+}
+
+const KINDS: usize = CodecKind::ALL.len();
+
+/// Lines that are exchanged: the link, adding, and two a codec.
+const LINES: usize = 2 + 2 * KINDS;
+
+/// What one communicator measured.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MeasuredCosts {
+    /// A message from one rank's buffer to another's, by its bytes.
+    pub send: Affine,
+    /// Adding what was received to fp32 elements, without a codec.
+    pub reduce: Affine,
+    /// Encoding fp32 elements, by the number of the codec.
+    pub encode: [Affine; KINDS],
+    /// Decoding them and adding them up.
+    pub decode: [Affine; KINDS],
+}
+
+/// Elements of the smaller and the larger measurement: a block, and the tile that an engine
+/// encodes at once, both in the first-level cache, where its tiles are.
+const SIZES: [usize; 2] = [256, 4096];
+
+/// Measurements of each size; the shortest counts, which no interruption has lengthened.
+const ROUNDS: usize = 7;
+
+/// Of the fixed part of a message, what each side works on it. The rest passes while it is on
+/// its way. The proportion is that of the constants in `cost.rs`.
+const WORK: f64 = 0.2;
+
+impl MeasuredCosts {
+    /// Measures this core, with `spec` and every other codec with its default parameters; the
+    /// link is given. Takes about a millisecond.
+    ///
+    /// # Errors
+    /// Invalid argument if `spec` has impossible parameters.
+    pub fn of_core(send: Affine, spec: CodecSpec, isa: Isa) -> Result<MeasuredCosts> {
+        let mut costs = MeasuredCosts {
+            send,
+            reduce: reduce(isa)?,
+            encode: [Affine::default(); KINDS],
+            decode: [Affine::default(); KINDS],
+        };
+        for kind in CodecKind::ALL {
+            let spec = if kind == spec.kind {
+                spec
+            } else {
+                CodecSpec::of(kind)
+            };
+            let [encode, decode] = coded(spec, isa)?;
+            (costs.encode[kind as usize], costs.decode[kind as usize]) = (encode, decode);
+        }
+        Ok(costs)
+    }
+
+    /// The words that ranks exchange.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let lines = [&[self.send, self.reduce][..], &self.encode, &self.decode].concat();
+        let words = lines.iter().flat_map(|line| [line.fixed, line.each]);
+        words.flat_map(f64::to_le_bytes).collect()
+    }
+
+    fn from_bytes(bytes: &[u8]) -> Option<MeasuredCosts> {
+        let mut lines = [Affine::default(); LINES];
+        if bytes.len() != LINES * 16 {
+            return None;
+        }
+        for (line, words) in lines.iter_mut().zip(bytes.chunks_exact(16)) {
+            let (fixed, each) = words.split_at(8);
+            line.fixed = f64::from_le_bytes(fixed.try_into().ok()?);
+            line.each = f64::from_le_bytes(each.try_into().ok()?);
+            let sane = |x: f64| x.is_finite() && x >= 0.0;
+            if !(sane(line.fixed) && sane(line.each)) {
+                return None;
+            }
+        }
+        Some(MeasuredCosts {
+            send: lines[0],
+            reduce: lines[1],
+            encode: lines[2..2 + KINDS].try_into().ok()?,
+            decode: lines[2 + KINDS..].try_into().ok()?,
+        })
+    }
+
+    /// What all ranks go by: the largest of what each said, in rank order. The slowest link and
+    /// the slowest core set the pace of a collective.
+    ///
+    /// # Errors
+    /// Mismatch, naming the rank, if one said no costs.
+    pub fn agreed(said: &[Vec<u8>]) -> Result<MeasuredCosts> {
+        let mut most: Option<MeasuredCosts> = None;
+        for (rank, bytes) in said.iter().enumerate() {
+            let costs = MeasuredCosts::from_bytes(bytes).ok_or_else(|| {
+                Error::new(
+                    ErrorKind::Mismatch,
+                    format!(
+                        "rank {rank} described its costs in {} bytes that are none: use one \
+                         version of the library",
+                        bytes.len()
+                    ),
+                )
+            })?;
+            most = Some(most.map_or(costs, |most| most.max(&costs)));
+        }
+        most.ok_or_else(|| Error::internal("a communicator without ranks measured costs"))
+    }
+
+    fn max(&self, other: &MeasuredCosts) -> MeasuredCosts {
+        let most = |a: &[Affine; KINDS], b: &[Affine; KINDS]| {
+            let mut most = *a;
+            for (most, b) in most.iter_mut().zip(b) {
+                *most = most.max(*b);
+            }
+            most
+        };
+        MeasuredCosts {
+            send: self.send.max(other.send),
+            reduce: self.reduce.max(other.reduce),
+            encode: most(&self.encode, &other.encode),
+            decode: most(&self.decode, &other.decode),
+        }
+    }
+
+    /// Predicted seconds of `work`.
+    ///
+    /// One pass is the busiest rank's work on its messages and its elements, at least the time
+    /// in which one chunk goes through all hops one after the other, and the hops' latencies.
+    /// Every further pass adds its work, of which what the wire does by itself hides behind what
+    /// the core does, or the other way round.
+    pub(super) fn seconds(&self, work: &Work, transport: TransportKind) -> f64 {
+        let counts = &work.counts;
+        let raw = work.codec == CodecKind::Raw;
+        let kind = work.codec as usize;
+        let chunk = work.chunk as f64;
+        let (encode, decode) = (self.encode[kind].at(chunk), self.decode[kind].at(chunk));
+        let reduce = self.reduce.at(chunk);
+        let core = if raw {
+            counts.reduces as f64 * reduce
+        } else {
+            counts.encodes as f64 * encode + counts.decodes as f64 * decode
+        };
+        let messages = (counts.sends + counts.recvs) as f64;
+        let wire = self.send.each * work.wire_bytes as f64;
+        let fixed = messages * WORK * self.send.fixed;
+        // Either side has half of a message's time; a link that works in both directions at once
+        // is as long at it as the busier one takes.
+        let on_wire = messages * wire / 2.0;
+        let hop = wire + if raw { reduce } else { encode + decode };
+        let latency = (1.0 - 2.0 * WORK) * self.send.fixed;
+        let first = (work.hops as f64 * hop).max(fixed + on_wire + core);
+        let next = match transport {
+            TransportKind::Tcp => fixed + on_wire.max(core),
+            // The same cores carry the bytes.
+            TransportKind::Loopback | TransportKind::Shm | TransportKind::Cuda => {
+                fixed + on_wire + core
+            }
+        };
+        work.hops as f64 * latency + first + (work.passes - 1) as f64 * next
+    }
+
+    /// The lines that a decision about `kind` goes by, as text.
+    pub fn describe(&self, kind: CodecKind) -> String {
+        let line = |name: &str, line: Affine, unit: &str| {
+            format!(
+                "{name} {:.3} us + {:.4} ns {unit}",
+                line.fixed * 1e6,
+                line.each * 1e9
+            )
+        };
+        let mut text = format!(
+            "measured, the largest of all ranks: {}; {}",
+            line("send", self.send, "a byte"),
+            line("reduce", self.reduce, "an element")
+        );
+        if kind != CodecKind::Raw {
+            let name = kind.name();
+            for (what, costs) in [("encode", &self.encode), ("decode", &self.decode)] {
+                text += "; ";
+                text += &line(
+                    &format!("{name} {what}"),
+                    costs[kind as usize],
+                    "an element",
+                );
+            }
+        }
+        text
+    }
+}
+
+/// The shortest of a few runs of `work` on each of [`SIZES`], as a line.
+fn measure(mut work: impl FnMut(usize)) -> Affine {
+    let mut shortest = |n: usize| {
+        work(n);
+        let times = (0..ROUNDS).map(|_| {
+            let start = Instant::now();
+            work(n);
+            start.elapsed().as_secs_f64()
+        });
+        (n, times.fold(f64::INFINITY, f64::min))
+    };
+    Affine::through(shortest(SIZES[0]), shortest(SIZES[1]))
+}
+
+fn reduce(isa: Isa) -> Result<Affine> {
+    let reducer = Reducer::new(DType::F32, ReduceOp::Sum, isa)?;
+    let source = vec![0u8; SIZES[1] * DType::F32.size()];
+    let mut tile = Tile::new(SIZES[1]);
+    Ok(measure(|n| {
+        reducer.combine(black_box(&source[..n * DType::F32.size()]), &mut tile);
+        black_box(&tile);
+    }))
+}
+
+fn coded(spec: CodecSpec, isa: Isa) -> Result<[Affine; 2]> {
+    let Some(codec) = codec::build(spec, isa)? else {
+        return Ok([Affine::default(); 2]);
+    };
+    let x = samples();
+    let mut wire = vec![0u8; codec.wire_bytes(SIZES[1])];
+    let scale = matches!(spec.scale, ScaleRule::Tensor { .. }) && spec.kind.has_tensor_scale();
+    let scale = scale.then_some(SPREAD);
+    let encode = measure(|n| {
+        codec.encode(Span::whole(n), black_box(&x[..n]), scale, &mut wire, None);
+        black_box(&wire);
+    });
+    let mut y = vec![0f32; SIZES[1]];
+    let decode = measure(|n| {
+        codec.decode_reduce(Span::whole(n), black_box(&wire), &mut y[..n]);
+        black_box(&y);
+    });
+    Ok([encode, decode])
+}
+
+/// Largest magnitude of [`samples`].
+const SPREAD: f32 = 1.0;
+
+/// Numbers of many sizes and both signs, the same on every rank.
+fn samples() -> Vec<f32> {
+    let mut state = 1u64;
+    let mut unit = || {
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (state >> 40) as f32 / (1 << 23) as f32 - SPREAD
+    };
+    (0..SIZES[1]).map(|_| unit() * unit() * unit()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::schedule::CostCounts;
+
+    #[test]
+    fn lines_go_through_their_points_and_never_below_zero() {
+        let line = Affine::through((100, 3.0), (300, 5.0));
+        assert_eq!((line.fixed, line.each), (2.0, 0.01));
+        let noise = Affine::through((100, 3.0), (300, 2.0));
+        assert_eq!((noise.fixed, noise.each), (3.0, 0.0));
+        let steep = Affine::through((100, 1.0), (300, 9.0));
+        assert_eq!((steep.fixed, steep.each), (0.0, 0.04));
+    }
+
+    fn costs(seed: f64) -> MeasuredCosts {
+        let line = |k: f64| Affine {
+            fixed: (seed * k).sin().abs(),
+            each: (seed * k).cos().abs(),
+        };
+        let mut costs = MeasuredCosts {
+            send: line(1.0),
+            reduce: line(2.0),
+            encode: [Affine::default(); KINDS],
+            decode: [Affine::default(); KINDS],
+        };
+        for kind in 1..KINDS {
+            costs.encode[kind] = line(3.0 + kind as f64);
+            costs.decode[kind] = line(40.0 + kind as f64);
+        }
+        costs
+    }
+
+    #[test]
+    fn ranks_agree_on_the_largest_of_each_number() {
+        let ranks = [costs(1.0), costs(2.0), costs(3.0)];
+        let said: Vec<_> = ranks.iter().map(MeasuredCosts::to_bytes).collect();
+        let agreed = MeasuredCosts::agreed(&said).unwrap();
+        let most = |pick: fn(&MeasuredCosts) -> f64| ranks.iter().map(pick).fold(0.0, f64::max);
+        assert_eq!(agreed.send.fixed, most(|costs| costs.send.fixed));
+        assert_eq!(agreed.reduce.each, most(|costs| costs.reduce.each));
+        assert_eq!(agreed.encode[2].fixed, most(|costs| costs.encode[2].fixed));
+        let last = KINDS - 1;
+        assert_eq!(
+            agreed.decode[last].each,
+            most(|costs| costs.decode[KINDS - 1].each)
+        );
+        for spoilt in [vec![], said[0][1..].to_vec(), vec![0xff; said[0].len()]] {
+            let error = MeasuredCosts::agreed(&[said[0].clone(), spoilt]).unwrap_err();
+            assert!(error.message().contains("rank 1"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_core_has_costs_for_every_codec() {
+        let isa = Isa::detect();
+        let costs =
+            MeasuredCosts::of_core(Affine::default(), "linear8:tensor=5".parse().unwrap(), isa);
+        let costs = costs.unwrap();
+        for kind in &CodecKind::ALL[1..] {
+            for line in [costs.encode[*kind as usize], costs.decode[*kind as usize]] {
+                assert!(line.at(4096.0) > 0.0, "{kind:?}: {line:?}");
+            }
+        }
+    }
+
+    /// A pass of the busiest rank of a two-shot of four ranks.
+    fn work(codec: CodecKind, passes: usize) -> Work {
+        Work {
+            counts: CostCounts {
+                sends: 6,
+                recvs: 6,
+                encodes: 4,
+                decodes: 7,
+                reduces: 3,
+                ..CostCounts::default()
+            },
+            hops: 2,
+            passes,
+            slots: 4,
+            chunk: (1 << 20) / passes,
+            element_bytes: 4,
+            wire_bytes: (1 << 20) / passes * if codec == CodecKind::Raw { 4 } else { 1 },
+            codec,
+        }
+    }
+
+    #[test]
+    fn a_codec_pays_where_the_wire_is_slow() {
+        let mut costs = costs(0.0);
+        let ns = |each: f64| Affine {
+            fixed: 0.0,
+            each: each * 1e-9,
+        };
+        (costs.reduce, costs.encode[1], costs.decode[1]) = (ns(0.1), ns(0.3), ns(0.1));
+        let seconds =
+            |costs: &MeasuredCosts, codec| costs.seconds(&work(codec, 1), TransportKind::Tcp);
+        costs.send = ns(8.0);
+        assert!(seconds(&costs, CodecKind::Linear8) < 0.4 * seconds(&costs, CodecKind::Raw));
+        costs.send = ns(0.01);
+        assert!(seconds(&costs, CodecKind::Linear8) > seconds(&costs, CodecKind::Raw));
+    }
+
+    #[test]
+    fn passes_hide_work_behind_the_wire_until_messages_cost_more() {
+        let mut costs = costs(0.0);
+        let line = |fixed: f64, each: f64| Affine { fixed, each };
+        (costs.reduce, costs.encode[1], costs.decode[1]) =
+            (line(0.0, 1e-10), line(0.0, 1e-9), line(0.0, 1e-9));
+        costs.send = line(20e-6, 2e-9);
+        let seconds =
+            |passes, transport| costs.seconds(&work(CodecKind::Linear8, passes), transport);
+        let times: Vec<f64> = [1, 8, 4096]
+            .map(|passes| seconds(passes, TransportKind::Tcp))
+            .to_vec();
+        assert!(times[1] < times[0] && times[1] < times[2], "{times:?}");
+        // Where the cores carry the bytes there is nothing to hide behind.
+        assert!(seconds(1, TransportKind::Shm) <= seconds(8, TransportKind::Shm));
+    }
+}

@@ -1,0 +1,204 @@
+//! A codec that is left to the model of costs: all ranks decide alike, the report and the
+//! explanation say what ran, and results are right whichever it is.
+
+use cinch::comm::{Call, Group};
+use cinch::mem::{UserBuffers, bytes_of, bytes_of_mut};
+use cinch::plan::{Affine, MeasuredCosts};
+use cinch::testing::{gaussian, local_world, random_word};
+use cinch::types::TransportKind;
+use cinch::{CodecSpec, Collective, Communicator, Config, DType, ReduceOp, Report};
+
+fn config(codec: &str, transport: TransportKind) -> Config {
+    let mut config = Config {
+        transport: Some(transport),
+        ..Config::default()
+    };
+    let origin = cinch::config::Origin::Program;
+    config.set("CINCH_CODEC", codec, origin).unwrap();
+    config
+}
+
+fn input(rank: usize, count: usize) -> Vec<f32> {
+    (0..count as u64)
+        .map(|at| gaussian(random_word(rank as u64, at)) as f32)
+        .collect()
+}
+
+/// Sums `count` numbers, checks the sum, and says what ran.
+fn sum(comm: &Communicator, call: &Call) -> Report {
+    let mine = input(comm.rank(), call.count);
+    let mut output = vec![0f32; call.count];
+    let buffers = UserBuffers::new(bytes_of(&mine), bytes_of_mut(&mut output));
+    let report = comm.call(call, buffers).unwrap();
+    check(comm.nranks(), &output, &report);
+    report
+}
+
+/// Sums have rounding errors where they are raw, and errors of the codec where it ran.
+fn check(nranks: usize, output: &[f32], report: &Report) {
+    let inputs: Vec<_> = (0..nranks).map(|rank| input(rank, output.len())).collect();
+    let (mut error, mut scale) = (0f64, 0f64);
+    for (at, &sum) in output.iter().enumerate() {
+        let exact: f64 = inputs.iter().map(|input| f64::from(input[at])).sum();
+        error += (exact - f64::from(sum)).powi(2);
+        scale += exact.powi(2);
+    }
+    let relative = (error / scale).sqrt();
+    match report.codec.is_lossy() {
+        // An 8-bit codec leaves its mark, and no more than that.
+        true => assert!(relative > 1e-3 && relative < 0.05, "{relative}"),
+        false => assert!(relative < 1e-6, "{relative}"),
+    }
+}
+
+#[test]
+fn all_ranks_decide_alike_and_say_what_ran() {
+    for transport in [TransportKind::Loopback, TransportKind::Tcp] {
+        for nranks in [1, 2, 3, 5] {
+            let ran = local_world(nranks, &config("auto:dynamic8", transport), |comm| {
+                let limits = comm.limits().unwrap();
+                let costs = limits.machine.measured.expect("costs were measured");
+                let mut decided = Vec::new();
+                for count in [1, 100, 5_000, 100_003, 400_000] {
+                    let call = Call::new(Collective::AllReduce, DType::F32, count);
+                    let explained = comm.explain(&call).unwrap();
+                    let report = sum(comm, &call);
+                    let verdict = format!("so {} runs", report.codec);
+                    assert!(explained.contains(&verdict), "{explained}");
+                    assert!(explained.contains("measured, the largest of all ranks"));
+                    decided.push((report.codec, report.algorithm, explained));
+                }
+                (costs, decided)
+            });
+            for other in &ran {
+                assert_eq!(*other, ran[0], "{nranks} over {transport}");
+            }
+            let costs = &ran[0].0;
+            assert_eq!(costs.send.fixed > 0.0, nranks > 1, "{costs:?}");
+            // Nothing travels: nothing pays.
+            if nranks == 1 {
+                assert!(ran[0].1.iter().all(|one| one.0 == CodecSpec::RAW));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_communicator_that_is_told_measures_nothing() {
+    for codec in ["raw", "linear8"] {
+        let measured = local_world(2, &config(codec, TransportKind::Loopback), |comm| {
+            comm.limits().unwrap().machine.measured
+        });
+        assert_eq!(measured, [None, None]);
+    }
+}
+
+/// Costs with a wire of `byte` seconds a byte, and codecs that take `element` seconds an element.
+fn costs(message: f64, byte: f64, element: f64) -> MeasuredCosts {
+    let line = |each| Affine { fixed: 0.0, each };
+    let mut costs = MeasuredCosts::of_core(
+        Affine {
+            fixed: message,
+            each: byte,
+        },
+        CodecSpec::RAW,
+        cinch::simd::Isa::Scalar,
+    )
+    .unwrap();
+    costs.reduce = line(0.1e-9);
+    costs.encode = costs.encode.map(|_| line(element));
+    costs.decode = costs.decode.map(|_| line(element));
+    costs
+}
+
+#[test]
+fn calls_ask_for_themselves_alone_and_in_groups() {
+    let config = Config {
+        fuse_bytes: 0,
+        ..config("auto:raw", TransportKind::Loopback)
+    };
+    for (costs, lossy) in [
+        // 1 Gbit/s and a fast codec: large messages gain, small ones are latency.
+        (costs(50e-6, 8e-9, 0.2e-9), [false, true]),
+        // A wire as fast as memory: nothing gains.
+        (costs(1e-6, 0.01e-9, 0.2e-9), [false, false]),
+    ] {
+        local_world(3, &config, |comm| {
+            comm.go_by(costs).unwrap();
+            let call = |count| Call {
+                codec: Some("linear8".parse().unwrap()),
+                auto: true,
+                ..Call::new(Collective::AllReduce, DType::F32, count)
+            };
+            // By default nothing is compressed, asked for plainly everything is.
+            let plain = Call::new(Collective::AllReduce, DType::F32, 300_000);
+            assert!(!sum(comm, &plain).codec.is_lossy());
+            let always = Call {
+                auto: false,
+                ..call(64)
+            };
+            assert!(sum(comm, &always).codec.is_lossy());
+            let counts = [64, 300_000];
+            for (count, lossy) in counts.into_iter().zip(lossy) {
+                assert_eq!(sum(comm, &call(count)).codec.is_lossy(), lossy, "{count}");
+            }
+            let inputs = counts.map(|count| input(comm.rank(), count));
+            let mut outputs = counts.map(|count| vec![0f32; count]);
+            let mut group = Group::new();
+            for (input, output) in inputs.iter().zip(&mut outputs) {
+                let buffers = UserBuffers::new(bytes_of(input), bytes_of_mut(output));
+                group.add(comm, &call(input.len()), buffers).unwrap();
+            }
+            let reports = group.run().unwrap();
+            for ((report, output), lossy) in reports.iter().zip(&outputs).zip(lossy) {
+                assert_eq!(report.codec.is_lossy(), lossy);
+                check(3, output, report);
+            }
+        });
+    }
+}
+
+#[test]
+fn a_call_that_cannot_be_compressed_is_refused_as_ever() {
+    local_world(2, &config("auto:raw", TransportKind::Loopback), |comm| {
+        let call = Call {
+            codec: Some("linear8".parse().unwrap()),
+            auto: true,
+            op: ReduceOp::Max,
+            ..Call::new(Collective::AllReduce, DType::F32, 8)
+        };
+        let mut output = [0f32; 8];
+        let buffers = UserBuffers::new(bytes_of(&[1f32; 8]), bytes_of_mut(&mut output));
+        let error = comm.call(&call, buffers).unwrap_err();
+        assert!(error.message().contains("linear8"), "{error}");
+    });
+}
+
+/// More chunks than slots make necessary, where the wire works beside the cores.
+#[test]
+fn the_model_picks_the_number_of_chunks() {
+    let config = Config {
+        slot_bytes: 16 << 20,
+        buffer_bytes: 1 << 30,
+        ..config("auto:raw", TransportKind::Tcp)
+    };
+    let passes = |explained: &str| {
+        let line = explained.lines().find(|line| line.contains("<- cheapest"));
+        let words: Vec<_> = line.unwrap().split_whitespace().collect();
+        words[2].parse::<usize>().unwrap()
+    };
+    local_world(2, &config, |comm| {
+        let call = Call {
+            codec: Some("linear8".parse().unwrap()),
+            algorithm: Some(cinch::Algorithm::Direct),
+            ..Call::new(Collective::AllReduce, DType::F32, 1 << 20)
+        };
+        comm.go_by(costs(1e-6, 1e-9, 1e-9)).unwrap();
+        let cheap = passes(&comm.explain(&call).unwrap());
+        sum(comm, &call);
+        comm.go_by(costs(10e-3, 1e-9, 1e-9)).unwrap();
+        let dear = passes(&comm.explain(&call).unwrap());
+        sum(comm, &call);
+        assert!(cheap > 4 && dear == 1, "{cheap} and {dear} passes");
+    });
+}
