@@ -67,11 +67,11 @@ impl Part {
         dx
     }
 
-    fn descend(&mut self, batch: usize) {
+    fn descend(&mut self, rate: f32, batch: usize) {
         self.slope
             .iter_mut()
             .for_each(|slope| *slope /= batch as f32);
-        descend(&mut self.parameters, &mut self.speed, &self.slope);
+        descend(rate, &mut self.parameters, &mut self.speed, &self.slope);
     }
 }
 
@@ -160,7 +160,7 @@ pub fn train(comm: &Communicator, setup: &Setup, split: &Split) -> Result<(Outco
         mask(&mut dh1, &columns(&h1, WIDTHS[1], rank));
         first.backward(&x, &dh1);
         for part in [&mut first, &mut second, &mut last] {
-            part.descend(BATCH);
+            part.descend(setup.rate, BATCH);
         }
         steps += 1;
     }

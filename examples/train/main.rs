@@ -14,9 +14,10 @@ use report::Row;
 use std::process::ExitCode;
 
 const USAGE: &str = "\
-train [--models mlp,conv,split] [--codecs NAME,NAME] [--seeds N] [--epochs N] [--csv FILE] [--svg FILE]
+train [--models mlp,conv,split] [--codecs NAME,NAME] [--seeds N] [--epochs N] [--rate R]
+      [--csv FILE] [--svg FILE]
 
-Without options: all models, all codecs, 10 seeds, 15 epochs. raw, with which the others are
+Without options: all models, all codecs, 10 seeds, 15 epochs, rate 0.05. raw, with which the others are
 compared, always runs.";
 
 /// What to run.
@@ -25,6 +26,7 @@ struct Options {
     codecs: Vec<CodecSpec>,
     seeds: u64,
     epochs: usize,
+    rate: f32,
     csv: Option<String>,
     svg: Option<String>,
 }
@@ -50,11 +52,13 @@ fn main() -> ExitCode {
 fn run(options: &Options) -> Result<(), String> {
     let cores = std::thread::available_parallelism().map_or(0, |cores| cores.get());
     println!(
-        "# {} ranks as threads on {cores} cores, {} images, {} seeds, {} epochs{}",
+        "# {} ranks as threads on {cores} cores, {} images, {} seeds, {} epochs, rate \
+         {}{}",
         parallel::RANKS,
         digits::count(),
         options.seeds,
         options.epochs,
+        options.rate,
         if cfg!(debug_assertions) {
             ", built without optimisation"
         } else {
@@ -75,6 +79,7 @@ fn run(options: &Options) -> Result<(), String> {
                     feedback,
                     seed,
                     epochs: options.epochs,
+                    rate: options.rate,
                 });
                 outcomes.push(outcome.map_err(|error| format!("{codec}: {error}"))?);
             }
@@ -115,6 +120,7 @@ fn parse(arguments: &[String]) -> Result<Options, String> {
         codecs: CodecKind::ALL.into_iter().map(CodecSpec::of).collect(),
         seeds: 10,
         epochs: 15,
+        rate: parallel::RATE,
         csv: None,
         svg: None,
     };
@@ -135,6 +141,13 @@ fn parse(arguments: &[String]) -> Result<Options, String> {
             }
             "--seeds" => options.seeds = number(name, value, 2)?,
             "--epochs" => options.epochs = number(name, value, 1)? as usize,
+            "--rate" => {
+                let rate = value
+                    .parse()
+                    .ok()
+                    .filter(|rate| *rate > 0.0 && *rate < 10.0);
+                options.rate = rate.ok_or(format!("{name} {value} is no rate above 0"))?;
+            }
             "--csv" => options.csv = Some(value.clone()),
             "--svg" => options.svg = Some(value.clone()),
             _ => return Err(format!("there is no option {name}")),

@@ -13,7 +13,8 @@ use std::time::Instant;
 pub const RANKS: usize = 4;
 /// Images of a step, over all ranks.
 pub const BATCH: usize = 64;
-const RATE: f32 = 0.05;
+/// Step along the slope, unless options say otherwise.
+pub const RATE: f32 = 0.05;
 const MOMENTUM: f32 = 0.9;
 
 /// What is trained, and how the ranks share it.
@@ -44,6 +45,7 @@ pub struct Setup {
     pub feedback: bool,
     pub seed: u64,
     pub epochs: usize,
+    pub rate: f32,
 }
 
 /// What came of it.
@@ -114,10 +116,10 @@ pub fn order<'a>(setup: &Setup, split: &'a Split) -> Order<'a> {
 }
 
 /// The plain update that all ranks make alike.
-pub fn descend(parameters: &mut [f32], speed: &mut [f32], slope: &[f32]) {
+pub fn descend(rate: f32, parameters: &mut [f32], speed: &mut [f32], slope: &[f32]) {
     for ((parameter, speed), slope) in parameters.iter_mut().zip(speed).zip(slope) {
         *speed = MOMENTUM * *speed + slope;
-        *parameter -= RATE * *speed;
+        *parameter -= rate * *speed;
     }
 }
 
@@ -159,7 +161,7 @@ fn share_batch(
             let buffers = UserBuffers::new(bytes_of(input), bytes_of_mut(output));
             wire_bytes += comm.call(&call, buffers)?.wire_bytes;
         }
-        descend(&mut parameters, &mut speed, &sum);
+        descend(setup.rate, &mut parameters, &mut speed, &sum);
         steps += 1;
     }
     let seconds = start.elapsed().as_secs_f64();
@@ -196,6 +198,7 @@ mod tests {
             feedback,
             seed: 5,
             epochs: 2,
+            rate: RATE,
         };
         train(&setup).unwrap()
     }
@@ -230,6 +233,7 @@ mod tests {
             feedback: false,
             seed: 5,
             epochs: 2,
+            rate: RATE,
         };
         let mut image = [0.0; PIXELS];
         for (_, batch) in order(&setup, &split).batches() {
@@ -239,7 +243,7 @@ mod tests {
                 network.gradient(&parameters, &image, digits::label(sample), &mut slope);
             }
             slope.iter_mut().for_each(|slope| *slope /= BATCH as f32);
-            descend(&mut parameters, &mut speed, &slope);
+            descend(RATE, &mut parameters, &mut speed, &slope);
         }
         let wrong = split.test.iter().filter(|&&sample| {
             digits::read(sample, &mut image);
