@@ -440,7 +440,8 @@ typedef struct {
      */
     uint32_t version;
     /**
-     * Codec of calls that name none and admit it, as `CINCH_CODEC`: `linear8:block=128`.
+     * Codec of calls that name none and admit it, as `CINCH_CODEC`: `linear8:block=128`, or
+     * `auto:linear8` to have costs measured now and the codec where it pays.
      */
     const char *codec;
     /**
@@ -556,6 +557,10 @@ typedef struct {
      * The codec that ran, with its parameters, as text: `linear8:block=256`.
      */
     char codec[64];
+    /**
+     * Calls of a group that travelled as one with this one, itself included; 1 if it went alone.
+     */
+    uint64_t fused;
 } cinch_report_t;
 
 /**
@@ -617,7 +622,8 @@ typedef struct {
      */
     cinch_algorithm_t algorithm;
     /**
-     * Codec, as `linear8:block=128`; NULL = the communicator's. A codec that does not fit the
+     * Codec, as `linear8:block=128`; as `auto:linear8`, only where the model of costs says that
+     * it pays; NULL = the communicator's. A codec that does not fit the
      * call (a lossy one and integers, say) is an error.
      */
     const char *codec;
@@ -993,6 +999,11 @@ cinch_result_t cinch_recv(void *recvbuf,
 
 /**
  * Opens a group on this thread; groups nest.
+ *
+ * Small all_reduces that follow one another on a communicator of host memory, of one type,
+ * operator, codec and algorithm, travel as one (`CINCH_FUSE_BYTES`): none may use what another
+ * one writes. What keeps scales or residuals for a tensor goes alone; so do calls on GPUs, and
+ * pre-multiplied sums, whose factors are each rank's own.
  *
  * The collectives that follow return once they are recorded. Their buffers and reports must live,
  * and must not be touched, until the outermost `cinch_group_end` of this thread returns.

@@ -48,7 +48,7 @@ mod wire;
 pub use kernel_params::{KERNEL_CODECS, kernel_params};
 pub use random::Random;
 pub use stand_alone::{Layout, StandAlone};
-pub use stats::abs_max;
+pub use stats::{abs_max, look};
 pub use tensor_scales::TensorScales;
 
 use crate::error::{Error, Result};

@@ -16,6 +16,21 @@ pub fn abs_max(isa: Isa, x: &[f32]) -> (f32, u64) {
     launch(isa, AbsMax { x })
 }
 
+/// What an encode pass would learn about `x` with a codec whose largest value is `largest`: for
+/// who encodes `x` together with other data.
+///
+/// An `isa` beyond the machine's runs the scalar form; results may differ in the last bits of the
+/// sum of squares.
+pub fn look(isa: Isa, x: &[f32], largest: f64) -> EncodeStats {
+    let isa = Available::new(isa).unwrap_or(Available::SCALAR);
+    let mut stats = launch(isa, Look { x });
+    if f64::from(stats.abs_max) > largest {
+        let beyond = |x: &&f32| x.is_finite() && f64::from(x.abs()) > largest;
+        stats.saturated = x.iter().filter(beyond).count() as u64;
+    }
+    stats
+}
+
 /// Magnitude, squares and count of elements, some of which are not finite: the specification.
 #[cold]
 pub(super) fn scan_slowly(x: &[f32]) -> EncodeStats {
@@ -69,9 +84,68 @@ impl Kernel for AbsMax<'_> {
     }
 }
 
+struct Look<'a> {
+    x: &'a [f32],
+}
+
+impl Kernel for Look<'_> {
+    type Output = EncodeStats;
+
+    fn scalar(self) -> EncodeStats {
+        scan_slowly(self.x)
+    }
+
+    #[inline(always)]
+    fn vector<L: Lanes>(self, lanes: L) -> EncodeStats {
+        let mut stats = EncodeStats::default();
+        for piece in self.x.chunks(PIECE) {
+            let (mut bits, mut sum) = (lanes.splat_i(0), lanes.zero_sum());
+            for part in piece.chunks(L::N) {
+                let x = load_part(lanes, part);
+                bits = lanes.max_i(bits, abs_bits(lanes, x));
+                sum = lanes.add_squares(sum, x);
+            }
+            let largest = f32::from_bits(lanes.reduce_max(bits) as u32);
+            if largest.is_finite() {
+                stats.abs_max = stats.abs_max.max(largest);
+                stats.sum_squares += lanes.total(sum);
+            } else {
+                stats.merge(&scan_slowly(piece));
+            }
+        }
+        stats
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_look_learns_what_the_scalar_scan_does() {
+        let mut x: Vec<f32> = (0..5000u32).map(|i| (i as f32 * 0.7).sin() * 9.0).collect();
+        for spoil in [None, Some(f32::NAN), Some(f32::NEG_INFINITY)] {
+            if let Some(bad) = spoil {
+                x[3210] = bad;
+            }
+            for n in [0, 1, 7, 16, 33, 1024, 1025, 5000] {
+                let expected = scan_slowly(&x[..n]);
+                let beyond = x[..n]
+                    .iter()
+                    .filter(|x| x.is_finite() && x.abs() > 8.0)
+                    .count();
+                for isa in Isa::available() {
+                    let found = look(isa, &x[..n], 8.0);
+                    assert_eq!(found.abs_max, expected.abs_max, "{isa:?} {n}");
+                    assert_eq!(found.non_finite, expected.non_finite, "{isa:?} {n}");
+                    assert_eq!(found.saturated, beyond as u64, "{isa:?} {n}");
+                    let off = (found.sum_squares - expected.sum_squares).abs();
+                    assert!(off <= 1e-12 * expected.sum_squares, "{isa:?} {n}");
+                    assert_eq!(look(isa, &x[..n], f64::INFINITY).saturated, 0);
+                }
+            }
+        }
+    }
 
     #[test]
     fn abs_max_sees_every_place_and_skips_what_is_not_finite() {

@@ -1,11 +1,14 @@
 //! Groups of calls.
 
 use super::check::{self, Places};
+use super::fuse::{self, Parcel};
 use super::{Call, Communicator, PanicGuard, Report};
+use crate::codec::EncodeStats;
 use crate::engine::Batch;
 use crate::engine::gpu::GpuCall;
 use crate::error::{Error, Result};
 use crate::mem::{DeviceBuffers, UserBuffers};
+use crate::plan::Request;
 use crate::types::{CodecChoice, Collective};
 
 /// Calls that run together: needed for sends and receives that depend on each other, and for one
@@ -107,6 +110,10 @@ impl<'a> Group<'a> {
     /// Runs all calls. Those of one communicator start in order; sends and receives between two
     /// collectives run at once. Reports come in the order in which calls were added.
     ///
+    /// Small all_reduces of host memory that follow one another on a communicator and differ in
+    /// nothing but their data and count travel as one (`CINCH_FUSE_BYTES`): their buffers must not
+    /// depend on each other.
+    ///
     /// Calls on GPUs are queued on their streams, those of all communicators before anything
     /// waits; the sends and receives of one communicator have one stream. Then the calls on host
     /// memory run to their ends.
@@ -131,21 +138,13 @@ impl<'a> Group<'a> {
         for comm in &comms {
             engines.push(comm.engine()?);
         }
+        let mut parcels = Vec::with_capacity(comms.len());
+        for comm in &comms {
+            parcels.push(self.parcels(comm)?);
+        }
         let mut batches = Vec::with_capacity(comms.len());
-        for (comm, engine) in comms.iter().zip(&mut engines) {
-            let calls = self
-                .calls
-                .iter_mut()
-                .enumerate()
-                .filter(|(_, entry)| std::ptr::eq(entry.comm, *comm))
-                .filter_map(|(index, entry)| {
-                    let Some(Buffers::Host(buffers)) = entry.buffers.take() else {
-                        return None;
-                    };
-                    Some((index, entry.call.request(entry.codec), buffers))
-                })
-                .collect();
-            batches.push(Batch::new(engine, calls)?);
+        for ((comm, engine), parcels) in comms.iter().zip(&mut engines).zip(&mut parcels) {
+            batches.push(Batch::new(engine, self.requests(comm, parcels)?)?);
         }
         let mut failure = None;
         // Each communicator's engine gets a turn until all are done.
@@ -189,10 +188,95 @@ impl<'a> Group<'a> {
             }
             return Err(error);
         }
+        for (comm, parcels) in comms.iter().zip(parcels) {
+            for (parcel, inputs) in parcels {
+                self.deliver(&parcel, &inputs, &mut reports);
+                parcel.end(comm);
+            }
+        }
         reports
             .into_iter()
             .map(|report| report.ok_or_else(|| Error::internal("a call of a group has no report")))
             .collect()
+    }
+
+    /// The small calls of `comm` that travel as one, with what is known of their inputs.
+    fn parcels(&self, comm: &Communicator) -> Result<Vec<(Parcel, Vec<EncodeStats>)>> {
+        let own = self.calls.iter().enumerate();
+        let own: Vec<_> = own
+            .filter(|(_, entry)| std::ptr::eq(entry.comm, comm))
+            .map(|(index, entry)| (index, &entry.call, entry.codec))
+            .collect();
+        let mut ready = Vec::new();
+        for mut parcel in fuse::parcels(comm, &own)? {
+            let members = parcel.members.clone();
+            let buffers = || members.iter().filter_map(|&index| self.host(index));
+            fuse::check_apart(members.iter().filter_map(|&index| {
+                let buffers = self.host(index)?;
+                let (input, output) = (buffers.input_address(), buffers.output_address());
+                let bytes = self.calls[index].call.count * self.calls[index].call.dtype.size();
+                Some((index, [input..input + bytes, output..output + bytes]))
+            }))?;
+            parcel.gather(comm, buffers());
+            let inputs = parcel.look()?;
+            ready.push((parcel, inputs));
+        }
+        Ok(ready)
+    }
+
+    fn host(&self, index: usize) -> Option<&UserBuffers<'a>> {
+        match &self.calls[index].buffers {
+            Some(Buffers::Host(buffers)) => Some(buffers),
+            _ => None,
+        }
+    }
+
+    /// What the engine of `comm` runs, each call with the index of its report: one for each
+    /// parcel, at the place of its first call.
+    fn requests<'p>(
+        &mut self,
+        comm: &Communicator,
+        parcels: &'p mut [(Parcel, Vec<EncodeStats>)],
+    ) -> Result<Vec<(usize, Request, UserBuffers<'p>)>>
+    where
+        'a: 'p,
+    {
+        let mut requests = Vec::new();
+        let mut parcels = parcels.iter_mut().peekable();
+        let mut members: &[usize] = &[];
+        for index in 0..self.calls.len() {
+            let entry = &self.calls[index];
+            if !std::ptr::eq(entry.comm, comm) || members.binary_search(&index).is_ok() {
+                continue;
+            }
+            let starts = |(parcel, _): &&mut (Parcel, _)| parcel.members.first() == Some(&index);
+            if let Some((parcel, _)) = parcels.next_if(starts) {
+                let request = parcel.call(&entry.call).request(entry.codec);
+                let (together, buffers) = parcel.buffers()?;
+                members = together;
+                requests.push((index, request, buffers));
+                continue;
+            }
+            let (call, codec) = (entry.call, entry.codec);
+            if let Some(Buffers::Host(buffers)) = self.calls[index].buffers.take() {
+                requests.push((index, call.request(codec), buffers));
+            }
+        }
+        Ok(requests)
+    }
+
+    /// Gives the calls of a parcel their outputs and reports.
+    fn deliver(&mut self, parcel: &Parcel, inputs: &[EncodeStats], reports: &mut [Option<Report>]) {
+        let Some(all) = parcel.members.first().and_then(|&first| reports[first]) else {
+            return;
+        };
+        let each = parcel.reports(&all, inputs);
+        for (member, (&index, report)) in parcel.members.iter().zip(each).enumerate() {
+            if let Some(Buffers::Host(buffers)) = &mut self.calls[index].buffers {
+                parcel.scatter(member, buffers);
+            }
+            reports[index] = Some(report);
+        }
     }
 
     /// Queues what is on GPUs, communicator by communicator: no launch waits for another. A group

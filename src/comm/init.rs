@@ -119,6 +119,7 @@ pub(super) fn connect(
         config,
         info,
         side,
+        spare: Mutex::default(),
     };
     if log::enabled(Level::Info) {
         log_connected(&comm);

@@ -5,6 +5,7 @@ mod check;
 mod costs;
 mod device;
 mod feedback;
+mod fuse;
 mod group;
 mod init;
 mod typed;
@@ -42,6 +43,8 @@ pub struct Communicator {
     config: Config,
     info: CommInfo,
     side: Side,
+    /// Memory of small calls that travelled as one, for the next ones.
+    spare: Mutex<Vec<Vec<u8>>>,
 }
 
 /// Everything that a running call needs. `abort` must not take its lock: it frees those who wait

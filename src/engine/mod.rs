@@ -32,4 +32,6 @@ pub struct Report {
     /// What the encode pass learnt about this rank's input; `None` when nothing was encoded
     /// (codec raw, or a rank without input).
     pub input: Option<EncodeStats>,
+    /// Calls of a group that travelled as one with this one, itself included; 1 if it went alone.
+    pub fused: usize,
 }

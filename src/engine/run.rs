@@ -320,6 +320,7 @@ impl<'a> Run<'a> {
             channels: self.plan.channels,
             wire_bytes: self.wire_bytes,
             input: self.stats.of_input(),
+            fused: 1,
         }
     }
 }

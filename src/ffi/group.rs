@@ -15,6 +15,11 @@ use std::sync::Arc;
 
 /// Opens a group on this thread; groups nest.
 ///
+/// Small all_reduces that follow one another on a communicator of host memory, of one type,
+/// operator, codec and algorithm, travel as one (`CINCH_FUSE_BYTES`): none may use what another
+/// one writes. What keeps scales or residuals for a tensor goes alone; so do calls on GPUs, and
+/// pre-multiplied sums, whose factors are each rank's own.
+///
 /// The collectives that follow return once they are recorded. Their buffers and reports must live,
 /// and must not be touched, until the outermost `cinch_group_end` of this thread returns.
 #[unsafe(no_mangle)]

@@ -43,6 +43,8 @@ pub struct cinch_report_t {
     pub l2_norm: f64,
     /// The codec that ran, with its parameters, as text: `linear8:block=256`.
     pub codec: [c_char; 64],
+    /// Calls of a group that travelled as one with this one, itself included; 1 if it went alone.
+    pub fused: u64,
 }
 
 // SAFETY: `repr(C)`, numbers, without padding (asserted below).
@@ -53,7 +55,7 @@ unsafe impl Versioned for cinch_report_t {
 }
 
 #[cfg(target_pointer_width = "64")]
-const _: () = assert!(size_of::<cinch_report_t>() == 136);
+const _: () = assert!(size_of::<cinch_report_t>() == 144);
 
 /// Empties `*report`. `size` and `version` are `sizeof(cinch_report_t)` and `CINCH_API_VERSION` of
 /// the program's header: C programs use `cinch_report_default(&report)`.
@@ -123,6 +125,7 @@ fn c_report(report: &Report) -> cinch_report_t {
         abs_max: input.abs_max.into(),
         l2_norm: input.sum_squares.sqrt(),
         codec,
+        fused: report.fused as u64,
     }
 }
 
@@ -156,6 +159,7 @@ mod tests {
                     abs_max: 2.5,
                     sum_squares: 144.0,
                 }),
+                fused: 9,
             });
             report.assume_init()
         };
@@ -166,6 +170,7 @@ mod tests {
         assert_eq!((report.channels, report.wire_bytes), (2, 1234));
         assert_eq!((report.saturated, report.non_finite), (3, 4));
         assert_eq!((report.abs_max, report.l2_norm), (2.5, 12.0));
+        assert_eq!(report.fused, 9);
         // SAFETY: the last byte is NUL.
         let codec = unsafe { CStr::from_ptr(report.codec.as_ptr()) };
         assert_eq!(codec, c"dynamic8:tensor=1048576");

@@ -453,6 +453,7 @@ impl GpuEngine {
             channels: run.plan.channels,
             wire_bytes: run.wire_bytes,
             input: None,
+            fused: 1,
         }
     }
 }

@@ -307,6 +307,7 @@ pub mod threads {
             channels: 1,
             wire_bytes,
             input: None,
+            fused: 1,
         }
     }
 }

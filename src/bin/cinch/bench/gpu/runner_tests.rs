@@ -104,6 +104,7 @@ impl Lane for Paper<'_> {
             channels: 8,
             wire_bytes: 100,
             input: None,
+            fused: 1,
         })
     }
 }

@@ -1,0 +1,125 @@
+//! Many small all_reduces in one group: as one transfer beside each for itself.
+//!
+//! Ranks are threads; groups of both communicators alternate, so that what else the machine does
+//! meets both alike. `cargo bench --bench groups -- [--json]` prints medians over the rounds of the
+//! slowest rank, and with `--json` one line of JSON a row for `benches/baselines/`.
+
+use cinch::bootstrap::LocalExchange;
+use cinch::comm::{Call, Group};
+use cinch::mem::{UserBuffers, bytes_of_mut};
+use cinch::sync::Fault;
+use cinch::types::TransportKind;
+use cinch::{Collective, Communicator, Config, DType, ReduceOp};
+use std::time::Instant;
+
+/// Tensors of a group.
+const TENSORS: usize = 100;
+/// Groups of either kind that are timed.
+const ROUNDS: usize = 200;
+/// Groups before that.
+const WARM: usize = 20;
+
+fn main() {
+    let json = std::env::args().any(|argument| argument == "--json");
+    if !json {
+        println!(
+            "{TENSORS} all_reduces of f32 in a group, codec raw; us a group, median of {ROUNDS}"
+        );
+        println!(
+            "{:<10} {:>5} {:>9} {:>10} {:>10} {:>7}",
+            "transport", "ranks", "bytes", "apart", "as one", "ratio"
+        );
+    }
+    for transport in [TransportKind::Shm, TransportKind::Tcp] {
+        for nranks in [2, 4] {
+            for bytes in [256, 4 << 10, 32 << 10] {
+                let [apart, one] = compare(transport, nranks, bytes);
+                let (apart, one) = (apart * 1e6, one * 1e6);
+                let ratio = apart / one;
+                if json {
+                    println!(
+                        "{{\"bench\": \"groups\", \"transport\": \"{transport}\", \"ranks\": \
+                         {nranks}, \"tensors\": {TENSORS}, \"bytes\": {bytes}, \"apart_us\": \
+                         {apart:.1}, \"fused_us\": {one:.1}, \"ratio\": {ratio:.2}}}"
+                    );
+                } else {
+                    println!(
+                        "{transport:<10} {nranks:>5} {bytes:>9} {apart:>10.1} {one:>10.1} {ratio:>7.2}",
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// Median seconds of a group of the slowest rank, apart and as one.
+fn compare(transport: TransportKind, nranks: usize, bytes: usize) -> [f64; 2] {
+    let config = |fuse_bytes| Config {
+        transport: Some(transport),
+        fuse_bytes,
+        ..Config::default()
+    };
+    let worlds = [0, Config::default().fuse_bytes].map(|fuse_bytes| {
+        let config = config(fuse_bytes);
+        let faults: Vec<_> = (0..nranks).map(|_| Fault::new()).collect();
+        let exchanges = LocalExchange::world_with(nranks, &faults, &config);
+        exchanges
+            .into_iter()
+            .zip(faults)
+            .map(move |(exchange, fault)| {
+                let config = config.clone();
+                move || Communicator::over(exchange, fault, config).unwrap()
+            })
+    });
+    let [apart, one] = worlds;
+    let threads: Vec<_> = apart
+        .zip(one)
+        .map(|(apart, one)| std::thread::spawn(move || alternate(&[apart(), one()], bytes)))
+        .collect();
+    let ranks: Vec<_> = threads
+        .into_iter()
+        .map(|thread| thread.join().unwrap())
+        .collect();
+    let slowest = |kind: usize| ranks.iter().map(|times| times[kind]).fold(0.0, f64::max);
+    [slowest(0), slowest(1)]
+}
+
+/// Median seconds of a group of either communicator on this rank.
+fn alternate(comms: &[Communicator; 2], bytes: usize) -> [f64; 2] {
+    let mut data = vec![vec![1f32; bytes / 4]; TENSORS];
+    let mut times = [Vec::new(), Vec::new()];
+    for round in 0..WARM + ROUNDS {
+        // Each goes first half the time.
+        for kind in [round % 2, 1 - round % 2] {
+            comms[kind].barrier().unwrap();
+            let start = Instant::now();
+            group(&comms[kind], &mut data);
+            let seconds = start.elapsed().as_secs_f64();
+            if round >= WARM {
+                times[kind].push(seconds);
+            }
+        }
+    }
+    times.map(median)
+}
+
+fn group(comm: &Communicator, data: &mut [Vec<f32>]) {
+    let mut group = Group::new();
+    for x in data {
+        // Averages of ones stay ones.
+        let call = Call {
+            op: ReduceOp::Avg,
+            ..Call::new(Collective::AllReduce, DType::F32, x.len())
+        };
+        let bytes = bytes_of_mut(x);
+        let n = bytes.len();
+        let buffers = UserBuffers::in_place(bytes, 0, n).unwrap();
+        group.add(comm, &call, buffers).unwrap();
+    }
+    group.run().unwrap();
+}
+
+fn median(mut times: Vec<f64>) -> f64 {
+    times.sort_by(f64::total_cmp);
+    times[times.len() / 2]
+}

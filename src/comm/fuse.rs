@@ -1,0 +1,376 @@
+//! Small all_reduces of a group as one: a message costs what it costs however short it is, so
+//! that tensors which travel together pay once.
+//!
+//! Calls are taken together by what all ranks know alike and nothing else: collective, type,
+//! operator, codec, algorithm and count, in the order of the calls. Left alone are a pre-multiplied
+//! sum, whose factor is each rank's own; and calls that keep scales or residuals for their tensor.
+//!
+//! Each tensor begins at a multiple of the codec's granule, with its last element repeated up to
+//! there. So no block has elements of two tensors, and what fills the last block changes neither
+//! its smallest nor its largest element. The sum is formed as for any call of that length: where
+//! arithmetic is exact the bits are those of separate calls, elsewhere the last ones may differ,
+//! because another rank may own an element and add its own part first.
+
+use super::{Call, Communicator, Report};
+use crate::codec::{self, Codec, EncodeStats};
+use crate::error::{Error, Result};
+use crate::mem::UserBuffers;
+use crate::plan;
+use crate::reduce::{Reducer, Tile};
+use crate::simd::Isa;
+use crate::types::{CodecChoice, Collective, DType, ReduceOp};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Most bytes that travel as one. More of them gain nothing: the work is in the bytes by then.
+const MOST_BYTES: usize = 1 << 20;
+
+/// Fused calls whose memory a communicator keeps for the next group.
+const SPARE: usize = 2;
+
+/// Small calls that travel as one.
+#[derive(Debug)]
+pub(super) struct Parcel {
+    /// Which calls of the group, in order.
+    pub members: Vec<usize>,
+    /// Where the elements of each are.
+    places: Vec<Range<usize>>,
+    dtype: DType,
+    granule: usize,
+    codec: CodecChoice,
+    memory: Vec<u8>,
+}
+
+/// What is the same for calls that travel together.
+fn alike(a: (&Call, CodecChoice), b: (&Call, CodecChoice)) -> bool {
+    let key = |(call, codec): (&Call, CodecChoice)| (call.dtype, call.op, codec, call.algorithm);
+    key(a) == key(b)
+}
+
+/// Whether a call may travel with others, up to `bytes` of it.
+fn is_small(call: &Call, bytes: usize) -> bool {
+    call.collective == Collective::AllReduce
+        && !matches!(call.op, ReduceOp::PreMulSum(_))
+        && (call.tensor, call.feedback) == (None, None)
+        && call.count > 0
+        && call.count <= bytes / call.dtype.size()
+}
+
+/// Finds calls of `comm` that travel together. `calls` are all its calls of a group in order, each
+/// with its number in the group.
+///
+/// # Errors
+/// Invalid argument if a codec has impossible parameters.
+pub(super) fn parcels(
+    comm: &Communicator,
+    calls: &[(usize, &Call, CodecChoice)],
+) -> Result<Vec<Parcel>> {
+    let bytes = comm.config.fuse_bytes;
+    let mut parcels: Vec<Parcel> = Vec::new();
+    // The call before, and whether the last parcel is open for the next one.
+    let mut open: Option<(&Call, CodecChoice)> = None;
+    for &(index, call, codec) in calls {
+        if bytes == 0 || !is_small(call, bytes) {
+            open = None;
+            continue;
+        }
+        let follows = open.is_some_and(|before| alike(before, (call, codec)));
+        if !(follows
+            && parcels
+                .last_mut()
+                .is_some_and(|last| last.take(index, call)))
+        {
+            let mut parcel = Parcel::new(call.dtype, codec)?;
+            parcel.take(index, call);
+            parcels.push(parcel);
+        }
+        open = Some((call, codec));
+    }
+    parcels.retain(|parcel| parcel.members.len() > 1);
+    Ok(parcels)
+}
+
+impl Parcel {
+    fn new(dtype: DType, codec: CodecChoice) -> Result<Parcel> {
+        let built = codec::build(codec.spec, Isa::Scalar)?;
+        Ok(Parcel {
+            members: Vec::new(),
+            places: Vec::new(),
+            dtype,
+            granule: plan::granule(dtype, built.as_deref()),
+            codec,
+            memory: Vec::new(),
+        })
+    }
+
+    /// Elements, filling included.
+    fn count(&self) -> usize {
+        let end = self.places.last().map_or(0, |place| place.end);
+        end.next_multiple_of(self.granule)
+    }
+
+    /// Takes one more call, unless it no longer fits.
+    fn take(&mut self, index: usize, call: &Call) -> bool {
+        let start = self.count();
+        let end = start + call.count.next_multiple_of(self.granule);
+        if !self.members.is_empty() && end * self.dtype.size() > MOST_BYTES {
+            return false;
+        }
+        self.members.push(index);
+        self.places.push(start..start + call.count);
+        true
+    }
+
+    /// The call that stands for all: one of them, as long as all together.
+    pub(super) fn call(&self, one: &Call) -> Call {
+        Call {
+            count: self.count(),
+            ..*one
+        }
+    }
+
+    /// Copies all inputs together. `inputs` are those of the members, in order.
+    pub(super) fn gather<'b>(
+        &mut self,
+        comm: &Communicator,
+        inputs: impl Iterator<Item = &'b UserBuffers<'b>>,
+    ) {
+        let size = self.dtype.size();
+        let bytes = self.count() * size;
+        self.memory = comm.spare_memory();
+        self.memory.resize(bytes, 0);
+        for (place, input) in self.places.iter().zip(inputs) {
+            let (from, to) = (place.start * size, place.end * size);
+            input.read_input(0, &mut self.memory[from..to]);
+            let filled = place.end.next_multiple_of(self.granule) * size;
+            for at in (to..filled).step_by(size) {
+                self.memory.copy_within(to - size..to, at);
+            }
+        }
+    }
+
+    /// The members, and input and output of the call that stands for all.
+    ///
+    /// # Errors
+    /// Internal if nothing was gathered.
+    pub(super) fn buffers(&mut self) -> Result<(&[usize], UserBuffers<'_>)> {
+        let bytes = self.memory.len();
+        let buffers = UserBuffers::in_place(&mut self.memory, 0, bytes)?;
+        Ok((&self.members, buffers))
+    }
+
+    /// Copies a member's part of the result to its output.
+    pub(super) fn scatter(&self, member: usize, output: &mut UserBuffers<'_>) {
+        let size = self.dtype.size();
+        let place = &self.places[member];
+        output.write_output(0, &self.memory[place.start * size..place.end * size]);
+    }
+
+    /// Gives the memory back for the next group.
+    pub(super) fn end(self, comm: &Communicator) {
+        comm.keep_memory(self.memory);
+    }
+
+    /// What is known of each member's input: what an encode pass would have learnt, were it alone.
+    /// Empty if nothing is to be learnt. Before the call, which is in place.
+    pub(super) fn look(&self) -> Result<Vec<EncodeStats>> {
+        let codec: Option<Arc<dyn Codec>> = codec::build(self.codec.spec, Isa::Scalar)?;
+        let Some(codec) = codec else {
+            return Ok(Vec::new());
+        };
+        let largest = codec.description().errors.largest;
+        let isa = Isa::detect();
+        let reducer = Reducer::new(self.dtype, ReduceOp::Sum, isa)?;
+        let longest = self.places.iter().map(Range::len).max().unwrap_or(0);
+        let mut tile = Tile::new(longest);
+        let size = self.dtype.size();
+        let looks = self.places.iter().map(|place| {
+            reducer.load(
+                &self.memory[place.start * size..place.end * size],
+                &mut tile,
+            );
+            codec::look(isa, tile.f32(place.len()), largest)
+        });
+        Ok(looks.collect())
+    }
+
+    /// The members' reports from that of the call that stood for all: each has its share of the
+    /// bytes, the first one what cannot be shared.
+    pub(super) fn reports(&self, all: &Report, inputs: &[EncodeStats]) -> Vec<Report> {
+        let count = self.count().max(1) as u64;
+        let share = |place: &Range<usize>| {
+            let filled = place.len().next_multiple_of(self.granule) as u64;
+            all.wire_bytes * filled / count
+        };
+        let shared: u64 = self.places.iter().map(share).sum();
+        let reports = self
+            .places
+            .iter()
+            .enumerate()
+            .map(|(member, place)| Report {
+                wire_bytes: share(place)
+                    + if member == 0 {
+                        all.wire_bytes - shared
+                    } else {
+                        0
+                    },
+                input: all.input.and(inputs.get(member).copied()),
+                fused: self.members.len(),
+                ..*all
+            });
+        reports.collect()
+    }
+}
+
+/// Refuses calls that travel as one although one writes what another reads or writes: all inputs
+/// are read before any output is there. Each call has its number in the group, and the addresses
+/// of its input and of its output.
+///
+/// # Errors
+/// Invalid argument, naming both calls by their numbers in the group.
+pub(super) fn check_apart(members: impl Iterator<Item = (usize, [Range<usize>; 2])>) -> Result<()> {
+    // Start, end, call, and whether it is written.
+    let mut ranges: Vec<(usize, usize, usize, bool)> = Vec::new();
+    for (index, [input, output]) in members {
+        ranges.push((input.start, input.end, index, false));
+        ranges.push((output.start, output.end, index, true));
+    }
+    ranges.sort_unstable();
+    for (at, a) in ranges.iter().enumerate() {
+        let mut touched = ranges[at + 1..].iter().take_while(|b| b.0 < a.1);
+        if let Some(b) = touched.find(|b| b.2 != a.2 && (a.3 || b.3)) {
+            return Err(Error::invalid_argument(format!(
+                "calls {} and {} of a group are small and travel together, but one writes what \
+                 the other uses, at {:#x}; group calls that do not depend on each other, or set \
+                 CINCH_FUSE_BYTES=0 on all ranks",
+                a.2.min(b.2),
+                a.2.max(b.2),
+                b.0
+            )));
+        }
+    }
+    Ok(())
+}
+
+impl Communicator {
+    fn spare_memory(&self) -> Vec<u8> {
+        let spare = self.spare.lock().ok().and_then(|mut spare| spare.pop());
+        spare.unwrap_or_default()
+    }
+
+    fn keep_memory(&self, memory: Vec<u8>) {
+        if let Ok(mut spare) = self.spare.lock()
+            && spare.len() < SPARE
+        {
+            spare.push(memory);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn all_reduce(count: usize) -> Call {
+        Call::new(Collective::AllReduce, DType::F32, count)
+    }
+
+    #[test]
+    fn only_small_sums_without_state_travel_together() {
+        let small = all_reduce(1024);
+        assert!(is_small(&small, 4096));
+        assert!(!is_small(&all_reduce(1025), 4096));
+        assert!(!is_small(&all_reduce(0), 4096));
+        for alone in [
+            Call::new(Collective::AllGather, DType::F32, 8),
+            Call {
+                op: ReduceOp::PreMulSum(crate::types::Scalar::Float(2.0)),
+                ..small
+            },
+            Call {
+                tensor: Some(1),
+                ..small
+            },
+            Call {
+                feedback: Some(1),
+                ..small
+            },
+        ] {
+            assert!(!is_small(&alone, 1 << 20), "{alone:?}");
+        }
+    }
+
+    #[test]
+    fn tensors_begin_at_whole_blocks_and_parcels_end() {
+        let codec: CodecChoice = "linear8:block=64".parse().unwrap();
+        let mut parcel = Parcel::new(DType::F32, codec).unwrap();
+        for (index, count) in [100, 64, 1].into_iter().enumerate() {
+            assert!(parcel.take(index, &all_reduce(count)));
+        }
+        assert_eq!(parcel.places, [0..100, 128..192, 192..193]);
+        assert_eq!(
+            (parcel.count(), parcel.call(&all_reduce(1)).count),
+            (256, 256)
+        );
+        let mut taken = 0;
+        while parcel.take(3, &all_reduce(16 << 10)) {
+            taken += 1;
+        }
+        // 1 MiB holds 15 more of 64 KiB.
+        assert_eq!(taken, 15);
+    }
+
+    #[test]
+    fn shares_add_up_to_the_whole() {
+        let mut parcel = Parcel::new(DType::F32, "raw".parse().unwrap()).unwrap();
+        for count in [1, 16, 1000] {
+            parcel.take(0, &all_reduce(count));
+        }
+        let all = Report {
+            codec: crate::types::CodecSpec::RAW,
+            algorithm: crate::types::Algorithm::Direct,
+            transport: None,
+            channels: 1,
+            wire_bytes: 10_007,
+            input: None,
+            fused: 1,
+        };
+        let reports = parcel.reports(&all, &[]);
+        assert_eq!(
+            reports.iter().map(|one| one.wire_bytes).sum::<u64>(),
+            10_007
+        );
+        assert!(
+            reports
+                .iter()
+                .all(|one| one.fused == 3 && one.wire_bytes > 0)
+        );
+    }
+
+    #[test]
+    fn what_one_writes_no_other_uses() {
+        // Input at a, output at b, each of 8 bytes.
+        let check = |calls: &[(usize, usize)]| {
+            let ranges = calls.iter().map(|&(a, b)| [a..a + 8, b..b + 8]);
+            check_apart(ranges.enumerate())
+        };
+        for fine in [
+            &[(0, 0), (8, 8), (16, 16)][..],
+            &[(0, 8), (0, 16), (0, 24)],
+            &[(0, 8), (16, 24), (32, 32), (16, 40)],
+        ] {
+            assert!(check(fine).is_ok(), "{fine:?}");
+        }
+        for (bad, calls) in [
+            (&[(0, 8), (8, 16)][..], "0 and 1"),
+            (&[(0, 0), (32, 32), (7, 16)], "0 and 2"),
+            (&[(0, 8), (16, 8)], "0 and 1"),
+            (&[(0, 0), (0, 16)], "0 and 1"),
+            (&[(8, 8), (32, 40), (24, 24), (44, 56)], "1 and 3"),
+        ] {
+            let error = check(bad).unwrap_err();
+            let named = format!("calls {calls} ");
+            assert!(error.message().contains(&named), "{bad:?}: {error}");
+        }
+    }
+}

@@ -1,0 +1,248 @@
+//! Small all_reduces of a group that travel as one: the same results as separate calls, reports
+//! of each, and the cases that stay apart.
+
+use cinch::comm::{Call, Group};
+use cinch::mem::{UserBuffers, bytes_of, bytes_of_mut};
+use cinch::testing::{gaussian, local_world, random_word};
+use cinch::types::{Element, Scalar};
+use cinch::{Algorithm, Collective, Communicator, Config, DType, ReduceOp, Report, Result};
+
+/// Lengths around blocks and cache lines.
+const COUNTS: [usize; 9] = [1, 15, 16, 17, 255, 256, 257, 1000, 4096];
+
+fn apart() -> Config {
+    Config {
+        fuse_bytes: 0,
+        ..Config::default()
+    }
+}
+
+/// Runs all calls in one group, every third one in place; outputs and reports.
+fn group<T: Element>(
+    comm: &Communicator,
+    calls: &[Call],
+    inputs: &[Vec<T>],
+) -> Result<(Vec<Vec<T>>, Vec<Report>)> {
+    let mut outputs: Vec<Vec<T>> = inputs.to_vec();
+    let mut group = Group::new();
+    for (at, (call, output)) in calls.iter().zip(&mut outputs).enumerate() {
+        let input = bytes_of(&inputs[at]);
+        let output = bytes_of_mut(output);
+        let buffers = match at % 3 {
+            0 => UserBuffers::in_place(output, 0, input.len())?,
+            _ => UserBuffers::new(input, output),
+        };
+        group.add(comm, call, buffers)?;
+    }
+    let reports = group.run()?;
+    Ok((outputs, reports))
+}
+
+fn calls(dtype: DType, op: ReduceOp, codec: &str) -> Vec<Call> {
+    let call = |count| Call {
+        op,
+        codec: Some(codec.parse().unwrap()),
+        ..Call::new(Collective::AllReduce, dtype, count)
+    };
+    COUNTS.map(call).to_vec()
+}
+
+fn floats(rank: usize) -> Vec<Vec<f32>> {
+    let draw = |tensor: usize, at: usize| {
+        let word = random_word((10 * rank + tensor) as u64, at as u64);
+        // Tensors of very different sizes: a block of two of them would show.
+        gaussian(word) as f32 * 10f32.powi(tensor as i32 - 4)
+    };
+    let tensors = COUNTS.iter().enumerate();
+    tensors
+        .map(|(tensor, &count)| (0..count).map(|at| draw(tensor, at)).collect())
+        .collect()
+}
+
+#[test]
+fn exact_results_are_those_of_separate_calls() {
+    for nranks in [1, 2, 3, 5] {
+        for op in [ReduceOp::Sum, ReduceOp::Max, ReduceOp::Avg, ReduceOp::Prod] {
+            let run = |config: &Config| {
+                local_world(nranks, config, |comm| {
+                    let integers: Vec<Vec<i32>> = COUNTS
+                        .map(|count| {
+                            (0..count)
+                                .map(|at| (at % 7) as i32 - comm.rank() as i32)
+                                .collect()
+                        })
+                        .to_vec();
+                    let whole: Vec<Vec<f32>> = integers
+                        .iter()
+                        .map(|x| x.iter().map(|&x| x as f32).collect())
+                        .collect();
+                    let (a, ran) = group(comm, &calls(DType::I32, op, "raw"), &integers).unwrap();
+                    let (b, _) = group(comm, &calls(DType::F32, op, "raw"), &whole).unwrap();
+                    let fused: Vec<usize> = ran.iter().map(|report| report.fused).collect();
+                    (a, b, fused)
+                })
+            };
+            let (together, separate) = (run(&Config::default()), run(&apart()));
+            for (one, other) in together.iter().zip(&separate) {
+                assert_eq!(
+                    (&one.0, &one.1),
+                    (&other.0, &other.1),
+                    "{nranks} ranks, {op}"
+                );
+                assert_eq!(one.2, [COUNTS.len(); COUNTS.len()]);
+                assert_eq!(other.2, [1; COUNTS.len()]);
+            }
+        }
+    }
+}
+
+/// Two ranks have one order of addition, so even rounded sums are the same; and under a codec
+/// each tensor has blocks of its own, whatever travels beside it.
+#[test]
+fn codecs_meet_each_tensor_by_itself() {
+    for codec in ["raw", "linear8:block=64", "minmax4", "cast_bf16", "static8"] {
+        let run = |config: &Config| {
+            local_world(2, config, |comm| {
+                let calls = calls(DType::F32, ReduceOp::Sum, codec);
+                let mut calls = calls;
+                // All contributions encoded once by each rank: the same for every cut.
+                calls
+                    .iter_mut()
+                    .for_each(|call| call.algorithm = Some(Algorithm::OneShot));
+                group(comm, &calls, &floats(comm.rank())).unwrap()
+            })
+        };
+        let (together, separate) = (run(&Config::default()), run(&apart()));
+        for ((a, ran), (b, alone)) in together.iter().zip(&separate) {
+            assert_eq!(a, b, "{codec}");
+            for (ran, alone) in ran.iter().zip(alone) {
+                assert_eq!((ran.codec, ran.fused), (alone.codec, COUNTS.len()));
+                let (ran, alone) = (ran.input, alone.input);
+                assert_eq!(ran.is_some(), codec != "raw", "{codec}");
+                let (ran, alone) = (ran.unwrap_or_default(), alone.unwrap_or_default());
+                assert_eq!(
+                    (ran.abs_max, ran.non_finite),
+                    (alone.abs_max, alone.non_finite)
+                );
+                let off = (ran.sum_squares - alone.sum_squares).abs();
+                assert!(
+                    off <= 1e-9 * alone.sum_squares,
+                    "{codec}: {ran:?} {alone:?}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_not_finite_stays_in_its_tensor() {
+    local_world(3, &Config::default(), |comm| {
+        let mut inputs = floats(comm.rank());
+        if comm.rank() == 1 {
+            inputs[4][7] = f32::NAN;
+        }
+        let calls = calls(DType::F32, ReduceOp::Sum, "linear8");
+        let (outputs, reports) = group(comm, &calls, &inputs).unwrap();
+        for (tensor, output) in outputs.iter().enumerate() {
+            assert_eq!(
+                output.iter().any(|x| !x.is_finite()),
+                tensor == 4,
+                "{tensor}"
+            );
+            let found = reports[tensor].input.unwrap().non_finite;
+            assert_eq!(found, u64::from(tensor == 4 && comm.rank() == 1));
+        }
+    });
+}
+
+#[test]
+fn other_calls_in_between_and_large_ones_go_alone_and_in_order() {
+    local_world(4, &Config::default(), |comm| {
+        let small = Call::new(Collective::AllReduce, DType::F32, 100);
+        let scaled = Call {
+            op: ReduceOp::PreMulSum(Scalar::Float(0.5)),
+            ..small
+        };
+        let large = Call {
+            count: 20_000,
+            ..small
+        };
+        let other = Call {
+            op: ReduceOp::Max,
+            ..small
+        };
+        let stateful = Call {
+            feedback: Some(3),
+            ..small
+        };
+        let shape = [
+            small, small, large, small, other, other, other, scaled, scaled, stateful, stateful,
+            small, small, small,
+        ];
+        let inputs: Vec<Vec<f32>> = shape.iter().map(|call| vec![2.0; call.count]).collect();
+        let (outputs, reports) = group(comm, &shape, &inputs).unwrap();
+        let fused: Vec<usize> = reports.iter().map(|report| report.fused).collect();
+        assert_eq!(fused, [2, 2, 1, 1, 3, 3, 3, 1, 1, 1, 1, 3, 3, 3]);
+        for (call, output) in shape.iter().zip(&outputs) {
+            let expected = match call.op {
+                ReduceOp::Max => 2.0,
+                ReduceOp::PreMulSum(_) => 4.0,
+                _ => 8.0,
+            };
+            assert!(output.iter().all(|&x| x == expected), "{call:?}");
+        }
+        // All bytes are accounted for.
+        let sent: u64 = reports.iter().map(|report| report.wire_bytes).sum();
+        assert!(sent > 20_000 * 4);
+    });
+}
+
+#[test]
+fn more_than_a_parcel_holds_travels_in_several() {
+    local_world(2, &Config::default(), |comm| {
+        let calls = [Call::new(Collective::AllReduce, DType::F32, 16 << 10); 40];
+        let inputs = vec![vec![1f32; 16 << 10]; 40];
+        let (outputs, reports) = group(comm, &calls, &inputs).unwrap();
+        let fused: Vec<usize> = reports.iter().map(|report| report.fused).collect();
+        let expected = [[16; 16].as_slice(), &[16; 16], &[8; 8]].concat();
+        assert_eq!(fused, expected);
+        assert!(outputs.iter().flatten().all(|&x| x == 2.0));
+    });
+}
+
+/// One thread that holds all ranks.
+#[test]
+fn several_communicators_of_one_thread() {
+    let comms: Vec<_> = {
+        let config = Config::default();
+        let faults: Vec<_> = (0..3).map(|_| cinch::sync::Fault::new()).collect();
+        let exchanges = cinch::bootstrap::LocalExchange::world(3, &faults);
+        let threads: Vec<_> = exchanges
+            .into_iter()
+            .zip(faults)
+            .map(|(exchange, fault)| {
+                let config = config.clone();
+                std::thread::spawn(move || Communicator::over(exchange, fault, config).unwrap())
+            })
+            .collect();
+        threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap())
+            .collect()
+    };
+    let call = Call::new(Collective::AllReduce, DType::I32, 33);
+    let mut data = vec![vec![vec![1i32; 33]; 5]; comms.len()];
+    let mut group = Group::new();
+    for (comm, data) in comms.iter().zip(&mut data) {
+        for x in data {
+            let bytes = bytes_of_mut(x);
+            let n = bytes.len();
+            group
+                .add(comm, &call, UserBuffers::in_place(bytes, 0, n).unwrap())
+                .unwrap();
+        }
+    }
+    let reports = group.run().unwrap();
+    assert!(reports.iter().all(|report| report.fused == 5));
+    assert!(data.iter().flatten().flatten().all(|&x| x == 3));
+}
