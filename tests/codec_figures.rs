@@ -5,6 +5,9 @@
 #[path = "../src/bin/cinch/codecs.rs"]
 mod codecs;
 
+#[path = "../src/bin/cinch/table2.rs"]
+mod table2;
+
 use cinch::codec::{Span, build};
 use cinch::simd::Isa;
 
@@ -23,6 +26,21 @@ fn table_agrees_with_true_nearest_rounding() {
     verdict.unwrap();
     assert_eq!(
         text.lines().filter(|line| line.ends_with(" ok")).count(),
+        16
+    );
+}
+
+#[test]
+fn the_cells_of_the_source_come_out_by_its_own_search() {
+    let mut text = Vec::new();
+    let verdict = table2::run(size(500_000, 10_000_000), SEED, &mut text);
+    let text = String::from_utf8(text).unwrap();
+    println!("{text}");
+    verdict.unwrap();
+    assert_eq!(
+        text.lines()
+            .filter(|line| line.contains("squared;"))
+            .count(),
         16
     );
 }

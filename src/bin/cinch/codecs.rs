@@ -343,7 +343,8 @@ impl Random {
         ((self.next() >> 11) + 1) as f64 / (1u64 << 53) as f64
     }
 
-    fn uniform(&mut self, n: usize) -> Vec<f32> {
+    /// Uniform on (0, 1].
+    pub fn uniform(&mut self, n: usize) -> Vec<f32> {
         // Rounded to fp32 the largest may be 1, which is the scale: no harm.
         (0..n).map(|_| self.open_unit() as f32).collect()
     }

@@ -13,6 +13,7 @@ mod npy;
 mod plot;
 mod predict;
 mod run;
+mod table2;
 
 use cinch::Config;
 use clap::{Parser, Subcommand};
@@ -70,6 +71,9 @@ struct CodecsOptions {
     /// Print mean errors on sampled distributions
     #[arg(long)]
     table: bool,
+    /// Print the cells of the source's table, each with the reading that explains it
+    #[arg(long)]
+    table2: bool,
     /// Samples of each distribution
     #[arg(long, default_value_t = 10_000_000, value_parser = parse_samples)]
     samples: usize,
@@ -135,6 +139,7 @@ fn codecs(options: &CodecsOptions) -> Result<i32, (i32, String)> {
     let mut out = io::stdout().lock();
     let written = match (options.table, options.check) {
         (_, Some(patterns)) => codecs::check(patterns, options.seed, &mut out),
+        _ if options.table2 => table2::run(options.samples, options.seed, &mut out),
         (true, None) => codecs::run(options.samples, options.seed, &mut out),
         (false, None) => list_codecs(&mut out),
     };
