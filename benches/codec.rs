@@ -1,7 +1,9 @@
 //! Speed of the codecs on one core, beside memcpy in the same run.
 //!
-//! Prints first the speed of packing whole arrays with ADT's Bitpack, then, for each codec, its bandwidth in bytes of fp32 and the ratio to a memcpy of the
-//! same 16 MiB that alternated with it; `cargo bench --bench codec -- --ratios` stops there.
+//! Prints first the speed of packing whole arrays with ADT's Bitpack, on one thread and on as many
+//! as there are cores, then, for each codec, its bandwidth in bytes of fp32 and the ratio to a
+//! memcpy of the same 16 MiB that alternated with it; `cargo bench --bench codec -- --ratios` stops
+//! there, and with `--json` prints a line of JSON a row instead, for `benches/baselines/`.
 //! Then criterion measures each at 16 MiB and on a tile of 2,048 elements in the first-level
 //! cache, which is how a step of a collective calls them.
 
@@ -30,9 +32,14 @@ fn specs() -> Vec<CodecSpec> {
 fn main() {
     let arguments: Vec<String> = std::env::args().collect();
     let x = gaussian(LARGE);
-    packing(&x);
-    ratios(&x);
-    if arguments.iter().any(|argument| argument == "--ratios") {
+    let asked = |name: &str| arguments.iter().any(|argument| argument == name);
+    let print: fn(&Row) = if asked("--json") { json } else { text };
+    if !asked("--json") {
+        println!("{HEADING}");
+    }
+    packing(&x, print);
+    ratios(&x, print);
+    if asked("--ratios") || asked("--json") {
         return;
     }
     let mut criterion = Criterion::default().configure_from_args().sample_size(20);
@@ -99,27 +106,71 @@ const WORKS: [Work; 4] = [
     Work::DecodeReduce,
 ];
 
-/// ADT's packing of whole arrays: the goal is 0.7 of memcpy's input bandwidth.
-fn packing(x: &[f32]) {
+/// One line of the tables.
+struct Row {
+    codec: String,
+    isa: Isa,
+    work: String,
+    threads: usize,
+    /// Of the codec and of memcpy, and the median of their ratios.
+    speeds: (f64, f64, f64),
+}
+
+fn text(row: &Row) {
+    let (speed, memcpy, ratio) = row.speeds;
     println!(
-        "{:<20} {:<7} {:<13} {:>6} {:>7} {:>6}   (16 MiB of fp32, one core)",
-        "packed", "isa", "work", "GB/s", "memcpy", "ratio"
+        "{:<20} {:<7} {:<13} {:>7} {speed:>6.2} {memcpy:>7.2} {ratio:>6.2}",
+        row.codec,
+        row.isa.name(),
+        row.work,
+        row.threads
     );
+}
+
+fn json(row: &Row) {
+    let (speed, memcpy, ratio) = row.speeds;
+    println!(
+        "{{\"bench\": \"codec\", \"codec\": \"{}\", \"isa\": \"{}\", \"work\": \"{}\", \"threads\": \
+         {}, \"bytes\": {}, \"gb_per_s\": {speed:.2}, \"memcpy_gb_per_s\": {memcpy:.2}, \"ratio\": \
+         {ratio:.3}}}",
+        row.codec,
+        row.isa.name(),
+        row.work,
+        row.threads,
+        LARGE * 4,
+    );
+}
+
+const HEADING: &str = "codec                isa     work          threads   GB/s  memcpy  ratio   \
+                       (16 MiB of fp32; memcpy on one core)";
+
+/// The scalar form is the specification, not a competitor: one look is enough.
+fn rounds(isa: Isa) -> usize {
+    if isa == Isa::Scalar { 1 } else { ROUNDS }
+}
+
+/// ADT's packing of whole arrays: the goal is 0.7 of memcpy's input bandwidth on one core.
+fn packing(x: &[f32], print: fn(&Row)) {
     let mut copy = vec![0f32; x.len()];
     let mut y = vec![0f32; x.len()];
-    for isa in Isa::available() {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut ways: Vec<(Isa, usize)> = Isa::available().into_iter().map(|isa| (isa, 1)).collect();
+    if cores > 1 {
+        ways.push((Isa::detect(), cores));
+    }
+    for (isa, threads) in ways {
         for name in ["trunc8", "trunc16", "trunc24"] {
             let spec = name.parse().unwrap();
             let codec = StandAlone::new(spec, Layout::Published, isa).unwrap();
+            let codec = codec.with_threads(threads);
             let mut bytes = vec![0u8; codec.bytes(x.len())];
             let mut memcpy = || {
                 copy.copy_from_slice(black_box(x));
                 black_box(&copy);
             };
-            let rounds = if isa == Isa::Scalar { 1 } else { ROUNDS };
             let pack = compare(
                 x.len() * 4,
-                rounds,
+                rounds(isa),
                 || {
                     codec.encode(black_box(x), 0, &mut bytes).unwrap();
                     black_box(&bytes);
@@ -128,49 +179,48 @@ fn packing(x: &[f32]) {
             );
             let unpack = compare(
                 x.len() * 4,
-                rounds,
+                rounds(isa),
                 || {
                     codec.decode(black_box(&bytes), &mut y).unwrap();
                     black_box(&y);
                 },
                 &mut memcpy,
             );
-            for (work, (speed, memcpy, ratio)) in [("pack", pack), ("unpack", unpack)] {
-                println!(
-                    "{name:<20} {:<7} {work:<13} {speed:>6.2} {memcpy:>7.2} {ratio:>6.2}",
-                    isa.name()
-                );
+            for (work, speeds) in [("Pack", pack), ("Unpack", unpack)] {
+                print(&Row {
+                    codec: name.into(),
+                    isa,
+                    work: work.into(),
+                    threads,
+                    speeds,
+                });
             }
         }
     }
 }
 
-fn ratios(x: &[f32]) {
-    println!(
-        "{:<20} {:<7} {:<13} {:>6} {:>7} {:>6}   (16 MiB of fp32, one core)",
-        "codec", "isa", "work", "GB/s", "memcpy", "ratio"
-    );
+fn ratios(x: &[f32], print: fn(&Row)) {
     let mut copy = vec![0f32; x.len()];
     for isa in Isa::available() {
         for spec in specs() {
             let mut subject = Subject::new(spec, isa, x);
             for work in WORKS {
-                let (speed, memcpy, ratio) = compare(
+                let speeds = compare(
                     x.len() * 4,
-                    // The scalar form is the specification, not a competitor: one look is enough.
-                    if isa == Isa::Scalar { 1 } else { ROUNDS },
+                    rounds(isa),
                     || subject.run(work, x),
                     || {
                         copy.copy_from_slice(black_box(x));
                         black_box(&copy);
                     },
                 );
-                println!(
-                    "{:<20} {:<7} {:<13} {speed:>6.2} {memcpy:>7.2} {ratio:>6.2}",
-                    spec.to_string(),
-                    isa.name(),
-                    format!("{work:?}"),
-                );
+                print(&Row {
+                    codec: spec.to_string(),
+                    isa,
+                    work: format!("{work:?}"),
+                    threads: 1,
+                    speeds,
+                });
             }
         }
     }

@@ -5,6 +5,7 @@ use super::handle::{check_out, store};
 use super::text;
 use super::types::{self, dtype_number};
 use crate::codec::{Layout, StandAlone};
+use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
 use crate::reduce::Reducer;
 use crate::simd::{Isa, Tile};
@@ -66,7 +67,8 @@ pub unsafe extern "C" fn cinch_wire_count(
     })
 }
 
-/// Encodes `count` elements of type f32, f16 or bf16 at `src` into `wire`, which has room for
+/// Encodes `count` elements of type f32, f16 or bf16 at `src`, large arrays on `CINCH_THREADS`
+/// threads, into `wire`, which has room for
 /// `wire_bytes` bytes; `cinch_wire_bytes` says how many are written. The two do not overlap.
 ///
 /// `draw` matters to codecs that round at random (`minmax4:seed=1`): calls with the same seed and
@@ -86,6 +88,7 @@ pub unsafe extern "C" fn cinch_encode(
         // SAFETY: NULL or text, by the documented contract.
         let codec = unsafe { build(codec, layout) }?;
         let elements = Elements::new(count, dtype)?;
+        let codec = on_threads(codec, count)?;
         // SAFETY: readable for `count` elements, and writable for `wire_bytes`, by the
         // documented contract.
         let (src, wire) = unsafe {
@@ -116,6 +119,7 @@ pub unsafe extern "C" fn cinch_decode(
         // SAFETY: NULL or text, by the documented contract.
         let codec = unsafe { build(codec, layout) }?;
         let elements = Elements::new(count, dtype)?;
+        let codec = on_threads(codec, count)?;
         // SAFETY: readable for `wire_bytes`, and writable for `count` elements, by the
         // documented contract.
         let (wire, dst) = unsafe {
@@ -146,6 +150,15 @@ unsafe fn build(codec: *const c_char, layout: layout_number) -> Result<StandAlon
         }
     };
     StandAlone::new(spec, layout, Isa::detect())
+}
+
+/// The codec on as many threads as the settings say. They are read for arrays alone that can be
+/// split: for others that would take longer than the work.
+fn on_threads(codec: StandAlone, count: usize) -> Result<StandAlone> {
+    if count < StandAlone::SPLITS_FROM {
+        return Ok(codec);
+    }
+    Ok(codec.with_threads(Config::from_env()?.threads))
 }
 
 /// Keeps sizes in bytes, scales included, within what a slice may have.

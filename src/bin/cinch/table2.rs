@@ -41,7 +41,7 @@ pub fn run(samples: usize, seed: u64, out: &mut dyn Write) -> Result<()> {
     )?;
     let mut off = 0;
     for (index, (data, rows)) in CELLS.iter().enumerate() {
-        let types = rows.each_ref().map(|row| Quantiser::new(row));
+        let types = rows.each_ref().map(Quantiser::new);
         let found = measure(&types, data, samples, seed.wrapping_add(index as u64));
         for ((row, quantiser), [squared, relative]) in rows.iter().zip(&types).zip(found) {
             let good = [(squared, row.printed.0), (relative, row.printed.1)];

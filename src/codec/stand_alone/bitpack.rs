@@ -46,6 +46,10 @@ impl<const BITS: usize> Published for Bitpack<BITS> {
     fn decode(&self, from: &[u8], y: &mut [f32]) {
         launch(self.isa, Unpack::<BITS> { from, y });
     }
+
+    fn packed_bytes(&self) -> Option<usize> {
+        Some(BITS / 8)
+    }
 }
 
 struct Pack<'a, const BITS: usize> {

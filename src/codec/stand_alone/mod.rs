@@ -6,6 +6,7 @@
 
 mod bitpack;
 mod compll;
+mod threads;
 
 use super::simd::Available;
 use super::{Codec, EncodeStats, Random, Span, abs_max, build};
@@ -35,6 +36,11 @@ trait Published: Debug + Send + Sync {
     fn encode(&self, x: &[f32], random: Random, to: &mut [u8], stats: &mut EncodeStats);
     /// Decodes an array that has as many elements as `y`.
     fn decode(&self, from: &[u8], y: &mut [f32]);
+    /// Bytes of each element, where an encoded array is nothing but its elements, one after the
+    /// other and each by itself.
+    fn packed_bytes(&self) -> Option<usize> {
+        None
+    }
 }
 
 /// A codec for whole arrays.
@@ -43,6 +49,7 @@ pub struct StandAlone {
     spec: CodecSpec,
     isa: Isa,
     form: Form,
+    threads: usize,
 }
 
 #[derive(Clone, Debug)]
@@ -65,7 +72,12 @@ impl StandAlone {
             Layout::Chunk => Form::Chunk(codec),
             Layout::Published => Form::Published(published(spec, Available::new(isa)?)?),
         };
-        Ok(StandAlone { spec, isa, form })
+        Ok(StandAlone {
+            spec,
+            isa,
+            form,
+            threads: 1,
+        })
     }
 
     /// Bytes of `n` encoded elements.
@@ -106,8 +118,11 @@ impl StandAlone {
         let to = self
             .room(to.len(), bytes, x.len())
             .map(|()| &mut to[..bytes])?;
-        let mut stats = EncodeStats::default();
         let random = Random::new(self.spec.seed.into(), draw, 0);
+        if let Some(stats) = self.encode_split(x, random, to) {
+            return Ok(stats);
+        }
+        let mut stats = EncodeStats::default();
         match &self.form {
             Form::Chunk(codec) => {
                 let kept = self.spec.kind.has_tensor_scale()
@@ -132,7 +147,10 @@ impl StandAlone {
             .room(from.len(), bytes, y.len())
             .map(|()| &from[..bytes])?;
         match &self.form {
-            Form::Chunk(codec) => codec.decode(Span::whole(y.len()), from, y),
+            Form::Chunk(codec) if !self.decode_split(from, y) => {
+                codec.decode(Span::whole(y.len()), from, y);
+            }
+            Form::Chunk(_) => {}
             Form::Published(layout) => {
                 let held = layout.count(from)?;
                 if held != y.len() {
@@ -142,7 +160,9 @@ impl StandAlone {
                         self.spec
                     )));
                 }
-                layout.decode(from, y);
+                if !self.decode_split(from, y) {
+                    layout.decode(from, y);
+                }
             }
         }
         Ok(())
