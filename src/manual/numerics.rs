@@ -73,5 +73,5 @@
 //! encodes, a pre-multiplied sum multiplies before the worker does; residuals are in those units.
 //!
 //! **Never silent.** Lossy codecs meet only floating types under sum, average and pre-multiplied
-//! sum. Asked for by a call, anything else is an error; as a default, it stays out. The report
-//! says which codec ran.
+//! sum. Asked for by a call, anything else is an error; as a default, it stays out. Left to
+//! the model (`auto:`), it runs on all ranks or on none. The report says which codec ran.

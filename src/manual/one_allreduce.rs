@@ -37,6 +37,32 @@
 //! Bytes take no other path. A new collective, codec or transport changes one of the boxes above
 //! and none of the arrows.
 //!
+//! # A codec that is left to the model
+//! With `CINCH_CODEC=auto:dynamic8`, or `Call::auto`, step 2 makes candidates with and without the
+//! codec and takes the cheapest of all. A communicator whose setting is `auto:` measures when it is
+//! made, in a few milliseconds: encode, decode and addition on its core, and trips of two sizes to
+//! a partner on another host where there is one, all pairs at once. Each cost is a line
+//! T(x) = A + B x ([`crate::plan::MeasuredCosts`]). Ranks exchange their lines and go by the
+//! largest of each: a rank that went by what it alone has measured would wait for data that the
+//! others never send. The same lines choose the number of chunks: over TCP a finer cut hides work
+//! behind the wire until messages cost more than it gains; in shared memory the cores carry the
+//! bytes, and there is nothing to hide behind. On GPUs the costs are the constants of their model.
+//! `cinch bench --explain` prints both costs, the lines and the winner, the report what ran.
+//! `auto:raw` measures for calls that ask for themselves and leaves all others raw.
+//!
+//! # Small calls of a group
+//! All_reduces of a group up to `CINCH_FUSE_BYTES` that follow one another on a communicator and
+//! have type, operator, codec and algorithm in common travel as one call over a gathered buffer of
+//! up to 1 MiB. Which do follows from what all ranks know, never from addresses. Each tensor begins
+//! a block of its own, and every call gets its own report, with its share of the bytes sent.
+//! Results are those of separate calls wherever arithmetic is exact; a rounded sum may differ in
+//! its last bits, as it does between algorithms, since a longer message may have other owners.
+//! Separate stay calls with error feedback or kept scales, which belong to a tensor; pre-multiplied
+//! sums, whose factor one rank alone knows; calls of other collectives; and calls on GPUs, where
+//! gathering and scattering would take a copy on the stream for each tensor, as long as the launch
+//! that it saves, out of memory that a captured graph would have to keep. A call of such a group
+//! must not read what another one writes: found on the rank where it is so, before anything moves.
+//!
 //! # On a GPU
 //! `comm.call_on(&call, buffers)` comes to the same plan by the same function, whose candidates now
 //! have a protocol and as many channels as fit the GPU. Then:
