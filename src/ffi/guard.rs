@@ -20,15 +20,27 @@ macro_rules! guard {
 }
 
 pub(super) fn enter(name: &str, body: impl FnOnce() -> Result<()>) -> cinch_result_t {
+    match caught(name, body) {
+        Ok(()) => cinch_result_t::CINCH_SUCCESS,
+        Err(error) => {
+            group::poison(&error);
+            remember(&error)
+        }
+    }
+}
+
+/// What `body`, the body of the export `name`, returns; a panic is an internal error. For every
+/// library whose functions C calls.
+///
+/// # Errors
+/// Those of `body`, with the name in front; internal if it panics.
+pub fn caught<T>(name: &str, body: impl FnOnce() -> Result<T>) -> Result<T> {
     // A panic leaves shared state whole: locks are taken for single inserts and removals, and the
     // thread's open group, which may have been interrupted, is poisoned by every error.
-    let error = match catch_unwind(AssertUnwindSafe(body)) {
-        Ok(Ok(())) => return cinch_result_t::CINCH_SUCCESS,
-        Ok(Err(error)) => error.context(name),
-        Err(payload) => panicked(name, payload),
-    };
-    group::poison(&error);
-    remember(&error)
+    match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(result) => result.map_err(|error| error.context(name)),
+        Err(payload) => Err(panicked(name, payload)),
+    }
 }
 
 pub(super) fn enter_text(

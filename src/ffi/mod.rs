@@ -25,5 +25,10 @@ mod id;
 mod op;
 mod report;
 mod text;
+mod ticket;
 mod types;
 mod versioned;
+
+pub use guard::caught;
+pub use op::read_scalar;
+pub use ticket::Tickets;

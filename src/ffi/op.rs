@@ -93,9 +93,11 @@ fn unknown(op: op_number) -> Error {
     ))
 }
 
+/// The factor that lies at `scalar`, anywhere in host memory.
+///
 /// # Safety
 /// `scalar` is readable for one element.
-unsafe fn read_scalar(scalar: *const u8, dtype: DType) -> Scalar {
+pub unsafe fn read_scalar(scalar: *const u8, dtype: DType) -> Scalar {
     // SAFETY: as ours, in each arm for the bytes of the type.
     unsafe {
         match dtype {
