@@ -215,6 +215,8 @@ pub(super) fn split(
     comm: &Communicator,
     color: Option<u32>,
     key: i64,
+    config: Config,
+    fault: Arc<Fault>,
 ) -> Result<Option<Communicator>> {
     let mut said = [0u8; 13];
     if let Some(color) = color {
@@ -245,7 +247,7 @@ pub(super) fn split(
     let leads = members
         .first()
         .is_some_and(|&(_, rank)| rank == comm.rank());
-    let id = leads.then(|| UniqueId::create(&comm.config));
+    let id = leads.then(|| UniqueId::create(&config));
     let said = match &id {
         None => Vec::new(),
         Some(Ok(id)) => id.as_bytes().to_vec(),
@@ -267,12 +269,11 @@ pub(super) fn split(
         .iter()
         .position(|&(_, rank)| rank == comm.rank())
         .ok_or_else(|| Error::internal("a rank is missing from its own split"))?;
-    let fault = comm.fault.child();
     by_id(
         &UniqueId::from_bytes(id)?,
         rank,
         members.len(),
-        comm.config.clone(),
+        config,
         fault,
     )
     .map(Some)

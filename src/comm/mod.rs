@@ -82,6 +82,21 @@ impl Communicator {
         init::by_id(id, rank, nranks, config, Fault::new())
     }
 
+    /// As [`Communicator::init`], with the fault that the communicator will have: raising it ends
+    /// an init that still waits.
+    ///
+    /// # Errors
+    /// As for [`Communicator::init`]; the fault's reason.
+    pub fn init_watched(
+        id: &UniqueId,
+        rank: usize,
+        nranks: usize,
+        config: Config,
+        fault: Arc<Fault>,
+    ) -> Result<Communicator> {
+        init::by_id(id, rank, nranks, config, fault)
+    }
+
     /// Joins the communicator that the launcher describes: `cinch run`, torchrun, mpirun, srun.
     ///
     /// # Errors
@@ -170,15 +185,50 @@ impl Communicator {
         }
     }
 
+    /// Seconds that a call is predicted to take, by the model that selects how it is run.
+    ///
+    /// # Errors
+    /// Invalid argument if the call is impossible.
+    pub fn predict(&self, call: &Call) -> Result<f64> {
+        check::shape(self, call)?;
+        let codec = check::codec(self, call)?;
+        let request = call.request(codec);
+        match &self.side {
+            Side::Host(_) => self.engine()?.predict(&request),
+            Side::Gpu(side) => side.engine()?.predict(&request),
+        }
+    }
+
     /// Splits into communicators of equal `color`, ranked by `key`, then by rank. A rank without
     /// a colour gets none. All ranks must call it.
     ///
     /// # Errors
     /// As [`Communicator::init`].
     pub fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Communicator>> {
+        self.split_watched(color, key, self.config.clone(), self.fault.child())
+    }
+
+    /// As [`Communicator::split`], with the settings of the new communicator, which its ranks must
+    /// share as those of any, and with its fault: a child of this communicator's
+    /// ([`Communicator::fault`]).
+    ///
+    /// # Errors
+    /// As [`Communicator::split`].
+    pub fn split_watched(
+        &self,
+        color: Option<u32>,
+        key: i64,
+        config: Config,
+        fault: Arc<Fault>,
+    ) -> Result<Option<Communicator>> {
         self.check_fault()?;
         // A rank that fails to split leaves the others waiting for it: all of them fail.
-        self.settle(init::split(self, color, key))
+        self.settle(init::split(self, color, key, config, fault))
+    }
+
+    /// What every wait of this communicator watches.
+    pub fn fault(&self) -> &Arc<Fault> {
+        &self.fault
     }
 
     /// The reason why the communicator has failed, if it has.

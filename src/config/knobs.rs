@@ -346,4 +346,13 @@ pub const KNOBS: &[Knob] = &[
         },
         show: |config| u8::from(config.allow_unauthenticated).to_string(),
     },
+    Knob {
+        name: "CINCH_NCCL_VERSION",
+        range: "20900 to 99999, as NCCL writes versions: 22809 is 2.28.9",
+        help: "what ncclGetVersion of the drop-in answers; programs choose features by it",
+        apply: |config, text| {
+            count(text, 20900, 99999).map(|value| config.nccl_version = value as u32)
+        },
+        show: |config| config.nccl_version.to_string(),
+    },
 ];

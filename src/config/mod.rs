@@ -71,6 +71,8 @@ pub struct Config {
     pub secret_file: Option<PathBuf>,
     /// Lets ranks that find each other by a non-loopback address do without a secret.
     pub allow_unauthenticated: bool,
+    /// What `ncclGetVersion` of the drop-in answers, as NCCL writes versions.
+    pub nccl_version: u32,
     /// Where each setting came from, in the order of [`KNOBS`].
     pub origins: Vec<Origin>,
 }
@@ -116,6 +118,7 @@ impl Default for Config {
             comm_id: None,
             secret_file: None,
             allow_unauthenticated: false,
+            nccl_version: 22809,
             origins: vec![Origin::Default; KNOBS.len()],
         }
     }
@@ -172,6 +175,18 @@ impl Config {
         })?;
         self.origins[index] = origin;
         Ok(())
+    }
+
+    /// Sets a setting of which nobody has said anything, as the default of a library or a tool.
+    ///
+    /// # Errors
+    /// As [`Config::set`].
+    pub fn set_default(&mut self, name: &str, value: &str) -> Result<()> {
+        let index = KNOBS.iter().position(|knob| knob.name == name);
+        match index.map(|index| self.origins[index]) {
+            Some(Origin::Environment | Origin::Program) => Ok(()),
+            _ => self.set(name, value, Origin::Default),
+        }
     }
 
     /// `CINCH_` names in the environment that no setting has.
@@ -254,6 +269,20 @@ mod tests {
             let knob = KNOBS.iter().find(|knob| knob.name == "CINCH_CODEC");
             assert_eq!((knob.unwrap().show)(&config), shown);
         }
+    }
+
+    #[test]
+    fn defaults_give_way_to_what_was_said() {
+        let mut config = Config::default();
+        config.set_default("CINCH_SLOTS", "8").unwrap();
+        assert_eq!(config.slots, 8);
+        config
+            .set("CINCH_SLOTS", "16", Origin::Environment)
+            .unwrap();
+        config.set_default("CINCH_SLOTS", "8").unwrap();
+        assert_eq!(config.slots, 16);
+        assert!(config.set_default("CINCH_NO_SUCH", "8").is_err());
+        assert!(config.set_default("CINCH_CHANNELS", "99").is_err());
     }
 
     #[test]

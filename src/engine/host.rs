@@ -188,6 +188,14 @@ impl HostEngine {
         self.planner.explain(request)
     }
 
+    /// Seconds that `request` is predicted to take.
+    ///
+    /// # Errors
+    /// As for [`Planner::plan`].
+    pub fn predict(&self, request: &Request) -> Result<f64> {
+        self.planner.predict(request)
+    }
+
     /// Number of this call among those that must come in the same order on its ranks.
     pub(super) fn next_sequence(&mut self, request: &Request) -> u64 {
         self.numbers.next(request)

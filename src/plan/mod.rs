@@ -331,6 +331,17 @@ impl Planner {
         Ok(text)
     }
 
+    /// Seconds that the cheapest candidate for `request` is predicted to take.
+    ///
+    /// # Errors
+    /// As for [`Planner::plan`].
+    pub fn predict(&self, request: &Request) -> Result<f64> {
+        let codec = self.codec(request.codec)?;
+        let candidates = candidates(request, &self.limits, codec.as_deref())?;
+        let seconds = candidates.iter().map(|candidate| candidate.seconds);
+        Ok(seconds.fold(f64::INFINITY, f64::min))
+    }
+
     fn codec(&self, spec: CodecSpec) -> Result<Option<Arc<dyn Codec>>> {
         codec::build(spec, self.isa)
     }

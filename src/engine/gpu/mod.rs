@@ -185,6 +185,15 @@ impl GpuEngine {
         self.planner.explain(request)
     }
 
+    /// Seconds that `request` is predicted to take.
+    ///
+    /// # Errors
+    /// As for [`Planner::plan`] and [`kernels::check`].
+    pub fn predict(&self, request: &Request) -> Result<f64> {
+        kernels::check(request)?;
+        self.planner.predict(request)
+    }
+
     /// Queues calls, in order; returns before they have run. Reports come in their order.
     ///
     /// # Errors
