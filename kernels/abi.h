@@ -69,8 +69,9 @@ enum cinch_combine { CINCH_SUM = 0, CINCH_PROD = 1, CINCH_MAX = 2, CINCH_MIN = 3
 enum {
   CINCH_PREMULTIPLY = 1, /* own elements times `factor` */
   CINCH_AVERAGE = 2,     /* final sums divided by the number of ranks */
-  CINCH_ALIGNED = 4      /* input and output are multiples of 16; of the fused one-shot only: the
+  CINCH_ALIGNED = 4,     /* input and output are multiples of 16; of the fused one-shot only: the
                             interpreter looks at each chunk */
+  CINCH_FACTOR_AT = 8    /* `factor` is the address of an element of the call's type */
 };
 
 /* Counters of one lane of one protocol in a box, at lane * CINCH_LINE_BYTES. */
@@ -174,7 +175,8 @@ struct cinch_work {
   void *output;
   uint64_t count; /* elements of the message, or of one rank's block */
   uint64_t chunk; /* elements */
-  uint64_t factor; /* of a pre-multiplied sum, in the accumulator type, in the low bits */
+  uint64_t factor; /* of a pre-multiplied sum, in the accumulator type, in the low bits; or where
+                      it is (CINCH_FACTOR_AT) */
   uint64_t signature[CINCH_SIGNATURE_WORDS];
   uint32_t parts;
   uint32_t passes;

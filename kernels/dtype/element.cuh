@@ -41,6 +41,10 @@ struct ElementBase {
   static CINCH_HD Acc premultiply(Acc a, uint64_t factor) {
     return Number<Acc>::prod(a, Number<Acc>::from_word(factor));
   }
+  // The word of a factor that lies in memory as an element.
+  static CINCH_HD uint64_t factor_at(uint64_t address) {
+    return Number<Acc>::to_word(Self::widen(*reinterpret_cast<const Bits *>(address)));
+  }
   // An average: what is left when all have been added.
   static CINCH_HD Acc divide(Acc a, uint32_t nranks) { return Number<Acc>::divide(a, nranks); }
 

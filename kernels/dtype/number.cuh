@@ -28,6 +28,7 @@ struct Integer {
   static CINCH_HD T maximum(T a, T b) { return a > b ? a : b; }
   static CINCH_HD T minimum(T a, T b) { return a < b ? a : b; }
   static CINCH_HD T from_word(uint64_t word) { return (T)word; }
+  static CINCH_HD uint64_t to_word(T number) { return (uint64_t)number; }
   // Towards zero. A number of ranks is positive and fits.
   static CINCH_HD T divide(T a, uint32_t n) {
     if (sizeof(T) == 8) return (T)(a / (T)n);
@@ -66,6 +67,7 @@ struct Floating<float> {
 #endif
   }
   static CINCH_HD float from_word(uint64_t word) { return float_of((uint32_t)word); }
+  static CINCH_HD uint64_t to_word(float number) { return bits_of(number); }
   static CINCH_HD float divide(float a, uint32_t n) {
     return canonical(cinch::divide(a, (float)n));
   }
@@ -98,6 +100,7 @@ struct Floating<double> {
     return a != a || b != b ? canonical((double)NAN) : ordered;
   }
   static CINCH_HD double from_word(uint64_t word) { return double_of(word); }
+  static CINCH_HD uint64_t to_word(double number) { return bits_of(number); }
   static CINCH_HD double divide(double a, uint32_t n) {
 #if defined(__CUDA_ARCH__)
     return canonical(__ddiv_rn(a, (double)n));

@@ -171,6 +171,7 @@ struct Walk {
 // `Mover` is a class with
 //   static constexpr int protocol;
 //   static void prepare();                     once, by all threads of the block
+//   static uint64_t factor_at(uint64_t);       the word of a factor that lies there
 //   Mover(const cinch_work &, const cinch_comm_view &, Stop);
 //   uint32_t element_bytes() const;
 //   uint32_t tile_elements() const;            elements that a warp moves at once
@@ -272,6 +273,11 @@ __device__ __forceinline__ void interpret(const cinch_args &args) {
     own.places[threadIdx.x].refresh = 0;
   }
   __syncthreads();
+  if (own.work.flags & CINCH_FACTOR_AT) {
+    // Read here, in the order of the stream, and once.
+    if (threadIdx.x == 0) own.work.factor = Mover::factor_at(own.work.factor);
+    __syncthreads();
+  }
 
   const Stop stop = {own.stopped};
   const uint32_t lane = own.work.first_lane + channel;

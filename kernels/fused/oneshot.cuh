@@ -34,6 +34,8 @@ __device__ __forceinline__ void oneshot_packets(const cinch_oneshot_args &args, 
   const uint32_t flag = message_flag(epoch);
   const uint8_t *input = (const uint8_t *)args.input;
   uint8_t *output = (uint8_t *)args.output;
+  const uint64_t factor =
+      args.flags & CINCH_FACTOR_AT ? E::factor_at(args.factor) : args.factor;
   const Stop stop = {stopped};
   const uint32_t cover = refreshes(flag, 2) ? (uint32_t)(args.half / 16) : pieces;
 
@@ -46,7 +48,7 @@ __device__ __forceinline__ void oneshot_packets(const cinch_oneshot_args &args, 
       E::unpack(make_uint4((uint32_t)own, (uint32_t)(own >> 32), 0, 0), mine);
       if (args.flags & CINCH_PREMULTIPLY) {
 #pragma unroll
-        for (int k = 0; k < N; ++k) mine[k] = E::premultiply(mine[k], args.factor);
+        for (int k = 0; k < N; ++k) mine[k] = E::premultiply(mine[k], factor);
 #pragma unroll
         for (int k = N; k < 2 * N; ++k) mine[k] = mine[0];
         const uint4 v = E::pack(mine);

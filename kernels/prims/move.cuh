@@ -93,6 +93,7 @@ class MoveSimple {
   static constexpr int protocol = CINCH_SIMPLE;
 
   static __device__ __forceinline__ void prepare() {}
+  static __device__ __forceinline__ uint64_t factor_at(uint64_t address) { return address; }
 
   __device__ __forceinline__ MoveSimple(const cinch_work &work, const cinch_comm_view &, Stop)
       : work_(work) {}

@@ -79,7 +79,12 @@ pub(super) fn shape(comm: &Communicator, call: &Call) -> Result<()> {
     }
     if call.collective.reduces()
         && let ReduceOp::PreMulSum(scalar) = call.op
-        && matches!(scalar, Scalar::Float(_)) != call.dtype.is_float()
+        && match scalar {
+            Scalar::Float(_) => !call.dtype.is_float(),
+            Scalar::Int(_) => call.dtype.is_float(),
+            // Looked at where the GPU is known.
+            Scalar::Device(_) => comm.gpu().is_none(),
+        }
     {
         return Err(Error::invalid_argument(format!(
             "{name}: the factor {scalar:?} of the pre-multiplied sum does not fit {} elements",

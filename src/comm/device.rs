@@ -16,7 +16,7 @@ use crate::simd::Isa;
 use crate::sync::Fault;
 use crate::transport::ConnectContext;
 use crate::transport::cuda::{self, DeviceLinks};
-use crate::types::{CodecChoice, TransportKind};
+use crate::types::{CodecChoice, ReduceOp, Scalar, TransportKind};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// The part of a communicator that is on a GPU.
@@ -212,6 +212,18 @@ impl Communicator {
                 )));
             }
             device::check_address(side.context(), &what, address)?;
+        }
+        if call.collective.reduces()
+            && let ReduceOp::PreMulSum(Scalar::Device(address)) = call.op
+        {
+            let what = format!("{}: the factor of the premulsum", call.collective);
+            if !address.is_multiple_of(size as u64) {
+                return Err(Error::invalid_argument(format!(
+                    "{what} at {address:#x} is not aligned to the {size} bytes of a {} element",
+                    call.dtype
+                )));
+            }
+            device::check_factor(side.context(), &what, address)?;
         }
         check::codec(self, call)
     }

@@ -28,6 +28,7 @@ pub(super) const RESERVED: &[&str] = &[
     "CINCH_TEST_CHILD",
     "CINCH_TEST_KILLS",
     "CINCH_TEST_MISMATCHES",
+    "CINCH_TEST_NCCL_INCLUDE",
     "CINCH_TEST_PATTERNS",
     "CINCH_TEST_SEED",
 ];

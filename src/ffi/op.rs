@@ -129,6 +129,7 @@ mod tests {
         match unsafe { read_scalar(bytes.as_ptr(), dtype) } {
             Scalar::Float(value) => value,
             Scalar::Int(value) => value as f64,
+            Scalar::Device(_) => panic!("a scalar of the host has a value"),
         }
     }
 

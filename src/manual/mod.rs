@@ -1,10 +1,12 @@
-//! Essays: layers, one allreduce, memory ordering, numbers, failures, adding things, dependencies.
+//! Essays: layers, one allreduce, memory ordering, numbers, failures, the drop-in for NCCL, adding
+//! things, dependencies.
 
 pub mod adding;
 pub mod dependencies;
 pub mod failures;
 pub mod layers;
 pub mod memory_ordering;
+pub mod nccl;
 pub mod numerics;
 pub mod one_allreduce;
 

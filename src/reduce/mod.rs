@@ -152,6 +152,10 @@ pub fn factor_word(dtype: DType, scalar: Scalar) -> Result<u64> {
         (_, Scalar::Int(factor)) => Err(Error::invalid_argument(format!(
             "premulsum of {dtype} elements with the integer factor {factor}: pass a float"
         ))),
+        (_, Scalar::Device(address)) => Err(Error::invalid_argument(format!(
+            "the factor of a premulsum lies at {address:#x} of a GPU, where only calls on GPUs \
+             find it: pass a number"
+        ))),
     }
 }
 

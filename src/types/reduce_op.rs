@@ -9,6 +9,9 @@ pub enum Scalar {
     Float(f64),
     /// For integer types.
     Int(i128),
+    /// The address of an element of the call's type, which kernels of the communicator's GPU read
+    /// when the call runs.
+    Device(u64),
 }
 
 /// How contributions are combined.

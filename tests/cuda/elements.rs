@@ -117,6 +117,7 @@ fn reductions_of_every_type() {
                     (Scalar::Int(factor), _) => factor as u64,
                     (Scalar::Float(factor), DType::F64) => factor.to_bits(),
                     (Scalar::Float(factor), _) => (factor as f32).to_bits().into(),
+                    (Scalar::Device(_), _) => unreachable!("no case has one"),
                 };
                 reducer.load(a.slice(), &mut tile);
                 let mut expected = vec![0; a.slice().len()];

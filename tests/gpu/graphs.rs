@@ -72,7 +72,7 @@ impl Places {
 fn odd(rank: usize) -> u32 {
     match factor(DType::U32, rank) {
         Scalar::Int(factor) => factor as u32,
-        Scalar::Float(_) => 1,
+        Scalar::Float(_) | Scalar::Device(_) => 1,
     }
 }
 

@@ -38,6 +38,8 @@ pub const PREMULTIPLY: u8 = 1;
 pub const AVERAGE: u8 = 2;
 /// [`Work::flags`]: input and output are multiples of 16.
 pub const ALIGNED: u8 = 4;
+/// [`Work::flags`]: [`Work::factor`] is the address of an element of the call's type.
+pub const FACTOR_AT: u8 = 8;
 
 /// Parameters of a codec, or the bytes of an element where nothing but bytes is moved.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -91,7 +93,8 @@ pub struct Work {
     pub count: u64,
     /// Elements of a full chunk.
     pub chunk: u64,
-    /// Of a pre-multiplied sum, in the accumulator type, in the low bits.
+    /// Of a pre-multiplied sum, in the accumulator type, in the low bits; or where it is
+    /// ([`FACTOR_AT`]).
     pub factor: u64,
     /// What the call is, for the peers.
     pub signature: [u64; SIGNATURE_WORDS],
@@ -252,6 +255,7 @@ mod tests {
         ("CINCH_PREMULTIPLY", PREMULTIPLY as usize),
         ("CINCH_AVERAGE", AVERAGE as usize),
         ("CINCH_ALIGNED", ALIGNED as usize),
+        ("CINCH_FACTOR_AT", FACTOR_AT as usize),
         ("CINCH_ARGS_BYTES", ARGS_BYTES),
         ("CINCH_BLOB_BYTES", BLOB_BYTES),
         ("CINCH_MAX_BATCH", MAX_BATCH),

@@ -78,3 +78,15 @@ pub fn check_address(context: &Context, what: &str, address: u64) -> Result<()> 
         },
     }
 }
+
+/// Refuses an address at which kernels of the GPU of `context` find no number: that of pageable
+/// memory. `what` names it.
+///
+/// # Errors
+/// As [`check_address`].
+pub fn check_factor(context: &Context, what: &str, address: u64) -> Result<()> {
+    match context.driver().pointer(address)?.space {
+        Space::Pinned | Space::Managed => Ok(()),
+        Space::Pageable | Space::Device => check_address(context, what, address),
+    }
+}

@@ -15,7 +15,7 @@ use crate::mem::abi::MAX_RANKS;
 use crate::plan::Plan;
 use crate::reduce;
 use crate::schedule::{self, Op, Own, Pattern, Place, Schedule};
-use crate::types::ReduceOp;
+use crate::types::{ReduceOp, Scalar};
 
 /// One rank's part of a pass, packed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -350,6 +350,9 @@ pub fn arithmetic(plan: &Plan, op: ReduceOp) -> Result<(Combine, u64, u8)> {
         ReduceOp::Max => (Combine::Max, 0, 0),
         ReduceOp::Min => (Combine::Min, 0, 0),
         ReduceOp::Avg => (Combine::Sum, 0, abi::AVERAGE),
+        ReduceOp::PreMulSum(Scalar::Device(address)) => {
+            (Combine::Sum, address, abi::PREMULTIPLY | abi::FACTOR_AT)
+        }
         ReduceOp::PreMulSum(scalar) => (
             Combine::Sum,
             reduce::factor_word(plan.dtype, scalar)?,

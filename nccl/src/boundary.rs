@@ -1,0 +1,106 @@
+//! The boundary: both names of a function, and no panic or error that leaves it other than as a
+//! code.
+
+use crate::error;
+use crate::types::{ncclInProgress, ncclResult_t, ncclSuccess};
+use cinch::Result;
+
+/// What a function that did not fail returns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Progress {
+    /// It is done.
+    Done,
+    /// It goes on in the background: `ncclInProgress`.
+    Underway,
+}
+
+/// Defines a function of the interface under both of its names. The body is a
+/// `Result<Progress>`, or what `returning` says, with the value for a panic behind it.
+macro_rules! export {
+    ($(#[doc = $doc:literal])* fn $name:ident | $twin:ident
+        ($($arg:ident: $type:ty),* $(,)?) $body:block) => {
+        #[doc(hidden)]
+        #[allow(unused_imports)]
+        mod $name {
+            use super::*;
+            pub(super) unsafe fn body($($arg: $type),*) -> cinch::Result<$crate::boundary::Progress> {
+                $body
+            }
+        }
+        export!(names $(#[doc = $doc])* ($name, $twin) ($($arg: $type),*)
+            -> $crate::types::ncclResult_t {
+            // SAFETY: the caller's arguments are as the header says.
+            $crate::boundary::enter(stringify!($name), || unsafe { $name::body($($arg),*) })
+        });
+    };
+    ($(#[doc = $doc:literal])* fn $name:ident | $twin:ident
+        ($($arg:ident: $type:ty),* $(,)?) returning $returns:ty $body:block else $fallback:expr) => {
+        #[doc(hidden)]
+        #[allow(unused_imports)]
+        mod $name {
+            use super::*;
+            pub(super) unsafe fn body($($arg: $type),*) -> $returns {
+                $body
+            }
+        }
+        export!(names $(#[doc = $doc])* ($name, $twin) ($($arg: $type),*) -> $returns {
+            $crate::boundary::enter_value(
+                stringify!($name),
+                // SAFETY: the caller's arguments are as the header says.
+                || unsafe { $name::body($($arg),*) },
+                || $fallback,
+            )
+        });
+    };
+    // Neither name calls the other: a program may put a function of its own in the place of one,
+    // and call the other from it.
+    (names $(#[doc = $doc:literal])* ($name:ident, $twin:ident)
+        ($($arg:ident: $type:ty),*) -> $returns:ty $body:block) => {
+        $(#[doc = $doc])*
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name($($arg: $type),*) -> $returns $body
+        #[doc = concat!("`", stringify!($name), "`, for interposers.")]
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $twin($($arg: $type),*) -> $returns $body
+    };
+}
+
+pub(crate) fn enter(name: &str, body: impl FnOnce() -> Result<Progress>) -> ncclResult_t {
+    match cinch::ffi::caught(name, body) {
+        Ok(Progress::Done) => ncclSuccess,
+        Ok(Progress::Underway) => ncclInProgress,
+        Err(error) => error::remember(&error),
+    }
+}
+
+pub(crate) fn enter_value<T>(
+    name: &str,
+    body: impl FnOnce() -> T,
+    fallback: impl FnOnce() -> T,
+) -> T {
+    cinch::ffi::caught(name, || Ok(body())).unwrap_or_else(|error| {
+        error::remember(&error);
+        fallback()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::{ncclInternalError, ncclInvalidUsage};
+    use cinch::Error;
+
+    #[test]
+    fn nothing_but_codes_leaves() {
+        assert_eq!(enter("ncclF", || Ok(Progress::Done)), ncclSuccess);
+        assert_eq!(enter("ncclF", || Ok(Progress::Underway)), ncclInProgress);
+        let code = enter("ncclF", || Err(Error::invalid_usage("no")));
+        assert_eq!(code, ncclInvalidUsage);
+        assert_eq!(error::sentence(), "invalid usage: ncclF: no");
+        let code = enter("ncclG", || panic!("{}", "broken"));
+        assert_eq!(code, ncclInternalError);
+        assert!(error::sentence().contains("ncclG panicked: broken"));
+        assert_eq!(enter_value("ncclH", || panic!("again"), || 7), 7);
+        assert!(error::sentence().contains("again"));
+    }
+}

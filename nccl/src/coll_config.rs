@@ -1,0 +1,148 @@
+//! `ncclCollConfig_t`: what a program asks of one call.
+
+use crate::extension::{self, ncclConfigExt_t};
+use crate::types::{NCCL_API_MAGIC, cudaEvent_t};
+use crate::versioned::{self, Unset};
+use cinch::types::{Algorithm, CodecSpec};
+use cinch::{Error, Result};
+use std::ffi::{CStr, c_char, c_int};
+use std::ptr::{null, null_mut};
+
+const INT: c_int = c_int::UNSET;
+
+versioned! {
+    /// `ncclCollConfig_t` of NCCL 2.32.
+    struct ncclCollConfig_t, "NCCL_COLLCONFIG_INITIALIZER", magic NCCL_API_MAGIC;
+    ext: *const ncclConfigExt_t = null(), since 23100;
+    minCTAs: c_int = INT, since 23100;
+    maxCTAs: c_int = INT, since 23100;
+    nvlsCTAs: c_int = INT, since 23100;
+    cgaClusterSize: c_int = INT, since 23100;
+    algSelection: *const c_char = null(), since 23100;
+    forceAlgSelection: c_int = 1, since 23100;
+    CTAPolicy: c_int = INT, since 23100;
+    userProfilerTag: u64 = 0, since 23100;
+    launchCompletionEvent: cudaEvent_t = null_mut(), since 23200;
+}
+
+/// The part of it that means something here.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Choice {
+    /// The codec, where one is asked for.
+    pub(crate) codec: Option<CodecSpec>,
+    /// The algorithm, where one is.
+    pub(crate) algorithm: Option<Algorithm>,
+}
+
+impl Choice {
+    /// The config at `config`, checked; nothing for NULL.
+    ///
+    /// # Safety
+    /// `config` is NULL, or readable for the size that it says, with live strings and options.
+    pub(crate) unsafe fn read(config: *const ncclCollConfig_t) -> Result<Choice> {
+        // SAFETY: as the caller's.
+        let Some(config) = (unsafe { versioned::read(config)? }) else {
+            return Ok(Choice::default());
+        };
+        if !config.launchCompletionEvent.is_null() {
+            return Err(Error::invalid_usage(
+                "ncclCollConfig_t.launchCompletionEvent is set, which cinch does not record: leave \
+                 it NULL and record the event on the stream behind the call",
+            ));
+        }
+        Ok(Choice {
+            // SAFETY: as the caller's.
+            codec: unsafe { extension::codec(config.ext)? },
+            // SAFETY: as the caller's.
+            algorithm: unsafe { algorithm(config.algSelection, config.forceAlgSelection != 0)? },
+        })
+    }
+}
+
+/// The algorithm of a selection by name. A list leaves the choice to us, unless none of it is ours.
+///
+/// # Safety
+/// `text` is NULL or a live string.
+unsafe fn algorithm(text: *const c_char, force: bool) -> Result<Option<Algorithm>> {
+    if text.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: not NULL, so a live string.
+    let text = unsafe { CStr::from_ptr(text) }.to_string_lossy();
+    if text.trim().is_empty() {
+        return Ok(None);
+    }
+    let names: Vec<&str> = text.split(',').map(str::trim).collect();
+    let known: Vec<Algorithm> = names
+        .iter()
+        .filter_map(|name| Algorithm::from_name(&name.to_ascii_lowercase()))
+        .collect();
+    match known[..] {
+        [one] if names.len() == 1 => Ok(Some(one)),
+        [] | [_, ..] if !force => Ok(None),
+        [one] => Ok(Some(one)),
+        _ => Err(Error::invalid_argument(format!(
+            "ncclCollConfig_t.algSelection \"{text}\" is forced and names {} algorithms of cinch; \
+             name one of {}, or clear forceAlgSelection",
+            known.len(),
+            Algorithm::ALL.map(Algorithm::name).join(", ")
+        ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::versioned::Versioned;
+
+    fn read(change: impl Fn(&mut ncclCollConfig_t)) -> Result<Choice> {
+        let mut config = ncclCollConfig_t {
+            version: 23203,
+            ..ncclCollConfig_t::unset()
+        };
+        change(&mut config);
+        // SAFETY: a whole struct with static strings.
+        unsafe { Choice::read(&config) }
+    }
+
+    #[test]
+    fn algorithms_go_by_name() {
+        assert_eq!(size_of::<ncclCollConfig_t>(), 72);
+        assert_eq!(read(|_| {}).unwrap(), Choice::default());
+        let ask = |text: &'static CStr, force: c_int| {
+            read(|config| {
+                config.algSelection = text.as_ptr();
+                config.forceAlgSelection = force;
+            })
+            .map(|choice| choice.algorithm)
+        };
+        assert_eq!(ask(c"RING", 1).unwrap(), Some(Algorithm::Ring));
+        assert_eq!(ask(c"nvls, tree", 1).unwrap(), Some(Algorithm::Tree));
+        assert_eq!(ask(c"", 1).unwrap(), None);
+        assert_eq!(ask(c"nvls", 0).unwrap(), None);
+        assert_eq!(ask(c"ring,tree", 0).unwrap(), None);
+        for text in [c"nvls", c"ring,tree"] {
+            let error = ask(text, 1).unwrap_err();
+            assert!(error.message().contains("ring, tree, oneshot"), "{error}");
+        }
+    }
+
+    #[test]
+    fn an_older_config_has_no_event() {
+        let set = |version: u32| {
+            read(|config| {
+                config.version = version;
+                config.launchCompletionEvent = std::ptr::without_provenance_mut(64);
+            })
+        };
+        assert!(set(23102).is_ok());
+        assert!(
+            set(23203)
+                .unwrap_err()
+                .message()
+                .contains("launchCompletionEvent")
+        );
+        let error = read(|config| config.magic = 7).unwrap_err();
+        assert!(error.message().contains("NCCL_COLLCONFIG_INITIALIZER"));
+    }
+}

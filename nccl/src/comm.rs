@@ -1,0 +1,189 @@
+//! Communicators as programs hold them: a ticket, and what it stands for from the call that asks
+//! for it on, which may be long before there is a connection.
+
+use crate::config::Asked;
+use crate::leave::Family;
+use crate::op::CreatedOps;
+use crate::types::{ncclComm, ncclComm_t};
+use cinch::ffi::Tickets;
+use cinch::sync::Fault;
+use cinch::{Communicator, Config, Error, Result};
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+static LIVE: Tickets<Comm> = Tickets::new("comm", "communicator", 0xACC1);
+
+/// What a ticket stands for.
+#[derive(Debug)]
+pub(crate) struct Comm {
+    /// What the program asked of it.
+    pub(crate) asked: Asked,
+    /// Its settings; those of communicators that are split from it.
+    pub(crate) config: Config,
+    /// Raising it ends whatever waits, an init too.
+    pub(crate) fault: Arc<Fault>,
+    /// The ranks of it that are in this process.
+    pub(crate) family: Arc<Family>,
+    /// Splits so far: equal on all ranks, who make the same calls.
+    pub(crate) splits: AtomicU64,
+    pub(crate) ops: CreatedOps,
+    life: Mutex<Life>,
+}
+
+#[derive(Debug, Default)]
+struct Life {
+    communicator: Option<Arc<Communicator>>,
+    /// Calls that go on in the background.
+    underway: usize,
+    /// Why there is no connection.
+    failure: Option<Error>,
+    stage: Stage,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// It takes calls.
+    #[default]
+    Open,
+    /// It was finalized, and is there to be destroyed.
+    Finalized,
+    /// It was revoked, and is there to be destroyed.
+    Revoked,
+}
+
+impl Comm {
+    /// One that is being connected: [`Comm::joined`] says how that went.
+    pub(crate) fn connecting(
+        asked: Asked,
+        config: Config,
+        fault: Arc<Fault>,
+        family: Arc<Family>,
+    ) -> Comm {
+        Comm {
+            asked,
+            config,
+            fault,
+            family,
+            splits: AtomicU64::new(0),
+            ops: CreatedOps::default(),
+            life: Mutex::new(Life {
+                underway: 1,
+                ..Life::default()
+            }),
+        }
+    }
+
+    fn life(&self) -> MutexGuard<'_, Life> {
+        self.life.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends the connecting.
+    pub(crate) fn joined(&self, result: Result<Communicator>) {
+        let mut life = self.life();
+        life.underway -= 1;
+        match result {
+            Ok(communicator) => life.communicator = Some(Arc::new(communicator)),
+            Err(error) => life.failure = Some(error),
+        }
+    }
+
+    /// Something begins that goes on in the background, or on another thread.
+    pub(crate) fn begin(&self) {
+        self.life().underway += 1;
+    }
+
+    /// It ended.
+    pub(crate) fn end(&self) {
+        self.life().underway -= 1;
+    }
+
+    /// The connection, if there is one and nothing is under way.
+    ///
+    /// # Errors
+    /// Invalid argument while something is; why there is no connection.
+    pub(crate) fn connection(&self) -> Result<Arc<Communicator>> {
+        let life = self.life();
+        if life.underway > 0 {
+            return Err(Error::invalid_argument(
+                "the communicator is not ready: an earlier call on it returned ncclInProgress or \
+                 runs on another thread; wait until ncclCommGetAsyncError no longer says so",
+            ));
+        }
+        match (&life.communicator, &life.failure) {
+            (_, Some(failure)) => Err(failure.clone()),
+            (Some(communicator), None) => Ok(communicator.clone()),
+            (None, None) => Err(Error::internal("a communicator without a connection")),
+        }
+    }
+
+    /// The connection, for calls.
+    ///
+    /// # Errors
+    /// As [`Comm::connection`]; invalid usage after finalize or revoke.
+    pub(crate) fn ready(&self) -> Result<Arc<Communicator>> {
+        let communicator = self.connection()?;
+        match self.stage() {
+            Stage::Open => Ok(communicator),
+            Stage::Finalized => Err(Error::invalid_usage(
+                "the communicator was finalized; it can only be destroyed",
+            )),
+            Stage::Revoked => Err(Error::invalid_usage(
+                "the communicator was revoked; it can only be destroyed, aborted or shrunk",
+            )),
+        }
+    }
+
+    pub(crate) fn stage(&self) -> Stage {
+        self.life().stage
+    }
+
+    pub(crate) fn enter(&self, stage: Stage) {
+        self.life().stage = stage;
+    }
+
+    /// The connection, for good: for whoever ends the communicator.
+    pub(crate) fn take(&self) -> Option<Arc<Communicator>> {
+        self.life().communicator.take()
+    }
+
+    /// Whether something goes on in the background.
+    pub(crate) fn is_underway(&self) -> bool {
+        self.life().underway > 0
+    }
+
+    /// Why it has failed, if it has and was not revoked.
+    pub(crate) fn failure(&self) -> Option<Error> {
+        let communicator = {
+            let life = self.life();
+            if life.stage == Stage::Revoked {
+                return None;
+            }
+            if life.failure.is_some() {
+                return life.failure.clone();
+            }
+            life.communicator.clone()
+        };
+        communicator.and_then(|communicator| communicator.async_error())
+    }
+}
+
+/// Gives `comm` a ticket.
+pub(crate) fn register(comm: Arc<Comm>) -> Result<ncclComm_t> {
+    LIVE.register(comm)
+}
+
+/// What the ticket stands for.
+pub(crate) fn lookup(comm: *const ncclComm) -> Result<Arc<Comm>> {
+    LIVE.lookup(comm)
+}
+
+/// Takes the ticket back.
+pub(crate) fn remove(comm: *const ncclComm) -> Result<Arc<Comm>> {
+    LIVE.remove(comm)
+}
+
+const _: () = {
+    // Handles are shared by threads; calls on one run one after the other.
+    const fn shared<T: Send + Sync>() {}
+    shared::<Comm>();
+};

@@ -1,0 +1,235 @@
+//! `ncclConfigExt_t`: options of one call that belong to a vendor's library. NVIDIA's ignores them
+//! all, so that a program that asks for a codec still runs there, uncompressed.
+
+use cinch::types::{CodecKind, CodecSpec, ScaleRule};
+use cinch::{Error, Result};
+use std::ffi::{CStr, c_char, c_int, c_void};
+
+/// `key.vendorId` of the options below.
+pub const VENDOR_ID: c_int = 0xC14C48;
+/// `key.optionId` of a codec's name, with parameters as in `CINCH_CODEC`: `val.s`.
+pub const OPTION_CODEC: c_int = 1;
+/// Of the elements that share a scale, for the codec named beside it: `val.i`.
+pub const OPTION_BLOCK: c_int = 2;
+/// Of a call that stays exact whatever else is set: `val.i` is 1. With 0 it says nothing.
+pub const OPTION_OFF: c_int = 3;
+
+/// `ncclConfigExt_t`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct ncclConfigExt_t {
+    /// The next option, or NULL.
+    pub next: *const ncclConfigExt_t,
+    /// Which option.
+    pub key: Key,
+    /// Its value.
+    pub val: Value,
+}
+
+/// `ncclConfigExt_t.key`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct Key {
+    /// Whose option.
+    pub vendorId: c_int,
+    /// Which of theirs.
+    pub optionId: c_int,
+}
+
+/// `ncclConfigExt_t.val`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub union Value {
+    /// An integer.
+    pub i: c_int,
+    /// A string.
+    pub s: *const c_char,
+    /// Anything.
+    pub raw: *mut c_void,
+}
+
+/// A list that is longer goes round in circles.
+const LONGEST: usize = 4096;
+
+/// The codec that a call's options ask for; `None` if they ask for none.
+///
+/// # Errors
+/// Invalid argument for an option of ours that is not there, comes twice or has no such value.
+///
+/// # Safety
+/// `first` is NULL, or the first of a list that ends, with live strings.
+pub(crate) unsafe fn codec(first: *const ncclConfigExt_t) -> Result<Option<CodecSpec>> {
+    let mut seen: Vec<c_int> = Vec::new();
+    let (mut named, mut block, mut off): (Option<CodecSpec>, Option<c_int>, bool) =
+        (None, None, false);
+    let mut at = first;
+    for _ in 0..LONGEST {
+        if at.is_null() {
+            return settled(named, block, off);
+        }
+        // SAFETY: not NULL, so an option of the list.
+        let option = unsafe { at.read_unaligned() };
+        at = option.next;
+        if option.key.vendorId != VENDOR_ID {
+            continue;
+        }
+        let id = option.key.optionId;
+        if seen.contains(&id) {
+            return Err(wrong(format!("option {id} comes twice")));
+        }
+        seen.push(id);
+        match id {
+            // SAFETY: the option's value is a string, by the documented contract.
+            OPTION_CODEC => named = unsafe { text(option.val.s)?.map(str::parse).transpose()? },
+            // SAFETY: an integer; any bits are one.
+            OPTION_BLOCK => block = Some(unsafe { option.val.i }),
+            // SAFETY: as above.
+            OPTION_OFF => match unsafe { option.val.i } {
+                0 => {}
+                1 => off = true,
+                other => return Err(wrong(format!("OPTION_OFF is {other}; it takes 0 or 1"))),
+            },
+            _ => {
+                return Err(wrong(format!(
+                    "there is no option {id}; there are {OPTION_CODEC} (codec), {OPTION_BLOCK} \
+                     (block) and {OPTION_OFF} (off)"
+                )));
+            }
+        }
+    }
+    Err(wrong(format!(
+        "the list has more than {LONGEST} options, or no end"
+    )))
+}
+
+fn settled(named: Option<CodecSpec>, block: Option<c_int>, off: bool) -> Result<Option<CodecSpec>> {
+    let Some(block) = block else {
+        return Ok(if off { Some(CodecSpec::RAW) } else { named });
+    };
+    let Some(named) = named else {
+        return Err(wrong(format!(
+            "OPTION_BLOCK is {block}, and no OPTION_CODEC names a codec"
+        )));
+    };
+    let kind: CodecKind = named.kind;
+    if !matches!(named.scale, ScaleRule::Block(_)) || !kind.has_scale() {
+        return Err(wrong(format!(
+            "OPTION_BLOCK is {block}, and codec {named} has no blocks"
+        )));
+    }
+    // The text's own rules say which blocks there are.
+    let spec: CodecSpec = format!("{}:block={block}", kind.name()).parse()?;
+    let spec = CodecSpec {
+        scale: spec.scale,
+        ..named
+    };
+    Ok(Some(if off { CodecSpec::RAW } else { spec }))
+}
+
+/// # Safety
+/// `text` is NULL or a live string.
+unsafe fn text<'a>(text: *const c_char) -> Result<Option<&'a str>> {
+    if text.is_null() {
+        return Err(wrong("OPTION_CODEC is NULL".into()));
+    }
+    // SAFETY: not NULL, so a live string.
+    let text = unsafe { CStr::from_ptr(text) };
+    text.to_str()
+        .map(Some)
+        .map_err(|_| wrong("OPTION_CODEC is not UTF-8".into()))
+}
+
+fn wrong(why: String) -> Error {
+    Error::invalid_argument(format!(
+        "ncclCollConfig_t.ext of vendor {VENDOR_ID:#x}: {why}"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Reads a list of options.
+    fn read(options: &[(c_int, c_int, Value)]) -> Result<Option<CodecSpec>> {
+        let mut list: Vec<ncclConfigExt_t> = options
+            .iter()
+            .map(|&(vendorId, optionId, val)| ncclConfigExt_t {
+                next: std::ptr::null(),
+                key: Key { vendorId, optionId },
+                val,
+            })
+            .collect();
+        for at in (1..list.len()).rev() {
+            list[at - 1].next = &list[at];
+        }
+        // SAFETY: a list that ends, with static strings.
+        unsafe { codec(list.first().map_or(std::ptr::null(), std::ptr::from_ref)) }
+    }
+
+    const fn named(name: &'static CStr) -> (c_int, c_int, Value) {
+        (VENDOR_ID, OPTION_CODEC, Value { s: name.as_ptr() })
+    }
+    const fn number(option: c_int, i: c_int) -> (c_int, c_int, Value) {
+        (VENDOR_ID, option, Value { i })
+    }
+
+    #[test]
+    fn options_say_which_codec() {
+        assert_eq!((size_of::<ncclConfigExt_t>(), VENDOR_ID >> 24), (24, 0));
+        assert_eq!(read(&[]).unwrap(), None);
+        let spec = read(&[named(c"linear8")]).unwrap().unwrap();
+        assert_eq!(spec.to_string(), "linear8:block=256");
+        let spec = read(&[number(OPTION_BLOCK, 64), named(c"dynamic8")]);
+        assert_eq!(spec.unwrap().unwrap().to_string(), "dynamic8:block=64");
+        let spec = read(&[named(c"linear8"), number(OPTION_OFF, 1)]);
+        assert_eq!(spec.unwrap(), Some(CodecSpec::RAW));
+        assert_eq!(read(&[number(OPTION_OFF, 0)]).unwrap(), None);
+        // Others' options are theirs.
+        let other = (77, OPTION_CODEC, Value { i: 5 });
+        assert_eq!(read(&[other, other]).unwrap(), None);
+    }
+
+    #[test]
+    fn what_is_no_option_is_refused() {
+        for (options, said) in [
+            (vec![named(c"linear9")], "linear9"),
+            (vec![named(c"raw"), named(c"raw")], "comes twice"),
+            (vec![number(9, 0)], "there is no option 9"),
+            (vec![number(OPTION_OFF, 2)], "it takes 0 or 1"),
+            (vec![number(OPTION_BLOCK, 64)], "no OPTION_CODEC"),
+            (
+                vec![named(c"cast16"), number(OPTION_BLOCK, 64)],
+                "has no blocks",
+            ),
+            (
+                vec![named(c"linear8"), number(OPTION_BLOCK, 63)],
+                "block=63",
+            ),
+            (
+                vec![(
+                    VENDOR_ID,
+                    OPTION_CODEC,
+                    Value {
+                        s: std::ptr::null(),
+                    },
+                )],
+                "is NULL",
+            ),
+        ] {
+            let error = read(&options).unwrap_err();
+            assert!(error.message().contains(said), "{error}");
+        }
+        let mut circle = ncclConfigExt_t {
+            next: std::ptr::null(),
+            key: Key {
+                vendorId: 77,
+                optionId: 0,
+            },
+            val: Value { i: 0 },
+        };
+        circle.next = &circle;
+        // SAFETY: a list without an end is what is tested; every option of it is live.
+        let error = unsafe { codec(&circle) }.unwrap_err();
+        assert!(error.message().contains("no end"), "{error}");
+    }
+}

@@ -1,0 +1,259 @@
+//! Calls that run together.
+//!
+//! A group belongs to a thread. Between start and end, calls are checked and recorded with their
+//! pointers; the outermost end connects the communicators that were asked for, and then runs the
+//! calls. An error in between poisons the group: the end returns that error, and nothing runs.
+
+use crate::async_job::{self, Job};
+use crate::boundary::Progress;
+use crate::types::*;
+use crate::versioned;
+use cinch::comm::{Call, Group};
+use cinch::mem::{DeviceBuffers, UserBuffers};
+use cinch::{Communicator, Error, Result};
+use std::cell::RefCell;
+use std::sync::Arc;
+
+export! {
+    /// Opens a group on this thread; groups nest.
+    fn ncclGroupStart | pncclGroupStart() {
+        OPEN.with_borrow_mut(|open| {
+            let group = open.get_or_insert_default();
+            group.depth = group
+                .depth
+                .checked_add(1)
+                .ok_or_else(|| Error::invalid_usage("groups nest 4294967295 deep"))?;
+            Ok(Progress::Done)
+        })
+    }
+}
+
+export! {
+    /// Closes this thread's innermost group; the outermost close runs what was recorded.
+    fn ncclGroupEnd | pncclGroupEnd() {
+        // The group leaves the thread's storage before it runs: a panic in it closes it.
+        match OPEN.with_borrow_mut(close)? {
+            Some(group) => group.run(),
+            None => Ok(Progress::Done),
+        }
+    }
+}
+
+export! {
+    /// Closes a group as `ncclGroupEnd` does, but runs nothing: says how long it would take.
+    fn ncclGroupSimulateEnd | pncclGroupSimulateEnd(simInfo: *mut ncclSimInfo_t) {
+        check_out("simInfo", simInfo)?;
+        // SAFETY: not NULL, so readable for the size that it says.
+        let mut info = counted(|| unsafe { versioned::read(simInfo.cast_const()) })?
+            .ok_or_else(|| Error::internal("a struct vanished"))?;
+        let Some(group) = OPEN.with_borrow_mut(close)? else {
+            return Ok(Progress::Done);
+        };
+        info.estimatedTime = group.predict()? as f32;
+        let bytes = info.size.min(size_of::<ncclSimInfo_t>());
+        // SAFETY: writable for the size that it says.
+        unsafe {
+            std::ptr::copy_nonoverlapping(
+                std::ptr::from_ref(&info).cast::<u8>(),
+                simInfo.cast::<u8>(),
+                bytes,
+            );
+        }
+        Ok(Progress::Done)
+    }
+}
+
+versioned! {
+    /// `ncclSimInfo_t`.
+    struct ncclSimInfo_t, "NCCL_SIM_INFO_INITIALIZER", magic SIM_INFO_MAGIC;
+    estimatedTime: f32 = -1.0, since 22200;
+}
+
+thread_local! {
+    static OPEN: RefCell<Option<OpenGroup>> = const { RefCell::new(None) };
+}
+
+/// The buffers of a call: where they are is the communicator's choice.
+pub(crate) enum Buffers {
+    /// In host memory.
+    Host(UserBuffers<'static>),
+    /// On a GPU.
+    Gpu(DeviceBuffers<'static>),
+}
+
+#[derive(Default)]
+struct OpenGroup {
+    depth: u32,
+    failure: Option<Error>,
+    /// Borrows the communicators of `calls`; declared, and so dropped, before it.
+    group: Group<'static>,
+    calls: Vec<(Arc<Communicator>, Call)>,
+    jobs: Vec<Job>,
+}
+
+impl OpenGroup {
+    fn add(&mut self, comm: Arc<Communicator>, call: &Call, buffers: Buffers) -> Result<()> {
+        // SAFETY: `calls` holds the communicator, which does not move, for longer than `group`
+        // lives.
+        let borrowed: &'static Communicator = unsafe { &*Arc::as_ptr(&comm) };
+        self.calls.push((comm, *call));
+        let added = match buffers {
+            Buffers::Host(buffers) => self.group.add(borrowed, call, buffers),
+            Buffers::Gpu(buffers) => self.group.add_on(borrowed, call, buffers),
+        };
+        added.inspect_err(|_| {
+            self.calls.pop();
+        })
+    }
+
+    /// What failed while it was open.
+    fn check(&mut self) -> Result<()> {
+        let Some(error) = self.failure.take() else {
+            return Ok(());
+        };
+        async_job::withdraw(&self.jobs);
+        Err(error.context("a call inside the group failed, so nothing ran"))
+    }
+
+    fn run(mut self) -> Result<Progress> {
+        self.check()?;
+        let OpenGroup {
+            group, calls, jobs, ..
+        } = self;
+        let progress = async_job::run(jobs)?;
+        if !calls.is_empty() {
+            group.run()?;
+        }
+        Ok(progress)
+    }
+
+    /// Microseconds that the calls take one after the other on each communicator.
+    fn predict(mut self) -> Result<f64> {
+        self.check()?;
+        if !self.jobs.is_empty() {
+            async_job::withdraw(&self.jobs);
+            return Err(Error::invalid_usage(
+                "communicators cannot be connected in a group that is simulated",
+            ));
+        }
+        let mut seconds: Vec<(*const Communicator, f64)> = Vec::new();
+        for (comm, call) in &self.calls {
+            let own = comm.predict(call)?;
+            let key = Arc::as_ptr(comm);
+            match seconds.iter_mut().find(|(other, _)| *other == key) {
+                Some((_, sum)) => *sum += own,
+                None => seconds.push((key, own)),
+            }
+        }
+        let longest = seconds.iter().map(|(_, sum)| *sum).fold(0.0, f64::max);
+        Ok(longest * 1e6)
+    }
+}
+
+fn close(open: &mut Option<OpenGroup>) -> Result<Option<OpenGroup>> {
+    let Some(group) = open else {
+        return Err(Error::invalid_usage(
+            "no group is open on this thread; ncclGroupStart opens one",
+        ));
+    };
+    group.depth -= 1;
+    Ok(if group.depth == 0 { open.take() } else { None })
+}
+
+/// Runs a call, or records it if a group is open.
+pub(crate) fn submit(comm: Arc<Communicator>, call: &Call, buffers: Buffers) -> Result<Progress> {
+    if OPEN.with_borrow(Option::is_some) {
+        OPEN.with_borrow_mut(|open| open.get_or_insert_default().add(comm, call, buffers))?;
+        return Ok(Progress::Done);
+    }
+    match buffers {
+        Buffers::Host(buffers) => comm.call(call, buffers)?,
+        Buffers::Gpu(buffers) => comm.call_on(call, buffers)?,
+    };
+    Ok(Progress::Done)
+}
+
+/// Records a job if a group is open; gives it back if none is.
+pub(crate) fn record_job(job: Job) -> Option<Job> {
+    OPEN.with_borrow_mut(|open| match open {
+        Some(group) => {
+            group.jobs.push(job);
+            None
+        }
+        None => Some(job),
+    })
+}
+
+/// Runs what counts as a part of the open group, if one is: its failure is the group's, the first
+/// one's.
+pub(crate) fn counted<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
+    body().inspect_err(|error| {
+        let _ = OPEN.try_with(|open| {
+            if let Ok(mut open) = open.try_borrow_mut()
+                && let Some(group) = open.as_mut()
+            {
+                group.failure.get_or_insert_with(|| error.clone());
+            }
+        });
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn start() -> ncclResult_t {
+        // SAFETY: no arguments.
+        unsafe { ncclGroupStart() }
+    }
+
+    fn end() -> ncclResult_t {
+        // SAFETY: no arguments.
+        unsafe { pncclGroupEnd() }
+    }
+
+    #[test]
+    fn groups_nest_and_belong_to_their_thread() {
+        assert_eq!(end(), ncclInvalidUsage);
+        assert_eq!((start(), start()), (ncclSuccess, ncclSuccess));
+        std::thread::spawn(|| assert_eq!(end(), ncclInvalidUsage))
+            .join()
+            .unwrap();
+        assert_eq!((end(), end(), end()), (0, 0, ncclInvalidUsage));
+    }
+
+    #[test]
+    fn the_first_failure_is_the_groups() {
+        assert_eq!((start(), start()), (0, 0));
+        for said in ["first", "second"] {
+            counted(|| -> Result<()> { Err(Error::invalid_argument(said)) }).unwrap_err();
+        }
+        assert_eq!(end(), ncclSuccess);
+        assert_eq!(end(), ncclInvalidArgument);
+        assert!(crate::error::sentence().ends_with("so nothing ran: first"));
+        // Over: the next one is clean.
+        assert_eq!((start(), end()), (0, 0));
+        counted(|| -> Result<()> { Err(Error::invalid_argument("outside")) }).unwrap_err();
+        assert_eq!((start(), end()), (0, 0));
+    }
+
+    #[test]
+    fn an_empty_group_takes_no_time() {
+        use crate::versioned::Versioned;
+        let mut info = ncclSimInfo_t {
+            version: 22809,
+            ..ncclSimInfo_t::unset()
+        };
+        assert_eq!(start(), 0);
+        // SAFETY: a whole struct.
+        assert_eq!(unsafe { ncclGroupSimulateEnd(&mut info) }, ncclSuccess);
+        assert_eq!((info.estimatedTime, size_of::<ncclSimInfo_t>()), (0.0, 24));
+        // SAFETY: as above.
+        let code = unsafe { ncclGroupSimulateEnd(&mut info) };
+        assert_eq!(code, ncclInvalidUsage);
+        info.magic = 1;
+        // SAFETY: as above.
+        let code = unsafe { ncclGroupSimulateEnd(&mut info) };
+        assert_eq!(code, ncclInvalidArgument);
+    }
+}

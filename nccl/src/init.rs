@@ -1,0 +1,181 @@
+//! Joining communicators.
+
+use crate::async_job::{self, Job, Made};
+use crate::boundary::Progress;
+use crate::comm::Comm;
+use crate::config::{Asked, ncclConfig_t};
+use crate::leave::Family;
+use crate::types::*;
+use crate::{group, settings, unique_id};
+use cinch::sync::Fault;
+use cinch::types::DeviceChoice;
+use cinch::{Communicator, Config, Error, Result, UniqueId};
+use std::ffi::c_int;
+use std::ptr::{null, null_mut};
+
+export! {
+    /// Joins the communicator of `commId` as `rank` of `nranks`, on this thread's GPU.
+    fn ncclCommInitRank | pncclCommInitRank(
+        comm: *mut ncclComm_t,
+        nranks: c_int,
+        commId: ncclUniqueId,
+        rank: c_int,
+    ) {
+        // SAFETY: the caller's arguments are as the header says.
+        group::counted(|| unsafe { by_rank(comm, nranks, &commId, rank, null()) })
+    }
+}
+
+export! {
+    /// The same, with a config, which may be NULL.
+    fn ncclCommInitRankConfig | pncclCommInitRankConfig(
+        comm: *mut ncclComm_t,
+        nranks: c_int,
+        commId: ncclUniqueId,
+        rank: c_int,
+        config: *mut ncclConfig_t,
+    ) {
+        // SAFETY: the caller's arguments are as the header says.
+        group::counted(|| unsafe { by_rank(comm, nranks, &commId, rank, config) })
+    }
+}
+
+export! {
+    /// The same for many ranks, which may bring several ids. They all meet at the first one's.
+    fn ncclCommInitRankScalable | pncclCommInitRankScalable(
+        newcomm: *mut ncclComm_t,
+        nranks: c_int,
+        myrank: c_int,
+        nId: c_int,
+        commIds: *mut ncclUniqueId,
+        config: *mut ncclConfig_t,
+    ) {
+        group::counted(|| {
+            // SAFETY: NULL or writable, by the header.
+            unsafe { store("newcomm", newcomm, null_mut())? };
+            if commIds.is_null() || nId < 1 || nId > nranks.max(1) {
+                return Err(Error::invalid_argument(format!(
+                    "nId {nId} of {nranks} ranks at {commIds:?}: there are 1 to nranks ids"
+                )));
+            }
+            for at in 1..nId as usize {
+                // SAFETY: there are `nId` ids.
+                let id = unsafe { commIds.add(at).read_unaligned() };
+                // Nobody will come there.
+                unique_id::from_c(&id)?.cancel();
+            }
+            // SAFETY: as above; the rest is as the header says.
+            unsafe { by_rank(newcomm, nranks, &commIds.read_unaligned(), myrank, config) }
+        })
+    }
+}
+
+export! {
+    /// Makes a communicator of `ndev` GPUs of this process: those of `devlist`, or the first ones.
+    fn ncclCommInitAll | pncclCommInitAll(
+        comm: *mut ncclComm_t,
+        ndev: c_int,
+        devlist: *const c_int,
+    ) {
+        // SAFETY: the caller's arguments are as the header says.
+        group::counted(|| unsafe { all(comm, ndev, devlist) })
+    }
+}
+
+unsafe fn by_rank(
+    place: *mut ncclComm_t,
+    nranks: c_int,
+    id: &ncclUniqueId,
+    rank: c_int,
+    config: *const ncclConfig_t,
+) -> Result<Progress> {
+    // SAFETY: NULL or writable, by the header.
+    unsafe { store("comm", place, null_mut())? };
+    // SAFETY: NULL or readable, by the header.
+    let asked = unsafe { Asked::read(config)? }.unwrap_or_default();
+    let id = unique_id::from_c(id)?;
+    let config = settings::on_this_gpu(asked.apply(settings::process()?)?)?;
+    // SAFETY: writable until the job has run, by the header.
+    let job = unsafe { job(place, id, (rank, nranks), asked, config)? };
+    async_job::submit(job)
+}
+
+unsafe fn all(comms: *mut ncclComm_t, ndev: c_int, devlist: *const c_int) -> Result<Progress> {
+    check_out("comm", comms)?;
+    if ndev < 1 {
+        return Err(Error::invalid_argument(format!(
+            "ndev is {ndev}; there is at least one rank"
+        )));
+    }
+    let config = settings::process()?;
+    let id = UniqueId::create_for_one_host(&config)?;
+    let mut jobs = Vec::new();
+    let made = (0..ndev).try_for_each(|rank| {
+        let number = match devlist.is_null() {
+            true => rank,
+            // SAFETY: `ndev` numbers, by the header.
+            false => unsafe { devlist.add(rank as usize).read_unaligned() },
+        };
+        let config = settings::on_gpu(config.clone(), number)?;
+        // SAFETY: room for `ndev` communicators, by the header.
+        let place = unsafe { comms.add(rank as usize) };
+        // SAFETY: writable until this call returns.
+        jobs.push(unsafe { job(place, id, (rank, ndev), Asked::default(), config)? });
+        Ok(())
+    });
+    // Not part of an open group: NCCL's does not wait for its end either.
+    let made = made.and_then(|()| match config.device {
+        DeviceChoice::Host => Ok(()),
+        _ => check_gpus(ndev, devlist.is_null()),
+    });
+    match made {
+        Ok(()) => async_job::run(jobs),
+        Err(error) => {
+            async_job::withdraw(&jobs);
+            id.cancel();
+            Err(error)
+        }
+    }
+}
+
+/// Refuses more ranks than GPUs where every rank takes the next one.
+fn check_gpus(ndev: c_int, by_order: bool) -> Result<()> {
+    let there_are = cinch::gpu::Driver::load()?.device_count()?;
+    match by_order && ndev as u32 > there_are {
+        true => Err(Error::invalid_argument(format!(
+            "ndev is {ndev}, and this process sees {there_are} GPUs; name them in devlist, where \
+             one may stand several times"
+        ))),
+        false => Ok(()),
+    }
+}
+
+/// # Safety
+/// `place` is writable until the job has run.
+unsafe fn job(
+    place: *mut ncclComm_t,
+    id: UniqueId,
+    (rank, nranks): (c_int, c_int),
+    asked: Asked,
+    config: Config,
+) -> Result<Job> {
+    let (rank, nranks) = (rank_of("rank", rank)?, rank_of("nranks", nranks)?);
+    if rank >= nranks {
+        return Err(Error::invalid_argument(format!(
+            "rank {rank} of {nranks}: a communicator of n ranks has ranks 0 to n-1"
+        )));
+    }
+    let fault = Fault::new();
+    let blocking = asked.blocking;
+    let family = Family::of(&id.as_bytes());
+    let comm = Comm::connecting(asked, config.clone(), fault.clone(), family);
+    Ok(Job {
+        // SAFETY: as the caller's.
+        made: Some(unsafe { Made::new(comm, place)? }),
+        parent: None,
+        blocking,
+        work: Box::new(move || {
+            Communicator::init_watched(&id, rank, nranks, config, fault).map(Some)
+        }),
+    })
+}

@@ -1,0 +1,195 @@
+//! Leaving: finalize, destroy, abort, revoke.
+
+use crate::boundary::Progress;
+use crate::comm::{self, Stage};
+use crate::types::*;
+use cinch::sys::log::{self, Level};
+use cinch::{Communicator, Error, ErrorKind, Result};
+use std::collections::BTreeMap;
+use std::ffi::c_int;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+
+export! {
+    /// Waits until what was called on the communicator has ended on all ranks. It takes no more
+    /// calls then, and is there to be destroyed.
+    fn ncclCommFinalize | pncclCommFinalize(comm: ncclComm_t) {
+        let comm = comm::lookup(comm)?;
+        let communicator = comm.ready()?;
+        comm.enter(Stage::Finalized);
+        if comm.asked.blocking {
+            flush(&comm.family, communicator)?;
+            return Ok(Progress::Done);
+        }
+        comm.begin();
+        let ending = comm.clone();
+        in_background(move || {
+            // Its failure is the communicator's, which is asked for it.
+            let _ = communicator.finalize();
+            ending.end();
+        })
+        .inspect_err(|_| comm.end())?;
+        Ok(Progress::Underway)
+    }
+}
+
+export! {
+    /// Ends the handle and frees what it holds, after it has waited as `ncclCommFinalize` does if
+    /// that was not called. NULL is nothing to end.
+    fn ncclCommDestroy | pncclCommDestroy(comm: ncclComm_t) {
+        if comm.is_null() {
+            return Ok(Progress::Done);
+        }
+        let held = comm::lookup(comm)?;
+        if held.is_underway() {
+            // The one error that keeps the handle: ncclCommAbort is for this.
+            held.connection()?;
+        }
+        comm::remove(comm)?;
+        if let Some(communicator) = held.take()
+            && held.stage() == Stage::Open
+            && communicator.async_error().is_none()
+            && let Err(error) = flush(&held.family, communicator)
+        {
+            log::line(Level::Warn, format_args!("ncclCommDestroy: {error}"));
+        }
+        Ok(Progress::Done)
+    }
+}
+
+export! {
+    /// Fails the communicator, on this rank at once and on the others by message, and ends the
+    /// handle. Calls that wait end, and so do kernels. NULL is nothing to abort.
+    fn ncclCommAbort | pncclCommAbort(comm: ncclComm_t) {
+        if comm.is_null() {
+            return Ok(Progress::Done);
+        }
+        let comm = comm::remove(comm)?;
+        if let Some(communicator) = comm.take() {
+            communicator.abort();
+        }
+        // One that is connecting has no connection to tell the others by; the meeting tells them.
+        comm.fault.raise(Error::new(
+            ErrorKind::Aborted,
+            "ncclCommAbort was called on this rank",
+        ));
+        Ok(Progress::Done)
+    }
+}
+
+export! {
+    /// Ends what runs on the communicator, which then only waits to be shrunk, destroyed or aborted.
+    fn ncclCommRevoke | pncclCommRevoke(comm: ncclComm_t, revokeFlags: c_int) {
+        let comm = comm::lookup(comm)?;
+        if revokeFlags != NCCL_REVOKE_DEFAULT {
+            return Err(Error::invalid_argument(format!(
+                "revokeFlags is {revokeFlags}; it takes NCCL_REVOKE_DEFAULT ({NCCL_REVOKE_DEFAULT})"
+            )));
+        }
+        let communicator = comm.connection()?;
+        if comm.stage() == Stage::Finalized {
+            return Err(Error::invalid_usage("the communicator was finalized"));
+        }
+        comm.enter(Stage::Revoked);
+        communicator.abort();
+        Ok(Progress::Done)
+    }
+}
+
+/// The ranks of one communicator that are in this process.
+///
+/// A thread that holds several of them ends them one after the other, and must not wait in the
+/// first for the second: all but the last one end in the background, and the last one waits.
+#[derive(Debug)]
+pub(crate) struct Family {
+    key: u64,
+    leaving: Mutex<Leaving>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Leaving {
+    begun: usize,
+    ended: usize,
+    failure: Option<Error>,
+}
+
+static FAMILIES: Mutex<BTreeMap<u64, Weak<Family>>> = Mutex::new(BTreeMap::new());
+
+impl Family {
+    /// That of the communicator which `name` tells from all others of this process.
+    pub(crate) fn of(name: &impl Hash) -> Arc<Family> {
+        let mut hasher = DefaultHasher::new();
+        name.hash(&mut hasher);
+        let key = hasher.finish();
+        let mut families = FAMILIES.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(family) = families.get(&key).and_then(Weak::upgrade) {
+            return family;
+        }
+        families.retain(|_, family| family.strong_count() > 0);
+        let family = Arc::new(Family {
+            key,
+            leaving: Mutex::default(),
+            changed: Condvar::new(),
+        });
+        families.insert(key, Arc::downgrade(&family));
+        family
+    }
+
+    /// What names it.
+    pub(crate) fn key(&self) -> u64 {
+        self.key
+    }
+}
+
+/// Finalizes, and returns when it is done for all ranks of this process, if this is the last of
+/// them that begins. Takes the communicator: who is last drops it.
+fn flush(family: &Arc<Family>, communicator: Arc<Communicator>) -> Result<()> {
+    let peers = communicator.peers();
+    let own = peers[communicator.rank()].process_id;
+    let here = peers.iter().filter(|peer| peer.process_id == own).count();
+    if here == 1 {
+        return communicator.finalize();
+    }
+    let lock = || {
+        family
+            .leaving
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    };
+    let begun = {
+        let mut leaving = lock();
+        leaving.begun += 1;
+        leaving.begun
+    };
+    let ours = family.clone();
+    in_background(move || {
+        let failure = communicator.finalize().err();
+        drop(communicator);
+        let mut leaving = ours.leaving.lock().unwrap_or_else(PoisonError::into_inner);
+        leaving.ended += 1;
+        leaving.failure = leaving.failure.take().or(failure);
+        ours.changed.notify_all();
+    })
+    .inspect_err(|_| lock().begun -= 1)?;
+    if begun % here != 0 {
+        return Ok(());
+    }
+    // Each of them waits for the other ranks with a deadline of its own.
+    let mut leaving = lock();
+    while leaving.ended < begun {
+        leaving = family
+            .changed
+            .wait(leaving)
+            .unwrap_or_else(PoisonError::into_inner);
+    }
+    leaving.failure.take().map_or(Ok(()), Err)
+}
+
+fn in_background(work: impl FnOnce() + Send + 'static) -> Result<()> {
+    std::thread::Builder::new()
+        .name("cinch-leave".into())
+        .spawn(work)
+        .map(drop)
+        .map_err(|cause| Error::system("cannot start a thread that ends a communicator", cause))
+}

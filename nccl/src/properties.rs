@@ -1,0 +1,82 @@
+//! What a program may ask of a communicator.
+
+use crate::boundary::Progress;
+use crate::types::*;
+use crate::{comm, error};
+use cinch::Error;
+use std::ffi::c_int;
+
+export! {
+    /// Number of ranks, to `*count`.
+    fn ncclCommCount | pncclCommCount(comm: ncclComm_t, count: *mut c_int) {
+        check_out("count", count)?;
+        let nranks = comm::lookup(comm)?.connection()?.nranks();
+        // SAFETY: not NULL, so writable.
+        unsafe { store("count", count, as_int(nranks)?)? };
+        Ok(Progress::Done)
+    }
+}
+
+export! {
+    /// This rank, to `*rank`.
+    fn ncclCommUserRank | pncclCommUserRank(comm: ncclComm_t, rank: *mut c_int) {
+        check_out("rank", rank)?;
+        let own = comm::lookup(comm)?.connection()?.rank();
+        // SAFETY: not NULL, so writable.
+        unsafe { store("rank", rank, as_int(own)?)? };
+        Ok(Progress::Done)
+    }
+}
+
+export! {
+    /// The number of the communicator's GPU, to `*device`.
+    fn ncclCommCuDevice | pncclCommCuDevice(comm: ncclComm_t, device: *mut c_int) {
+        check_out("device", device)?;
+        let communicator = comm::lookup(comm)?.connection()?;
+        let context = communicator.gpu().ok_or_else(|| {
+            Error::invalid_usage("the communicator is one of host memory (CINCH_DEVICE=host)")
+        })?;
+        let ordinal = as_int(context.device().ordinal() as usize)?;
+        // SAFETY: not NULL, so writable.
+        unsafe { store("device", device, ordinal)? };
+        Ok(Progress::Done)
+    }
+}
+
+export! {
+    /// Whether the communicator has failed, or is not ready yet, to `*asyncError`. Does not wait.
+    fn ncclCommGetAsyncError | pncclCommGetAsyncError(comm: ncclComm_t,
+        asyncError: *mut ncclResult_t) {
+        check_out("asyncError", asyncError)?;
+        let comm = comm::lookup(comm)?;
+        let found = if comm.is_underway() {
+            ncclInProgress
+        } else {
+            // This thread may not have seen it happen.
+            comm.failure().map_or(ncclSuccess, |error| error::remember(&error))
+        };
+        // SAFETY: not NULL, so writable.
+        unsafe { store("asyncError", asyncError, found)? };
+        Ok(Progress::Done)
+    }
+}
+
+export! {
+    /// Bytes of GPU memory that the communicator holds, to `*value`. None of it can be suspended.
+    fn ncclCommMemStats | pncclCommMemStats(comm: ncclComm_t, stat: c_int, value: *mut u64) {
+        check_out("value", value)?;
+        let held = comm::lookup(comm)?.connection()?.info().buffer_bytes as u64;
+        let found = match stat {
+            ncclStatGpuMemSuspend | ncclStatGpuMemSuspended => 0,
+            ncclStatGpuMemPersist | ncclStatGpuMemTotal => held,
+            _ => {
+                return Err(Error::invalid_argument(format!(
+                    "stat {stat} is none; there are 0 to {ncclStatGpuMemTotal}"
+                )));
+            }
+        };
+        // SAFETY: not NULL, so writable.
+        unsafe { store("value", value, found)? };
+        Ok(Progress::Done)
+    }
+}

@@ -1,0 +1,90 @@
+//! Registration of buffers and windows. Both are hints in NCCL, and change nothing here: kernels
+//! read and write any memory of their GPU. A window is therefore NULL, which NCCL documents as one
+//! that is not supported.
+
+use crate::boundary::Progress;
+use crate::comm;
+use crate::types::*;
+use cinch::ffi::Tickets;
+use cinch::{Error, Result};
+use std::ffi::{c_int, c_void};
+use std::ptr::null_mut;
+use std::sync::Arc;
+
+/// Handles of registrations: the communicator of each.
+static REGISTERED: Tickets<usize> = Tickets::new("handle", "registration", 0xACC2);
+
+export! {
+    /// Registers a buffer; `*handle` is for `ncclCommDeregister`.
+    fn ncclCommRegister | pncclCommRegister(comm: ncclComm_t, buff: *mut c_void, size: usize,
+        handle: *mut *mut c_void) {
+        // SAFETY: NULL or writable, by the header.
+        unsafe { store("handle", handle, null_mut())? };
+        comm::lookup(comm)?.ready()?;
+        check_buffer(buff, size)?;
+        let registered = REGISTERED.register(Arc::new(comm.addr()))?;
+        // SAFETY: not NULL, so writable.
+        unsafe { store("handle", handle, registered)? };
+        Ok(Progress::Done)
+    }
+}
+
+export! {
+    /// Ends a registration. NULL is none.
+    fn ncclCommDeregister | pncclCommDeregister(comm: ncclComm_t, handle: *mut c_void) {
+        comm::lookup(comm)?;
+        if handle.is_null() {
+            return Ok(Progress::Done);
+        }
+        if *REGISTERED.lookup(handle)? != comm.addr() {
+            return Err(Error::invalid_argument(format!(
+                "handle {handle:?} is a registration of another communicator"
+            )));
+        }
+        REGISTERED.remove(handle)?;
+        Ok(Progress::Done)
+    }
+}
+
+export! {
+    /// Registers a buffer on all ranks; `*win` is NULL: calls work on it as on any other.
+    fn ncclCommWindowRegister | pncclCommWindowRegister(comm: ncclComm_t, buff: *mut c_void,
+        size: usize, win: *mut ncclWindow_t, winFlags: c_int) {
+        // SAFETY: NULL or writable, by the header.
+        unsafe { store("win", win, null_mut())? };
+        comm::lookup(comm)?.ready()?;
+        check_buffer(buff, size)?;
+        let known = NCCL_WIN_COLL_SYMMETRIC
+            | NCCL_WIN_STRICT_ORDERING
+            | NCCL_WIN_GIN_ONLY
+            | NCCL_WIN_CFT_COUNTED;
+        if winFlags & !known != 0 {
+            return Err(Error::invalid_argument(format!(
+                "winFlags {winFlags:#x} has bits beside {known:#x}"
+            )));
+        }
+        Ok(Progress::Done)
+    }
+}
+
+export! {
+    /// Ends a window, which is NULL.
+    fn ncclCommWindowDeregister | pncclCommWindowDeregister(comm: ncclComm_t, win: ncclWindow_t) {
+        comm::lookup(comm)?;
+        match win.is_null() {
+            true => Ok(Progress::Done),
+            false => Err(Error::invalid_argument(format!(
+                "win {win:?} is no window of ncclCommWindowRegister, which gives NULL"
+            ))),
+        }
+    }
+}
+
+fn check_buffer(buff: *mut c_void, size: usize) -> Result<()> {
+    if buff.is_null() || size == 0 || buff.addr().checked_add(size).is_none() {
+        return Err(Error::invalid_argument(format!(
+            "{size} bytes at {buff:?} are no buffer"
+        )));
+    }
+    Ok(())
+}

@@ -1,0 +1,256 @@
+//! The library's ABI: the symbols of NVIDIA's library and no others, and the numbers of
+//! `include/nccl.h`, which are the library's own and, where a header of NVIDIA's is at hand, that
+//! one's.
+//!
+//! `CINCH_TEST_NCCL_INCLUDE=DIR cargo test -p cinch-nccl --test abi` compares with `DIR/nccl.h`.
+
+mod common;
+
+use common::{library, out, root};
+use nccl::types::{self, *};
+use nccl::{
+    OPTION_BLOCK, OPTION_CODEC, OPTION_OFF, STUBS, VENDOR_ID, ncclCollConfig_t, ncclConfig_t,
+    ncclConfigExt_t, ncclSimInfo_t,
+};
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The names in `nccl/symbols.txt`.
+fn wanted() -> BTreeSet<String> {
+    fs::read_to_string(root().join("nccl/symbols.txt"))
+        .unwrap()
+        .lines()
+        .filter(|line| !line.starts_with('#'))
+        .map(String::from)
+        .collect()
+}
+
+/// Fields of `readelf`'s lines about what the library defines for others.
+fn exported() -> BTreeSet<String> {
+    let output = Command::new("readelf")
+        .args(["--dyn-syms", "--wide"])
+        .arg(library().join("libnccl.so.2"))
+        .output()
+        .expect("readelf (package binutils)");
+    assert!(output.status.success());
+    String::from_utf8(output.stdout)
+        .unwrap()
+        .lines()
+        .filter_map(|line| {
+            let fields: Vec<&str> = line.split_whitespace().collect();
+            let [_, _, _, _, binding, visibility, section, name] = fields[..] else {
+                return None;
+            };
+            let ours = binding != "LOCAL" && section != "UND" && section != "Ndx";
+            (ours && visibility != "HIDDEN").then(|| name.to_string())
+        })
+        .collect()
+}
+
+#[test]
+fn the_exports_are_nvidias_and_no_others() {
+    let (wanted, exported) = (wanted(), exported());
+    assert_eq!(wanted.len(), 193);
+    let missing: Vec<_> = wanted.difference(&exported).collect();
+    let more: Vec<_> = exported.difference(&wanted).collect();
+    assert!(
+        missing.is_empty() && more.is_empty(),
+        "missing: {missing:?}\nmore: {more:?}"
+    );
+}
+
+#[test]
+fn the_soname_is_nccls() {
+    let output = Command::new("readelf")
+        .arg("-d")
+        .arg(library().join("libnccl.so.2"))
+        .output()
+        .expect("readelf (package binutils)");
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.contains("soname: [libnccl.so.2]"), "{text}");
+    // Preloading must bring no CUDA library, and none of ours.
+    assert!(
+        !text.contains("libcu") && !text.contains("libcinch"),
+        "{text}"
+    );
+}
+
+#[test]
+fn the_manual_lists_what_refuses() {
+    let manual = fs::read_to_string(root().join("src/manual/nccl.rs")).unwrap();
+    let wanted = wanted();
+    let mut listed = BTreeSet::new();
+    for stub in STUBS {
+        for name in stub.names {
+            assert!(wanted.contains(*name) && wanted.contains(&format!("p{name}")));
+            assert!(listed.insert(*name), "{name} is there twice");
+        }
+        let names: Vec<String> = stub.names.iter().map(|name| format!("`{name}`")).collect();
+        let line = format!("//! | {} | {} |", names.join(" "), stub.why);
+        assert!(manual.contains(&line), "src/manual/nccl.rs lacks\n{line}");
+    }
+    let refusals = manual
+        .lines()
+        .filter(|line| line.starts_with("//! | `nccl"))
+        .count();
+    assert_eq!(refusals, STUBS.len(), "the manual lists more");
+}
+
+/// `name value` lines of the library.
+fn ours() -> String {
+    let mut text = String::new();
+    for (name, value) in types::CONSTANTS {
+        text += &format!("{name} {value}\n");
+    }
+    for (name, size) in [
+        ("ncclUniqueId", size_of::<ncclUniqueId>()),
+        ("ncclResult_t", size_of::<ncclResult_t>()),
+        ("ncclDataType_t", size_of::<ncclDataType_t>()),
+        ("ncclRedOp_t", size_of::<ncclRedOp_t>()),
+        ("ncclScalarResidence_t", size_of::<ncclScalarResidence_t>()),
+        ("ncclComm_t", size_of::<ncclComm_t>()),
+        ("ncclWindow_t", size_of::<ncclWindow_t>()),
+    ] {
+        text += &format!("sizeof {name} {size}\n");
+    }
+    for (name, fields, size) in structs() {
+        for (field, at, _) in fields {
+            text += &format!("{name}.{field} {at}\n");
+        }
+        text += &format!("sizeof {name} {size}\n");
+    }
+    for (field, at) in [
+        ("next", std::mem::offset_of!(ncclConfigExt_t, next)),
+        (
+            "key.vendorId",
+            std::mem::offset_of!(ncclConfigExt_t, key.vendorId),
+        ),
+        (
+            "key.optionId",
+            std::mem::offset_of!(ncclConfigExt_t, key.optionId),
+        ),
+        ("val.i", std::mem::offset_of!(ncclConfigExt_t, val.i)),
+        ("val.s", std::mem::offset_of!(ncclConfigExt_t, val.s)),
+        ("val.raw", std::mem::offset_of!(ncclConfigExt_t, val.raw)),
+    ] {
+        text += &format!("ncclConfigExt_t.{field} {at}\n");
+    }
+    text + &format!("sizeof ncclConfigExt_t {}\n", size_of::<ncclConfigExt_t>())
+}
+
+type Fields = &'static [(&'static str, usize, u32)];
+
+fn structs() -> [(&'static str, Fields, usize); 3] {
+    [
+        (
+            "ncclConfig_t",
+            ncclConfig_t::FIELDS,
+            size_of::<ncclConfig_t>(),
+        ),
+        (
+            "ncclCollConfig_t",
+            ncclCollConfig_t::FIELDS,
+            size_of::<ncclCollConfig_t>(),
+        ),
+        (
+            "ncclSimInfo_t",
+            ncclSimInfo_t::FIELDS,
+            size_of::<ncclSimInfo_t>(),
+        ),
+    ]
+}
+
+/// What `abi.c` prints with the header in `include`, and the folders of stand-ins behind it.
+fn printed(include: &[&Path], name: &str) -> String {
+    let mut numbers = String::new();
+    for (constant, _) in types::CONSTANTS {
+        numbers += &format!("  NUMBER({constant});\n");
+    }
+    let mut fields = String::new();
+    for (name, list, _) in structs() {
+        for (field, _, _) in list {
+            fields += &format!("  FIELD({name}, {field});\n");
+        }
+        fields += &format!("  SIZE({name});\n");
+    }
+    let folder = out().join("abi");
+    fs::create_dir_all(&folder).unwrap();
+    fs::write(folder.join("abi_numbers.h"), numbers).unwrap();
+    fs::write(folder.join("abi_fields.h"), fields).unwrap();
+    let program = folder.join(name);
+    let mut compiler = Command::new("gcc");
+    compiler
+        .args(["-std=c11", "-Wall", "-Wextra", "-Werror", "-I"])
+        .arg(&folder);
+    for folder in include {
+        compiler.arg("-I").arg(folder);
+    }
+    let done = compiler
+        .arg(root().join("nccl/tests/abi.c"))
+        .arg("-o")
+        .arg(&program)
+        .output()
+        .expect("gcc");
+    assert!(
+        done.status.success(),
+        "{}",
+        String::from_utf8_lossy(&done.stderr)
+    );
+    let run = Command::new(program).output().unwrap();
+    assert!(run.status.success());
+    String::from_utf8(run.stdout).unwrap()
+}
+
+#[test]
+fn the_header_has_the_librarys_numbers() {
+    let printed = printed(&[&root().join("include")], "ours");
+    let ours = ours();
+    assert!(ours.lines().count() > 110);
+    let beginning: String = printed
+        .lines()
+        .take(ours.lines().count())
+        .map(|line| format!("{line}\n"))
+        .collect();
+    assert_eq!(beginning, ours);
+    let header = fs::read_to_string(root().join("include/nccl.h")).unwrap();
+    for (name, value) in [
+        (
+            "CINCH_NCCL_VENDOR_ID",
+            format!("{VENDOR_ID:#X}").replace("0X", "0x"),
+        ),
+        ("CINCH_NCCL_OPTION_CODEC", OPTION_CODEC.to_string()),
+        ("CINCH_NCCL_OPTION_BLOCK", OPTION_BLOCK.to_string()),
+        ("CINCH_NCCL_OPTION_OFF", OPTION_OFF.to_string()),
+    ] {
+        assert!(
+            header.contains(&format!("#define {name} {value}")),
+            "{name}"
+        );
+    }
+}
+
+#[test]
+fn nvidias_header_has_them_too() {
+    let Some(folder) = std::env::var_os("CINCH_TEST_NCCL_INCLUDE") else {
+        println!("skipped: CINCH_TEST_NCCL_INCLUDE names no folder with NVIDIA's nccl.h");
+        return;
+    };
+    // What that header includes, and what it needs of it.
+    let stand_in = out().join("cuda-stand-in");
+    fs::create_dir_all(&stand_in).unwrap();
+    for (name, text) in [
+        (
+            "cuda_runtime.h",
+            "#include <stddef.h>\ntypedef struct CUstream_st *cudaStream_t;\n\
+             typedef struct CUevent_st *cudaEvent_t;\n#define CUDART_VERSION 0\n",
+        ),
+        ("cuda_fp16.h", ""),
+        ("cuda_bf16.h", ""),
+    ] {
+        fs::write(stand_in.join(name), text).unwrap();
+    }
+    let theirs = printed(&[&PathBuf::from(folder), &stand_in], "theirs");
+    assert_eq!(printed(&[&root().join("include")], "ours-again"), theirs);
+}

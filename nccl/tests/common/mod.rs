@@ -1,0 +1,43 @@
+//! What the tests of the shared library share: where it is, and where tests may write.
+#![allow(dead_code)] // every test file is a crate of its own and uses a part
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+/// The root of the repository.
+pub fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .expect("the member lies in the repository")
+}
+
+/// A folder for what tests make.
+pub fn out() -> &'static Path {
+    Path::new(env!("CARGO_TARGET_TMPDIR"))
+}
+
+/// A folder with the library that was built with this very test, under the names that linkers and
+/// loaders look for.
+pub fn library() -> &'static Path {
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    FOLDER.get_or_init(|| {
+        // deps/ holds it whether or not cargo has also put it one level up.
+        let built = std::env::current_exe()
+            .unwrap()
+            .with_file_name("libnccl.so");
+        let folder = out().join(format!("nccl-lib-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        for name in ["libnccl.so", "libnccl.so.2"] {
+            let link = folder.join(name);
+            let _ = fs::remove_file(&link);
+            std::os::unix::fs::symlink(&built, link).unwrap();
+        }
+        assert!(
+            folder.join("libnccl.so.2").exists(),
+            "{} is not there; was it built by this cargo test?",
+            built.display()
+        );
+        folder
+    })
+}

@@ -1,0 +1,69 @@
+//! # The drop-in: `libnccl.so.2`
+//!
+//! `nccl/` builds a library with NCCL's interface on this crate. A program that was built for NCCL
+//! runs on it unchanged: preload it (`LD_PRELOAD=/path/to/libnccl.so.2`), or name it where a
+//! framework asks for a path (`VLLM_NCCL_SO_PATH`). `include/nccl.h` is its header; programs that
+//! were compiled with NVIDIA's need no other. With nothing set it is exact.
+//!
+//! **Where buffers are.** On the GPU of the thread's current context when a communicator is made.
+//! `CINCH_DEVICE=host` puts them in host memory, with NULL as stream: for tests and machines without
+//! a GPU. Several ranks may share a GPU.
+//!
+//! **Version.** `ncclGetVersion` answers `CINCH_NCCL_VERSION` (22809): programs choose features by
+//! it, and above 22900 they expect windows, which are not there.
+//!
+//! **Deadlines.** NCCL has none, so the drop-in waits an hour for ranks to join and a day for a
+//! peer in a call, unless `CINCH_INIT_TIMEOUT` and `CINCH_TIMEOUT` say otherwise. A rank that dies
+//! is an error at once.
+//!
+//! **Codes.** `ncclGetLastError` has the sentence of the thread's last failure.
+//!
+//! | kind of error | code |
+//! | --- | --- |
+//! | invalid argument | `ncclInvalidArgument` |
+//! | invalid usage, unsupported, ranks that disagree | `ncclInvalidUsage` |
+//! | the system or the driver | `ncclSystemError` |
+//! | a peer died or left, a deadline passed, an abort | `ncclRemoteError` |
+//! | a defect of the library | `ncclInternalError` |
+//!
+//! **Groups.** A call that fails inside a group returns its error, and so does the outermost
+//! `ncclGroupEnd`; nothing of the group runs then. Communicators that a group makes are connected
+//! at its end, at once, before its other calls run; if one cannot be, none is made. On a
+//! non-blocking communicator, init, split and finalize return `ncclInProgress` and go on in the
+//! background; everything else returns when it is queued, as on any other.
+//!
+//! **Leaving.** `ncclCommFinalize` and `ncclCommDestroy` wait until all ranks have called them. A
+//! thread that holds several ranks calls them one after the other: all but the last one of its
+//! process end in the background. `ncclCommAbort` waits for nobody.
+//!
+//! **A codec for one call.** `ncclCollConfig_t.ext` is a list of options; those with `key.vendorId`
+//! 0xC14C48 are ours, and NVIDIA's library ignores them.
+//!
+//! | `key.optionId` | value | what it does |
+//! | --- | --- | --- |
+//! | 1, `CINCH_NCCL_OPTION_CODEC` | `val.s`, as in `CINCH_CODEC` | the codec of this call; an error where it cannot carry it |
+//! | 2, `CINCH_NCCL_OPTION_BLOCK` | `val.i` | elements that share a scale, of the codec named beside it |
+//! | 3, `CINCH_NCCL_OPTION_OFF` | `val.i`, 1 | the call is exact, whatever else is set |
+//!
+//! **Hints.** Fields of `ncclConfig_t` and `ncclCollConfig_t` that steer NVIDIA's implementation are
+//! checked and change nothing, but for `blocking`, `maxCTAs`, `commName`, `algSelection` and `ext`.
+//! Registering a buffer changes nothing either: kernels work on any memory of their GPU. A window
+//! is NULL, as NCCL has it where windows are not supported. Buffers in pinned or managed memory are
+//! refused.
+//!
+//! **Not supported.** These functions are there because programs do not load without them. They
+//! return `ncclInvalidUsage`, or a team or a number of zeros.
+//!
+//! | functions | why |
+//! | --- | --- |
+//! | `ncclDevCommCreate` `ncclDevCommDestroy` `ncclLLA2ACreateRequirement` `ncclLsaBarrierCreateRequirement` `ncclGinBarrierCreateRequirement` `ncclGinInboxA2ACreateRequirement` `ncclGinOutboxCreateRequirement` | kernels of a program cannot communicate; call collectives from the host |
+//! | `ncclTeamWorld` `ncclTeamLsa` `ncclTeamRail` `ncclTeamCft` `ncclTeamCftMultimem` | kernels of a program cannot communicate, so there are no teams for them |
+//! | `ncclLLA2ACalcSlots` `ncclTeamRankToWorld` `ncclTeamRankToLsa` | kernels of a program cannot communicate, so there is nothing to count |
+//! | `ncclWinGetUserPtr` `ncclGetLsaDevicePointer` `ncclGetLsaMultimemDevicePointer` `ncclGetMultimemDevicePointer` `ncclGetPeerDevicePointer` `ncclGetCftDeviceLeInfo` `ncclGetMultimemDeviceLeInfo` `ncclGetPeerDeviceLeInfo` | windows are NULL and have no addresses; pass buffers to collectives as they are |
+//! | `ncclPutSignal` `ncclSignal` `ncclWaitSignal` | one-sided messages are not there; use ncclSend and ncclRecv |
+//! | `ncclCommShrink` `ncclCommGrow` `ncclCommGetUniqueId` | a communicator keeps its ranks; make a new one |
+//! | `ncclCommSuspend` `ncclCommResume` | a communicator's memory cannot be taken from it; destroy it and make a new one |
+//! | `ncclCommQueryProperties` | ask ncclCommCount, ncclCommUserRank and ncclCommCuDevice |
+//! | `ncclSetEncryption` | connections are authenticated and not encrypted; use trusted networks |
+//! | `ncclParamBind` `ncclParamGet` `ncclParamGetI8` `ncclParamGetI16` `ncclParamGetI32` `ncclParamGetI64` `ncclParamGetU8` `ncclParamGetU16` `ncclParamGetU32` `ncclParamGetU64` `ncclParamGetStr` `ncclParamGetParameter` `ncclParamGetAllParameterKeys` | NCCL's parameters are not there; `cinch info` shows the settings in effect |
+//! | `ncclParamDumpAll` | NCCL's parameters are not there, and nothing is dumped; `cinch info` shows the settings |
