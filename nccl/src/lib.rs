@@ -10,6 +10,9 @@
 #![allow(non_camel_case_types, non_snake_case, non_upper_case_globals)]
 #![allow(clippy::missing_safety_doc, clippy::too_many_arguments)]
 
+// For its build script alone.
+use cinch_nccl_soname as _;
+
 #[macro_use]
 mod boundary;
 #[macro_use]

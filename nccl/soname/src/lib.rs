@@ -1,0 +1,1 @@
+//! Nothing but a build script: see there.
