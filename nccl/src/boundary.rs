@@ -1,9 +1,9 @@
 //! The boundary: both names of a function, and no panic or error that leaves it other than as a
 //! code.
 
-use crate::error;
 use crate::types::{ncclInProgress, ncclResult_t, ncclSuccess};
-use cinch::Result;
+use crate::{error, group};
+use cinch::{Error, Result};
 
 /// What a function that did not fail returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,7 +17,14 @@ pub(crate) enum Progress {
 /// Defines a function of the interface under both of its names. The body is a
 /// `Result<Progress>`, or what `returning` says, with the value for a panic behind it.
 macro_rules! export {
-    ($(#[doc = $doc:literal])* fn $name:ident | $twin:ident
+    ($(#[doc = $doc:literal])* fn $($rest:tt)*) => {
+        export!(by enter, $(#[doc = $doc])* fn $($rest)*);
+    };
+    // A part of the open group, if one is: its failure is the group's.
+    ($(#[doc = $doc:literal])* counted fn $($rest:tt)*) => {
+        export!(by enter_counted, $(#[doc = $doc])* fn $($rest)*);
+    };
+    (by $enter:ident, $(#[doc = $doc:literal])* fn $name:ident | $twin:ident
         ($($arg:ident: $type:ty),* $(,)?) $body:block) => {
         #[doc(hidden)]
         #[allow(unused_imports)]
@@ -30,10 +37,10 @@ macro_rules! export {
         export!(names $(#[doc = $doc])* ($name, $twin) ($($arg: $type),*)
             -> $crate::types::ncclResult_t {
             // SAFETY: the caller's arguments are as the header says.
-            $crate::boundary::enter(stringify!($name), || unsafe { $name::body($($arg),*) })
+            $crate::boundary::$enter(stringify!($name), || unsafe { $name::body($($arg),*) })
         });
     };
-    ($(#[doc = $doc:literal])* fn $name:ident | $twin:ident
+    (by enter, $(#[doc = $doc:literal])* fn $name:ident | $twin:ident
         ($($arg:ident: $type:ty),* $(,)?) returning $returns:ty $body:block else $fallback:expr) => {
         #[doc(hidden)]
         #[allow(unused_imports)]
@@ -65,12 +72,29 @@ macro_rules! export {
     };
 }
 
+/// The code of what `body`, the function `name`, returns.
 pub(crate) fn enter(name: &str, body: impl FnOnce() -> Result<Progress>) -> ncclResult_t {
+    enter_with(name, body, |_| {})
+}
+
+fn enter_with(
+    name: &str,
+    body: impl FnOnce() -> Result<Progress>,
+    failed: impl FnOnce(&Error),
+) -> ncclResult_t {
     match cinch::ffi::caught(name, body) {
         Ok(Progress::Done) => ncclSuccess,
         Ok(Progress::Underway) => ncclInProgress,
-        Err(error) => error::remember(&error),
+        Err(error) => {
+            failed(&error);
+            error::remember(&error)
+        }
     }
+}
+
+/// The same for what is a part of the thread's open group.
+pub(crate) fn enter_counted(name: &str, body: impl FnOnce() -> Result<Progress>) -> ncclResult_t {
+    enter_with(name, body, group::fail)
 }
 
 pub(crate) fn enter_value<T>(
@@ -88,7 +112,6 @@ pub(crate) fn enter_value<T>(
 mod tests {
     use super::*;
     use crate::types::{ncclInternalError, ncclInvalidUsage};
-    use cinch::Error;
 
     #[test]
     fn nothing_but_codes_leaves() {

@@ -24,7 +24,7 @@ macro_rules! collective {
     ) => {
         export! {
             $(#[doc = $doc])*
-            fn $name | $twin($($arg: $type,)* comm: ncclComm_t, stream: cudaStream_t) {
+            counted fn $name | $twin($($arg: $type,)* comm: ncclComm_t, stream: cudaStream_t) {
                 let request = Request {
                     $($field $(: $value)?,)*
                     ..Request::new(Collective::$collective, comm, stream)
@@ -35,7 +35,7 @@ macro_rules! collective {
         }
         export! {
             /// The same, with a config, which may be NULL.
-            fn $config | $config_twin($($arg: $type,)* comm: ncclComm_t, stream: cudaStream_t,
+            counted fn $config | $config_twin($($arg: $type,)* comm: ncclComm_t, stream: cudaStream_t,
                 config: *const ncclCollConfig_t) {
                 let request = Request {
                     $($field $(: $value)?,)*
@@ -107,7 +107,7 @@ collective! {
 
 export! {
     /// Every rank gets `root`'s data, in place.
-    fn ncclBcast | pncclBcast(buff: *mut c_void, count: usize, datatype: ncclDataType_t,
+    counted fn ncclBcast | pncclBcast(buff: *mut c_void, count: usize, datatype: ncclDataType_t,
         root: c_int, comm: ncclComm_t, stream: cudaStream_t) {
         let request = Request {
             sendbuff: buff.cast_const(),
@@ -163,11 +163,6 @@ impl Request {
     /// run, on the communicator's GPU, and the stream is live; `config` is NULL or as the header
     /// says.
     pub(crate) unsafe fn submit(self, config: *const ncclCollConfig_t) -> Result<Progress> {
-        // SAFETY: as the caller's.
-        group::counted(|| unsafe { self.checked(config) })
-    }
-
-    unsafe fn checked(self, config: *const ncclCollConfig_t) -> Result<Progress> {
         let comm = comm::lookup(self.comm)?;
         let communicator = comm.ready()?;
         let (rank, nranks) = (communicator.rank(), communicator.nranks());

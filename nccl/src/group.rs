@@ -44,7 +44,7 @@ export! {
     fn ncclGroupSimulateEnd | pncclGroupSimulateEnd(simInfo: *mut ncclSimInfo_t) {
         check_out("simInfo", simInfo)?;
         // SAFETY: not NULL, so readable for the size that it says.
-        let mut info = counted(|| unsafe { versioned::read(simInfo.cast_const()) })?
+        let mut info = unsafe { versioned::read(simInfo.cast_const())? }
             .ok_or_else(|| Error::internal("a struct vanished"))?;
         let Some(group) = OPEN.with_borrow_mut(close)? else {
             return Ok(Progress::Done);
@@ -184,18 +184,15 @@ pub(crate) fn record_job(job: Job) -> Option<Job> {
     })
 }
 
-/// Runs what counts as a part of the open group, if one is: its failure is the group's, the first
-/// one's.
-pub(crate) fn counted<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
-    body().inspect_err(|error| {
-        let _ = OPEN.try_with(|open| {
-            if let Ok(mut open) = open.try_borrow_mut()
-                && let Some(group) = open.as_mut()
-            {
-                group.failure.get_or_insert_with(|| error.clone());
-            }
-        });
-    })
+/// Makes the first failure of what is a part of the thread's open group, if one is, the group's.
+pub(crate) fn fail(error: &Error) {
+    let _ = OPEN.try_with(|open| {
+        if let Ok(mut open) = open.try_borrow_mut()
+            && let Some(group) = open.as_mut()
+        {
+            group.failure.get_or_insert_with(|| error.clone());
+        }
+    });
 }
 
 #[cfg(test)]
@@ -226,14 +223,14 @@ mod tests {
     fn the_first_failure_is_the_groups() {
         assert_eq!((start(), start()), (0, 0));
         for said in ["first", "second"] {
-            counted(|| -> Result<()> { Err(Error::invalid_argument(said)) }).unwrap_err();
+            fail(&Error::invalid_argument(said));
         }
         assert_eq!(end(), ncclSuccess);
         assert_eq!(end(), ncclInvalidArgument);
         assert!(crate::error::sentence().ends_with("so nothing ran: first"));
         // Over: the next one is clean.
         assert_eq!((start(), end()), (0, 0));
-        counted(|| -> Result<()> { Err(Error::invalid_argument("outside")) }).unwrap_err();
+        fail(&Error::invalid_argument("outside"));
         assert_eq!((start(), end()), (0, 0));
     }
 

@@ -6,7 +6,7 @@ use crate::comm::Comm;
 use crate::config::{Asked, ncclConfig_t};
 use crate::leave::Family;
 use crate::types::*;
-use crate::{group, settings, unique_id};
+use crate::{settings, unique_id};
 use cinch::sync::Fault;
 use cinch::types::DeviceChoice;
 use cinch::{Communicator, Config, Error, Result, UniqueId};
@@ -15,20 +15,20 @@ use std::ptr::{null, null_mut};
 
 export! {
     /// Joins the communicator of `commId` as `rank` of `nranks`, on this thread's GPU.
-    fn ncclCommInitRank | pncclCommInitRank(
+    counted fn ncclCommInitRank | pncclCommInitRank(
         comm: *mut ncclComm_t,
         nranks: c_int,
         commId: ncclUniqueId,
         rank: c_int,
     ) {
         // SAFETY: the caller's arguments are as the header says.
-        group::counted(|| unsafe { by_rank(comm, nranks, &commId, rank, null()) })
+        unsafe { by_rank(comm, nranks, &commId, rank, null()) }
     }
 }
 
 export! {
     /// The same, with a config, which may be NULL.
-    fn ncclCommInitRankConfig | pncclCommInitRankConfig(
+    counted fn ncclCommInitRankConfig | pncclCommInitRankConfig(
         comm: *mut ncclComm_t,
         nranks: c_int,
         commId: ncclUniqueId,
@@ -36,13 +36,13 @@ export! {
         config: *mut ncclConfig_t,
     ) {
         // SAFETY: the caller's arguments are as the header says.
-        group::counted(|| unsafe { by_rank(comm, nranks, &commId, rank, config) })
+        unsafe { by_rank(comm, nranks, &commId, rank, config) }
     }
 }
 
 export! {
     /// The same for many ranks, which may bring several ids. They all meet at the first one's.
-    fn ncclCommInitRankScalable | pncclCommInitRankScalable(
+    counted fn ncclCommInitRankScalable | pncclCommInitRankScalable(
         newcomm: *mut ncclComm_t,
         nranks: c_int,
         myrank: c_int,
@@ -50,35 +50,33 @@ export! {
         commIds: *mut ncclUniqueId,
         config: *mut ncclConfig_t,
     ) {
-        group::counted(|| {
-            // SAFETY: NULL or writable, by the header.
-            unsafe { store("newcomm", newcomm, null_mut())? };
-            if commIds.is_null() || nId < 1 || nId > nranks.max(1) {
-                return Err(Error::invalid_argument(format!(
-                    "nId {nId} of {nranks} ranks at {commIds:?}: there are 1 to nranks ids"
-                )));
-            }
-            for at in 1..nId as usize {
-                // SAFETY: there are `nId` ids.
-                let id = unsafe { commIds.add(at).read_unaligned() };
-                // Nobody will come there.
-                unique_id::from_c(&id)?.cancel();
-            }
-            // SAFETY: as above; the rest is as the header says.
-            unsafe { by_rank(newcomm, nranks, &commIds.read_unaligned(), myrank, config) }
-        })
+        // SAFETY: NULL or writable, by the header.
+        unsafe { store("newcomm", newcomm, null_mut())? };
+        if commIds.is_null() || nId < 1 || nId > nranks.max(1) {
+            return Err(Error::invalid_argument(format!(
+                "nId {nId} of {nranks} ranks at {commIds:?}: there are 1 to nranks ids"
+            )));
+        }
+        for at in 1..nId as usize {
+            // SAFETY: there are `nId` ids.
+            let id = unsafe { commIds.add(at).read_unaligned() };
+            // Nobody will come there.
+            unique_id::from_c(&id)?.cancel();
+        }
+        // SAFETY: as above; the rest is as the header says.
+        unsafe { by_rank(newcomm, nranks, &commIds.read_unaligned(), myrank, config) }
     }
 }
 
 export! {
     /// Makes a communicator of `ndev` GPUs of this process: those of `devlist`, or the first ones.
-    fn ncclCommInitAll | pncclCommInitAll(
+    counted fn ncclCommInitAll | pncclCommInitAll(
         comm: *mut ncclComm_t,
         ndev: c_int,
         devlist: *const c_int,
     ) {
         // SAFETY: the caller's arguments are as the header says.
-        group::counted(|| unsafe { all(comm, ndev, devlist) })
+        unsafe { all(comm, ndev, devlist) }
     }
 }
 

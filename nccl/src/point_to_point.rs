@@ -8,7 +8,7 @@ use std::ptr::null;
 
 export! {
     /// Sends to `peer`, which receives as much. Messages that need one another go into a group.
-    fn ncclSend | pncclSend(sendbuff: *const c_void, count: usize, datatype: ncclDataType_t,
+    counted fn ncclSend | pncclSend(sendbuff: *const c_void, count: usize, datatype: ncclDataType_t,
         peer: c_int, comm: ncclComm_t, stream: cudaStream_t) {
         let request = Request {
             sendbuff,
@@ -25,7 +25,7 @@ export! {
 
 export! {
     /// Receives from `peer`, which sends as much.
-    fn ncclRecv | pncclRecv(recvbuff: *mut c_void, count: usize, datatype: ncclDataType_t,
+    counted fn ncclRecv | pncclRecv(recvbuff: *mut c_void, count: usize, datatype: ncclDataType_t,
         peer: c_int, comm: ncclComm_t, stream: cudaStream_t) {
         let request = Request {
             recvbuff,

@@ -4,7 +4,6 @@ use crate::async_job::{self, Job, Made};
 use crate::boundary::Progress;
 use crate::comm::{self, Comm};
 use crate::config::{Asked, ncclConfig_t};
-use crate::group;
 use crate::leave::Family;
 use crate::types::*;
 use cinch::{Error, Result};
@@ -15,7 +14,7 @@ use std::sync::atomic::Ordering;
 export! {
     /// Splits into communicators of equal `color`, ranked by `key`, then by rank in `comm`. A rank
     /// of colour `NCCL_SPLIT_NOCOLOR` gets NULL. Without a config the new one has its parent's.
-    fn ncclCommSplit | pncclCommSplit(
+    counted fn ncclCommSplit | pncclCommSplit(
         comm: ncclComm_t,
         color: c_int,
         key: c_int,
@@ -23,7 +22,7 @@ export! {
         config: *mut ncclConfig_t,
     ) {
         // SAFETY: the caller's arguments are as the header says.
-        group::counted(|| unsafe { split(comm, color, key, newcomm, config) })
+        unsafe { split(comm, color, key, newcomm, config) }
     }
 }
 

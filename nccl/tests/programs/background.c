@@ -1,0 +1,120 @@
+/* Non-blocking communicators, aborts and revokes; ranks are threads. */
+#include "check.h"
+
+enum { COUNT = 100 };
+
+static ncclConfig_t nonblocking(void) {
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 0;
+  return config;
+}
+
+/* Two ranks in one thread, without a group: nothing waits. */
+static void background(void) {
+  ncclComm_t comms[2], halves[2];
+  ncclConfig_t config = nonblocking();
+  ncclUniqueId id;
+  float x[2][COUNT] = {{1}, {2}}, y[2][COUNT];
+  OK(ncclGetUniqueId(&id));
+  CHECK(ncclCommInitRankConfig(&comms[0], 2, id, 0, &config) == ncclInProgress);
+  ncclResult_t state;
+  OK(ncclCommGetAsyncError(comms[0], &state));
+  CHECK(state == ncclInProgress);
+  EXPECT(ncclInvalidArgument, "not ready",
+         ncclAllReduce(x[0], y[0], COUNT, ncclFloat32, ncclSum, comms[0], NULL));
+  EXPECT(ncclInvalidArgument, "not ready", ncclCommDestroy(comms[0]));
+  CHECK(ncclCommInitRankConfig(&comms[1], 2, id, 1, &config) == ncclInProgress);
+  for (int r = 0; r < 2; r++) CHECK(settled(comms[r]) == ncclSuccess);
+  OK(ncclGroupStart());
+  for (int r = 0; r < 2; r++) {
+    OK(ncclAllReduce(x[r], y[r], COUNT, ncclFloat32, ncclSum, comms[r], NULL));
+  }
+  OK(ncclGroupEnd());
+  CHECK(y[0][0] == 3 && y[1][0] == 3);
+  for (int r = 0; r < 2; r++) {
+    CHECK(ncclCommSplit(comms[r], 0, 0, &halves[r], NULL) == ncclInProgress);
+    CHECK(halves[r] != NULL);
+  }
+  for (int r = 0; r < 2; r++) {
+    CHECK(settled(comms[r]) == ncclSuccess);
+    CHECK(settled(halves[r]) == ncclSuccess);
+  }
+  for (int r = 0; r < 2; r++) CHECK(ncclCommFinalize(halves[r]) == ncclInProgress);
+  for (int r = 0; r < 2; r++) CHECK(settled(halves[r]) == ncclSuccess);
+  destroy_all(halves, 2);
+  destroy_all(comms, 2);
+
+  /* In a group, the end says so; blocking ones do not go along. */
+  OK(ncclGetUniqueId(&id));
+  OK(ncclGroupStart());
+  for (int r = 0; r < 2; r++) OK(ncclCommInitRankConfig(&comms[r], 2, id, r, &config));
+  CHECK(ncclGroupEnd() == ncclInProgress);
+  for (int r = 0; r < 2; r++) CHECK(settled(comms[r]) == ncclSuccess);
+  destroy_all(comms, 2);
+  OK(ncclGetUniqueId(&id));
+  OK(ncclGroupStart());
+  OK(ncclCommInitRankConfig(&comms[0], 2, id, 0, &config));
+  OK(ncclCommInitRank(&comms[1], 2, id, 1));
+  EXPECT(ncclInvalidArgument, "one kind", ncclGroupEnd());
+  CHECK(comms[0] == NULL && comms[1] == NULL);
+
+  /* A join that nobody answers ends when it is aborted. */
+  OK(ncclGetUniqueId(&id));
+  CHECK(ncclCommInitRankConfig(&comms[0], 2, id, 0, &config) == ncclInProgress);
+  OK(ncclCommAbort(comms[0]));
+  EXPECT(ncclInvalidArgument, "was destroyed", ncclCommAbort(comms[0]));
+}
+
+struct Rank {
+  ncclComm_t comm;
+  ncclResult_t result;
+  char said[256];
+};
+
+static void *wait_for_peer(void *argument) {
+  struct Rank *rank = argument;
+  static float x[COUNT], y[COUNT];
+  rank->result = ncclAllReduce(x, y, COUNT, ncclFloat32, ncclSum, rank->comm, NULL);
+  snprintf(rank->said, sizeof rank->said, "%s", ncclGetLastError(rank->comm));
+  return NULL;
+}
+
+/* A rank waits in a call, and its peer aborts. */
+static void aborts(void) {
+  ncclComm_t comms[2];
+  join_all(comms, 2);
+  struct Rank rank = {.comm = comms[0]};
+  pthread_t thread;
+  CHECK(pthread_create(&thread, NULL, wait_for_peer, &rank) == 0);
+  usleep(20000);
+  OK(ncclCommAbort(comms[1]));
+  CHECK(pthread_join(thread, NULL) == 0);
+  CHECK(rank.result == ncclRemoteError && strstr(rank.said, "aborted") != NULL);
+  CHECK(settled(comms[0]) == ncclRemoteError);
+  CHECK(strstr(ncclGetLastError(comms[0]), "rank 1") != NULL);
+  OK(ncclCommAbort(comms[0]));
+}
+
+/* A revoked communicator has no error, and takes nothing but its end. */
+static void revokes(void) {
+  ncclComm_t comms[2];
+  float x[COUNT] = {0};
+  join_all(comms, 2);
+  EXPECT(ncclInvalidArgument, "revokeFlags is 1", ncclCommRevoke(comms[0], 1));
+  for (int r = 0; r < 2; r++) OK(ncclCommRevoke(comms[r], NCCL_REVOKE_DEFAULT));
+  for (int r = 0; r < 2; r++) {
+    CHECK(settled(comms[r]) == ncclSuccess);
+    EXPECT(ncclInvalidUsage, "revoked",
+           ncclAllReduce(x, x, COUNT, ncclFloat32, ncclSum, comms[r], NULL));
+    EXPECT(ncclInvalidUsage, "revoked", ncclCommFinalize(comms[r]));
+  }
+  destroy_all(comms, 2);
+}
+
+int main(void) {
+  background();
+  aborts();
+  revokes();
+  puts("ok");
+  return 0;
+}
