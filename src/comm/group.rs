@@ -115,8 +115,9 @@ impl<'a> Group<'a> {
     /// depend on each other.
     ///
     /// Calls on GPUs are queued on their streams, those of all communicators before anything
-    /// waits; the sends and receives of one communicator have one stream. Then the calls on host
-    /// memory run to their ends.
+    /// waits; sends and receives that run at once run on the stream of the first of them, behind
+    /// what is on the streams of all, which go on behind them. Then the calls on host memory run to
+    /// their ends.
     ///
     /// # Errors
     /// The first failure, with which the communicators of the group fail.

@@ -11,7 +11,7 @@ use crate::mem::abi::{CommView, Protocol, TROUBLE_MISMATCH, TROUBLE_TIMEOUT, Tro
 use crate::sys::cuda::CuResult;
 use crate::sys::cuda::mock::{Machine as Gpus, Process};
 use crate::testing::{Data, Pattern, Problem};
-use crate::types::{Algorithm, CodecSpec, DType, ReduceOp};
+use crate::types::{Algorithm, CodecSpec, DType, ReduceOp, Scalar};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -291,6 +291,28 @@ fn every_collective_is_one_launch_that_gives_the_reference() {
     }
 }
 
+/// A factor in device memory reaches the kernels as its address.
+#[test]
+fn a_factor_on_the_gpu_stays_there() {
+    let bench = Bench::new();
+    let stream = bench.stream();
+    let mut ranks = bench.ranks(2, 16, &Config::default());
+    let memory = bench.memory(4 << 20);
+    for (count, codec) in [(1000, "raw"), (1 << 20, "raw"), (1 << 20, "linear8")] {
+        let mut problem = Problem::new(Collective::AllReduce, DType::F32, 2, count);
+        problem.op = ReduceOp::PreMulSum(Scalar::Device(memory.address() + 64));
+        let call = call(request(&problem, codec), &memory, &memory, &stream);
+        ranks[0].engine.run(&[call]).unwrap();
+        let (factor, flags) = match &bench.take()[0] {
+            Seen::Blob(_, blob) => (blob.works()[0].factor, blob.works()[0].flags),
+            Seen::Fused(args, _) => (args.factor, args.flags),
+        };
+        assert_eq!(factor, memory.address() + 64);
+        let both = abi::PREMULTIPLY | abi::FACTOR_AT;
+        assert_eq!(flags & both, both, "{count} {codec}");
+    }
+}
+
 #[test]
 fn small_sums_are_fused_and_wire_bytes_are_counted() {
     let bench = Bench::new();
@@ -328,6 +350,48 @@ fn small_sums_are_fused_and_wire_bytes_are_counted() {
     assert_eq!(blob.works()[0].codec.word[0], 8, "log2 of a block");
     let (report, seen) = run(0, "raw", ReduceOp::Sum);
     assert!(seen.is_empty() && report.transport.is_none());
+}
+
+/// Messages of one group on three streams are one launch, behind and before what is on all three.
+#[test]
+fn messages_of_several_streams_are_joined() {
+    let bench = Bench::new();
+    let streams = [bench.stream(), bench.stream(), bench.stream()];
+    let mut ranks = bench.ranks(4, 16, &simple());
+    let memory = bench.memory(4096);
+    let calls: Vec<_> = (1..4)
+        .map(|peer| {
+            let mut problem = Problem::new(Collective::SendRecv, DType::F32, 4, 9);
+            (problem.root, problem.peer) = (0, peer);
+            call(
+                request(&problem, "raw"),
+                &memory,
+                &memory,
+                &streams[peer - 1],
+            )
+        })
+        .collect();
+    let counts = || {
+        [
+            "cuEventRecord",
+            "cuStreamWaitEvent",
+            "cuEventCreate",
+            "cuEventDestroy",
+        ]
+        .map(|name| bench.process.calls(name))
+    };
+    let before = counts();
+    let engine = &mut ranks[0].engine;
+    assert_eq!(engine.run(&calls).unwrap().len(), 3);
+    assert_eq!(bench.take().len(), 1);
+    let after = counts();
+    let grown: Vec<_> = after.iter().zip(before).map(|(a, b)| a - b).collect();
+    // One event of each other stream, and the launch's own, for which both of them wait.
+    assert_eq!(grown, [3, 4, 2, 2]);
+    // On one stream there is nothing to join.
+    let before = counts();
+    engine.run(&calls[..1]).unwrap();
+    assert_eq!(counts()[1], before[1]);
 }
 
 /// Messages of a group, to and from everybody and several to some, with as few blocks as a GPU

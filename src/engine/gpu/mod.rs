@@ -24,7 +24,7 @@ use super::numbers::CallNumbers;
 use crate::bootstrap::ExchangeRef;
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
-use crate::gpu::{Context, PinnedMemory, Stream};
+use crate::gpu::{Context, Event, PinnedMemory, Stream};
 use crate::mem::{DeviceBuffers, abi as shared};
 use crate::plan::{GpuLimits, Limits, Machine, Plan, Planner, Request, Resident};
 use crate::simd::Isa;
@@ -277,19 +277,6 @@ impl GpuEngine {
                 }
             }
         }
-        let messages = calls
-            .iter()
-            .filter(|call| call.request.collective == Collective::SendRecv);
-        let mut streams = messages.map(|call| call.buffers.stream());
-        if let Some(first) = streams.next()
-            && streams.any(|stream| stream != first)
-        {
-            return Err(Error::invalid_usage(format!(
-                "rank {}: the sends and receives of one group and communicator run as one launch; \
-                 give them one stream",
-                self.rank
-            )));
-        }
         Ok(found.flatten())
     }
 
@@ -340,7 +327,8 @@ impl GpuEngine {
         self.launch(run, &blob, &stream, capture)
     }
 
-    /// Launches what may run at once together, each launch the same messages on both ends.
+    /// Launches what may run at once together, each launch the same messages on both ends. They run
+    /// on the first one's stream, behind what is on the streams of all, which go on behind them.
     fn messages(
         &mut self,
         calls: &[GpuCall<'_>],
@@ -352,6 +340,13 @@ impl GpuEngine {
             return Ok(());
         };
         let stream = self.stream(calls[first].buffers.stream());
+        let others = self.other_streams(calls, messages);
+        for other in &others {
+            // An event of its own: the driver keeps what is waited for.
+            let reached = Event::new(&self.context)?;
+            reached.record(other)?;
+            stream.wait_event(&reached)?;
+        }
         let gpu = self.planner.limits().gpu;
         let at_once = gpu.map_or(1, |gpu| gpu.peers_at_once(self.nranks));
         let mut earlier: HashMap<(usize, usize), usize> = HashMap::new();
@@ -383,7 +378,29 @@ impl GpuEngine {
             let (index, _) = messages[positions[0]];
             self.launch(&prepared[index], &blob, &stream, capture)?;
         }
+        for other in &others {
+            self.order.enter(other, capture)?;
+        }
         Ok(())
+    }
+
+    /// The streams of messages beside the first one's, on which all of them run.
+    fn other_streams(
+        &self,
+        calls: &[GpuCall<'_>],
+        messages: &[(usize, [u64; SIGNATURE_WORDS])],
+    ) -> Vec<Stream> {
+        let handles = messages
+            .iter()
+            .map(|&(index, _)| calls[index].buffers.stream());
+        let mut seen: Vec<usize> = Vec::new();
+        for handle in handles {
+            if !seen.contains(&handle) {
+                seen.push(handle);
+            }
+        }
+        seen.drain(..1);
+        seen.into_iter().map(|handle| self.stream(handle)).collect()
     }
 
     fn launch(

@@ -18,7 +18,6 @@ fn what_cannot_run_is_refused_before_anything_is_launched() {
         &Problem::new(Collective::AllReduce, DType::F32, 2, 9),
         "raw",
     );
-    let send = request(&Problem::new(Collective::SendRecv, DType::F32, 2, 9), "raw");
     let kept = request(
         &Problem::new(Collective::AllReduce, DType::F32, 2, 9),
         "linear8:tensor=4",
@@ -52,11 +51,6 @@ fn what_cannot_run_is_refused_before_anything_is_launched() {
             vec![(sum, &one), (missing, &one)],
             unsupported,
             "cinch_raw_f16",
-        ),
-        (
-            vec![(send, &one), (send, &two)],
-            ErrorKind::InvalidUsage,
-            "one stream",
         ),
     ] {
         let error = refused(&calls);
