@@ -173,7 +173,9 @@ unsafe fn job(
         parent: None,
         blocking,
         work: Box::new(move || {
-            Communicator::init_watched(&id, rank, nranks, config, fault).map(Some)
+            let joined = Communicator::init_watched(&id, rank, nranks, config, fault)?;
+            joined.prepare_to_shrink()?;
+            Ok(Some(joined))
         }),
     })
 }

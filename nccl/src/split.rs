@@ -6,6 +6,7 @@ use crate::comm::{self, Comm};
 use crate::config::{Asked, ncclConfig_t};
 use crate::leave::Family;
 use crate::types::*;
+use cinch::sync::Fault;
 use cinch::{Error, Result};
 use std::ffi::c_int;
 use std::ptr::null_mut;
@@ -64,6 +65,79 @@ unsafe fn split(
         made,
         parent: Some(parent),
         blocking,
-        work: Box::new(move || communicator.split_watched(color, key.into(), config, fault)),
+        work: Box::new(move || {
+            let made = communicator.split_watched(color, key.into(), config, fault)?;
+            if let Some(made) = &made {
+                made.prepare_to_shrink()?;
+            }
+            Ok(made)
+        }),
     })
+}
+
+export! {
+    /// Makes a communicator of the ranks that are not in `excludeRanksList`, in order, and that
+    /// all call it. With `NCCL_SHRINK_ABORT` what runs on `comm` is ended first; ranks that are
+    /// excluded need not be alive.
+    counted fn ncclCommShrink | pncclCommShrink(
+        comm: ncclComm_t,
+        excludeRanksList: *mut c_int,
+        excludeRanksCount: c_int,
+        newcomm: *mut ncclComm_t,
+        config: *mut ncclConfig_t,
+        shrinkFlags: c_int,
+    ) {
+        // SAFETY: NULL or writable, by the header.
+        unsafe { store("newcomm", newcomm, null_mut())? };
+        // SAFETY: NULL or as many ranks, by the header.
+        let exclude = unsafe { ranks(excludeRanksList, excludeRanksCount)? };
+        let parent = comm::lookup(comm)?;
+        let communicator = parent.connection()?;
+        match shrinkFlags {
+            NCCL_SHRINK_DEFAULT => parent.failure().map_or(Ok(()), |failure| {
+                Err(failure.context("shrink with NCCL_SHRINK_ABORT, for the communicator has failed"))
+            })?,
+            NCCL_SHRINK_ABORT => communicator.abort(),
+            _ => {
+                return Err(Error::invalid_argument(format!(
+                    "shrinkFlags is {shrinkFlags}; it takes NCCL_SHRINK_DEFAULT \
+                     ({NCCL_SHRINK_DEFAULT}) or NCCL_SHRINK_ABORT ({NCCL_SHRINK_ABORT})"
+                )));
+            }
+        }
+        // SAFETY: NULL or readable, by the header.
+        let asked = unsafe { Asked::read(config)? }.unwrap_or_else(|| parent.asked.clone());
+        let settings = asked.apply(parent.config.clone())?;
+        // The parent's failure is not the new one's.
+        let fault = Fault::new();
+        let number = parent.splits.fetch_add(1, Ordering::Relaxed);
+        let blocking = asked.blocking;
+        let family = Family::of(&(parent.family.key(), number, &exclude));
+        let made = Comm::connecting(asked, settings.clone(), fault.clone(), family);
+        async_job::submit(Job {
+            // SAFETY: writable until the job has run, by the header.
+            made: Some(unsafe { Made::new(made, newcomm)? }),
+            parent: Some(parent),
+            blocking,
+            work: Box::new(move || {
+                let shrunk = communicator.shrink(&exclude, settings, fault)?;
+                shrunk.prepare_to_shrink()?;
+                Ok(Some(shrunk))
+            }),
+        })
+    }
+}
+
+/// # Safety
+/// `list` is NULL, or `count` numbers.
+unsafe fn ranks(list: *const c_int, count: c_int) -> Result<Vec<usize>> {
+    if count < 1 || list.is_null() {
+        return Err(Error::invalid_argument(format!(
+            "{count} ranks at {list:?} are to be excluded; it takes 1 or more"
+        )));
+    }
+    (0..count as usize)
+        // SAFETY: as the caller's.
+        .map(|at| rank_of("excludeRanksList", unsafe { list.add(at).read_unaligned() }))
+        .collect()
 }

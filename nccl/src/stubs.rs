@@ -97,9 +97,8 @@ stubs! {
         ncclPutSignal | pncclPutSignal
         ncclSignal | pncclSignal
         ncclWaitSignal | pncclWaitSignal;
-    "a communicator keeps its ranks; make a new one"
+    "a communicator gets no more ranks; make a new one"
         returns ncclResult_t = REFUSED;
-        ncclCommShrink | pncclCommShrink
         ncclCommGrow | pncclCommGrow
         ncclCommGetUniqueId | pncclCommGetUniqueId;
     "a communicator's memory cannot be taken from it; destroy it and make a new one"

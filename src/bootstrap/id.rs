@@ -216,7 +216,12 @@ impl UniqueId {
     }
 }
 
-fn assemble(flags: u8, secret: &[u8; 32], nonce: &[u8; 16], addresses: &[SocketAddr]) -> UniqueId {
+pub(super) fn assemble(
+    flags: u8,
+    secret: &[u8; 32],
+    nonce: &[u8; 16],
+    addresses: &[SocketAddr],
+) -> UniqueId {
     let mut bytes = [0; 128];
     bytes[0] = FORMAT;
     bytes[1] = flags;

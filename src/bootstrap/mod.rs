@@ -11,6 +11,7 @@ mod member;
 mod notes;
 mod notice;
 mod process;
+mod refuge;
 mod rendezvous;
 mod star;
 mod wire;
@@ -19,6 +20,7 @@ pub use discover::{Launch, Meeting, discover};
 pub use local::LocalExchange;
 pub use notice::Notice;
 pub use process::host_name;
+pub use refuge::Refuge;
 pub use star::{MAX_CONTRIBUTION, Star};
 
 use crate::error::{Error, Result};

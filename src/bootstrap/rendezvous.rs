@@ -62,7 +62,8 @@ pub(super) fn cancel(id: &UniqueId) -> bool {
         .is_some()
 }
 
-fn serve(id: &UniqueId, listener: Listener, patience: Duration) -> Result<()> {
+/// Serves the meeting of `id` at the address where `listener` listens.
+pub(super) fn serve(id: &UniqueId, listener: Listener, patience: Duration) -> Result<()> {
     let terms = Terms::new(
         &id.key(b"", "meeting"),
         Greeting {

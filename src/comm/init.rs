@@ -12,7 +12,7 @@ use crate::sys::log::{self, Level};
 use crate::transport::{self, ConnectContext};
 use crate::types::{CodecChoice, DeviceChoice, TransportKind};
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, Once};
+use std::sync::{Arc, Mutex, Once, OnceLock};
 use std::time::Instant;
 
 pub(super) fn by_id(
@@ -120,6 +120,7 @@ pub(super) fn connect(
         info,
         side,
         spare: Mutex::default(),
+        refuge: OnceLock::new(),
     };
     if log::enabled(Level::Info) {
         log_connected(&comm);
@@ -277,4 +278,36 @@ pub(super) fn split(
         fault,
     )
     .map(Some)
+}
+
+pub(super) fn shrink(
+    comm: &Communicator,
+    exclude: &[usize],
+    config: Config,
+    fault: Arc<Fault>,
+) -> Result<Communicator> {
+    let (rank, nranks) = (comm.rank(), comm.nranks());
+    for (at, &gone) in exclude.iter().enumerate() {
+        let why = if gone >= nranks {
+            "is not a rank of it"
+        } else if gone == rank {
+            "is the caller: ranks that are excluded do not call"
+        } else if exclude[..at].contains(&gone) {
+            "is there twice"
+        } else {
+            continue;
+        };
+        return Err(Error::invalid_argument(format!(
+            "shrinking a communicator of {nranks} ranks by {exclude:?}: {gone} {why}"
+        )));
+    }
+    let refuge = comm.refuge.get().ok_or_else(|| {
+        Error::invalid_usage(
+            "the communicator was not prepared to shrink when all ranks were there",
+        )
+    })?;
+    let members: Vec<usize> = (0..nranks).filter(|rank| !exclude.contains(rank)).collect();
+    let own = members.iter().take_while(|&&other| other < rank).count();
+    let id = refuge.meeting(&members, &config)?;
+    by_id(&id, own, members.len(), config, fault)
 }

@@ -14,7 +14,7 @@ pub use call::{Call, Report};
 use check::Places;
 pub use group::Group;
 
-use crate::bootstrap::{ExchangeRef, PeerInfo, UniqueId};
+use crate::bootstrap::{ExchangeRef, PeerInfo, Refuge, UniqueId};
 use crate::config::Config;
 use crate::engine::HostEngine;
 use crate::error::{Error, ErrorKind, Result};
@@ -24,7 +24,7 @@ use crate::sync::Fault;
 use crate::types::TransportKind;
 use device::GpuSide;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 /// A group of ranks that call collectives together.
 ///
@@ -45,6 +45,8 @@ pub struct Communicator {
     side: Side,
     /// Memory of small calls that travelled as one, for the next ones.
     spare: Mutex<Vec<Vec<u8>>>,
+    /// Where its ranks can meet again, once they have agreed on that.
+    refuge: OnceLock<Refuge>,
 }
 
 /// Everything that a running call needs. `abort` must not take its lock: it frees those who wait
@@ -224,6 +226,37 @@ impl Communicator {
         self.check_fault()?;
         // A rank that fails to split leaves the others waiting for it: all of them fail.
         self.settle(init::split(self, color, key, config, fault))
+    }
+
+    /// Lets ranks of this communicator make another one when it has failed: see
+    /// [`Communicator::shrink`]. All ranks must call it. Costs a socket for as long as the
+    /// communicator lives.
+    ///
+    /// # Errors
+    /// As [`Communicator::call`].
+    pub fn prepare_to_shrink(&self) -> Result<()> {
+        self.check_fault()?;
+        if self.refuge.get().is_none() {
+            let refuge = self.settle(Refuge::open(&*self.exchange))?;
+            let _ = self.refuge.set(refuge);
+        }
+        Ok(())
+    }
+
+    /// Makes a communicator of the ranks that are not in `exclude`, in order. They all must call
+    /// it with the same list; those in the list need not be alive, and this communicator may have
+    /// failed. The new one's fault is `fault`.
+    ///
+    /// # Errors
+    /// Invalid argument for a list with this rank, a rank twice or one that there is not; invalid
+    /// usage without [`Communicator::prepare_to_shrink`]; else as [`Communicator::init`].
+    pub fn shrink(
+        &self,
+        exclude: &[usize],
+        config: Config,
+        fault: Arc<Fault>,
+    ) -> Result<Communicator> {
+        init::shrink(self, exclude, config, fault)
     }
 
     /// What every wait of this communicator watches.

@@ -61,7 +61,7 @@
 //! | `ncclLLA2ACalcSlots` `ncclTeamRankToWorld` `ncclTeamRankToLsa` | kernels of a program cannot communicate, so there is nothing to count |
 //! | `ncclWinGetUserPtr` `ncclGetLsaDevicePointer` `ncclGetLsaMultimemDevicePointer` `ncclGetMultimemDevicePointer` `ncclGetPeerDevicePointer` `ncclGetCftDeviceLeInfo` `ncclGetMultimemDeviceLeInfo` `ncclGetPeerDeviceLeInfo` | windows are NULL and have no addresses; pass buffers to collectives as they are |
 //! | `ncclPutSignal` `ncclSignal` `ncclWaitSignal` | one-sided messages are not there; use ncclSend and ncclRecv |
-//! | `ncclCommShrink` `ncclCommGrow` `ncclCommGetUniqueId` | a communicator keeps its ranks; make a new one |
+//! | `ncclCommGrow` `ncclCommGetUniqueId` | a communicator gets no more ranks; make a new one |
 //! | `ncclCommSuspend` `ncclCommResume` | a communicator's memory cannot be taken from it; destroy it and make a new one |
 //! | `ncclCommQueryProperties` | ask ncclCommCount, ncclCommUserRank and ncclCommCuDevice |
 //! | `ncclSetEncryption` | connections are authenticated and not encrypted; use trusted networks |

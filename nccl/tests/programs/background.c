@@ -108,6 +108,12 @@ static void revokes(void) {
            ncclAllReduce(x, x, COUNT, ncclFloat32, ncclSum, comms[r], NULL));
     EXPECT(ncclInvalidUsage, "revoked", ncclCommFinalize(comms[r]));
   }
+  int gone = 0, count = 0;
+  ncclComm_t left;
+  OK(ncclCommShrink(comms[1], &gone, 1, &left, NULL, NCCL_SHRINK_DEFAULT));
+  OK(ncclCommCount(left, &count));
+  CHECK(count == 1);
+  OK(ncclCommDestroy(left));
   destroy_all(comms, 2);
 }
 

@@ -210,6 +210,45 @@ static void splits(ncclComm_t *comms) {
   EXPECT(ncclInvalidArgument, "color -2", ncclCommSplit(comms[0], -2, 0, &made[0], NULL));
 }
 
+/* Without ranks 0 and 2, twice from the same parent, which lives on. */
+static void shrinks(ncclComm_t *comms) {
+  int gone[2] = {0, 2};
+  for (int turn = 0; turn < 2; turn++) {
+    ncclComm_t made[N] = {NULL};
+    OK(ncclGroupStart());
+    for (int r = 1; r < N; r += 2) {
+      OK(ncclCommShrink(comms[r], gone, 2, &made[r], NULL, NCCL_SHRINK_DEFAULT));
+    }
+    OK(ncclGroupEnd());
+    int count, rank;
+    OK(ncclCommCount(made[1], &count));
+    OK(ncclCommUserRank(made[3], &rank));
+    CHECK(count == 2 && rank == 1);
+    fill();
+    OK(ncclGroupStart());
+    for (int r = 1; r < N; r += 2) {
+      OK(ncclAllReduce(in[r], out[r], COUNT, ncclFloat32, ncclSum, made[r], NULL));
+    }
+    OK(ncclGroupEnd());
+    CHECK(out[1][5] == 40010 && out[3][5] == 40010);
+    for (int r = 1; r < N; r += 2) OK(ncclCommDestroy(made[r]));
+  }
+  ncclComm_t none;
+  EXPECT(ncclInvalidArgument, "0 is the caller",
+         ncclCommShrink(comms[0], gone, 2, &none, NULL, NCCL_SHRINK_DEFAULT));
+  CHECK(none == NULL);
+  EXPECT(ncclInvalidArgument, "0 ranks",
+         ncclCommShrink(comms[1], gone, 0, &none, NULL, NCCL_SHRINK_DEFAULT));
+  EXPECT(ncclInvalidArgument, "shrinkFlags is 5",
+         ncclCommShrink(comms[1], gone, 2, &none, NULL, 5));
+  gone[1] = 4;
+  EXPECT(ncclInvalidArgument, "4 is not a rank",
+         ncclCommShrink(comms[1], gone, 2, &none, NULL, NCCL_SHRINK_DEFAULT));
+  gone[1] = 0;
+  EXPECT(ncclInvalidArgument, "0 is there twice",
+         ncclCommShrink(comms[1], gone, 2, &none, NULL, NCCL_SHRINK_DEFAULT));
+}
+
 int main(void) {
   ncclComm_t comms[N];
   join_all(comms, N);
@@ -217,6 +256,7 @@ int main(void) {
   messages(comms);
   errors(comms);
   splits(comms);
+  shrinks(comms);
   for (int r = 0; r < N; r++) OK(ncclCommFinalize(comms[r]));
   destroy_all(comms, N);
   joins();

@@ -23,10 +23,9 @@ static void rank_main(int rank, ncclUniqueId id) {
   CHECK(y[7] == (rank + N - 1) % N + 7);
   if (rank == 1) usleep(50000);
   OK(ncclCommDestroy(comm));
-
-  /* A rank that dies is named on all others. */
 }
 
+/* A rank that dies is named on all others, who go on without it. */
 static void die_main(int rank, ncclUniqueId id) {
   static double x[COUNT];
   ncclComm_t comm;
@@ -34,7 +33,30 @@ static void die_main(int rank, ncclUniqueId id) {
   if (rank == 2) kill(getpid(), SIGKILL);
   EXPECT(ncclRemoteError, "rank 2", ncclAllReduce(x, x, COUNT, ncclFloat64, ncclSum, comm, NULL));
   CHECK(settled(comm) == ncclRemoteError);
+  ncclComm_t left;
+  int gone = 2, own = -1;
+  EXPECT(ncclRemoteError, "NCCL_SHRINK_ABORT",
+         ncclCommShrink(comm, &gone, 1, &left, NULL, NCCL_SHRINK_DEFAULT));
+  OK(ncclCommShrink(comm, &gone, 1, &left, NULL, NCCL_SHRINK_ABORT));
   OK(ncclCommAbort(comm));
+  OK(ncclCommUserRank(left, &own));
+  CHECK(own == (rank == 3 ? 2 : rank));
+  for (int i = 0; i < COUNT; i++) x[i] = rank;
+  OK(ncclAllReduce(x, x, COUNT, ncclFloat64, ncclSum, left, NULL));
+  CHECK(x[0] == 4 && x[COUNT - 1] == 4);
+
+  /* Again, and without the first rank, where the others met. */
+  ncclComm_t pair = NULL;
+  gone = 0;
+  if (own == 0) {
+    OK(ncclCommAbort(left));
+    return;
+  }
+  OK(ncclCommShrink(left, &gone, 1, &pair, NULL, NCCL_SHRINK_ABORT));
+  OK(ncclAllReduce(x, x, COUNT, ncclFloat64, ncclSum, pair, NULL));
+  CHECK(x[0] == 8);
+  OK(ncclCommDestroy(left));
+  OK(ncclCommDestroy(pair));
 }
 
 static void run(void (*body)(int, ncclUniqueId), int victim) {

@@ -58,6 +58,23 @@ impl Listener {
         Ok((listener, bound))
     }
 
+    /// Another one at the same address, for one meeting of several that take turns there.
+    ///
+    /// # Errors
+    /// System if there are no descriptors left.
+    pub(in crate::bootstrap) fn again(&self) -> Result<Listener> {
+        let socket = self
+            .socket
+            .try_clone()
+            .map_err(|cause| Error::system("a socket that listens cannot be shared", cause))?;
+        Ok(Listener {
+            socket,
+            waiting: VecDeque::new(),
+            places: self.places,
+            proven: VecDeque::new(),
+        })
+    }
+
     /// Keeps places for this many ranks beside the strangers.
     pub fn expect_ranks(&mut self, ranks: usize) {
         self.places = 2 * ranks + 64;
