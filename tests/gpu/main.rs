@@ -12,6 +12,7 @@ mod codecs;
 mod coded;
 mod collectives;
 mod cover;
+mod factors;
 mod failures;
 mod figures;
 mod graphs;
@@ -50,6 +51,7 @@ fn checks(options: &Options) -> Vec<Check> {
     all.extend(codecs::checks(options));
     all.extend(coded::checks(options));
     all.extend(models::checks(options));
+    all.extend(factors::checks());
     all.extend(refusals::checks());
     all.extend(graphs::checks(options));
     all.extend(failures::checks());

@@ -23,10 +23,9 @@ pub fn library() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| {
         // deps/ holds it whether or not cargo has also put it one level up.
-        let built = std::env::current_exe()
-            .unwrap()
-            .with_file_name("libnccl.so");
-        let folder = out().join(format!("nccl-lib-{}", std::process::id()));
+        let this = std::env::current_exe().unwrap();
+        let built = this.with_file_name("libnccl.so");
+        let folder = out().join(this.file_name().unwrap());
         fs::create_dir_all(&folder).unwrap();
         for name in ["libnccl.so", "libnccl.so.2"] {
             let link = folder.join(name);
