@@ -22,7 +22,9 @@ class CodedSimple {
   static constexpr int protocol = CINCH_SIMPLE;
 
   static __device__ __forceinline__ void prepare() { C::prepare(); }
-  static __device__ __forceinline__ uint64_t factor_at(uint64_t address) { return E::factor_at(address); }
+  static __device__ __forceinline__ uint64_t factor_at(uint64_t address) {
+    return E::factor_at(address);
+  }
 
   __device__ __forceinline__ CodedSimple(const cinch_work &work, const cinch_comm_view &comm, Stop)
       : work_(work), codec_(work.codec), nranks_(comm.nranks) {}

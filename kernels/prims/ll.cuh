@@ -65,7 +65,9 @@ class RawLL {
   static constexpr int protocol = CINCH_LL;
 
   static __device__ __forceinline__ void prepare() {}
-  static __device__ __forceinline__ uint64_t factor_at(uint64_t address) { return E::factor_at(address); }
+  static __device__ __forceinline__ uint64_t factor_at(uint64_t address) {
+    return E::factor_at(address);
+  }
 
   __device__ __forceinline__ RawLL(const cinch_work &work, const cinch_comm_view &comm, Stop stop)
       : work_(work), comm_(comm), stop_(stop) {}

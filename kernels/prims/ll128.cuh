@@ -23,7 +23,9 @@ class RawLL128 {
   static constexpr int protocol = CINCH_LL128;
 
   static __device__ __forceinline__ void prepare() {}
-  static __device__ __forceinline__ uint64_t factor_at(uint64_t address) { return E::factor_at(address); }
+  static __device__ __forceinline__ uint64_t factor_at(uint64_t address) {
+    return E::factor_at(address);
+  }
 
   __device__ __forceinline__ RawLL128(const cinch_work &work, const cinch_comm_view &comm,
                                       Stop stop)

@@ -17,7 +17,9 @@ class RawSimple {
   static constexpr int protocol = CINCH_SIMPLE;
 
   static __device__ __forceinline__ void prepare() {}
-  static __device__ __forceinline__ uint64_t factor_at(uint64_t address) { return E::factor_at(address); }
+  static __device__ __forceinline__ uint64_t factor_at(uint64_t address) {
+    return E::factor_at(address);
+  }
 
   __device__ __forceinline__ RawSimple(const cinch_work &work, const cinch_comm_view &comm, Stop)
       : work_(work), nranks_(comm.nranks) {}

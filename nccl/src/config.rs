@@ -116,9 +116,10 @@ impl Asked {
 
     /// The settings of a communicator of which this is asked.
     pub(crate) fn apply(&self, mut config: Config) -> Result<Config> {
-        if let Some(blocks) = self.max_blocks {
-            let most = config.gpu_channels.min(blocks).to_string();
-            config.set("CINCH_GPU_CHANNELS", &most, Origin::Program)?;
+        if let Some(blocks) = self.max_blocks
+            && blocks < config.lanes()
+        {
+            config.set("CINCH_GPU_CHANNELS", &blocks.to_string(), Origin::Program)?;
         }
         Ok(config)
     }
@@ -263,11 +264,14 @@ mod tests {
             name: Some("pipeline".into()),
         };
         assert_eq!(asked.unwrap().unwrap(), expected);
-        assert_eq!(
-            expected.apply(Config::default()).unwrap().gpu_channels,
-            7,
-            "an upper bound"
-        );
+        // An upper bound, which raises nothing.
+        let applied = expected.apply(Config::default()).unwrap();
+        assert_eq!(applied.gpu_channels, Some(7));
+        let wide = Asked {
+            max_blocks: Some(1000),
+            ..expected
+        };
+        assert_eq!(wide.apply(applied.clone()).unwrap(), applied);
         type Change = fn(&mut ncclConfig_t);
         let wrong: [(Change, &str); 6] = [
             (|config| config.blocking = 2, "blocking is 2"),
