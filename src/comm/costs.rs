@@ -11,8 +11,13 @@ use crate::simd::Isa;
 use crate::types::{CodecSpec, Collective, DType, ReduceOp};
 use std::time::Instant;
 
-/// Bytes of the smaller and the larger message.
-const MESSAGES: [usize; 2] = [64, 32 << 10];
+/// Bytes of the smallest message, of a larger one, and of one that no longer fits the nearest
+/// caches and buffers, which is sent where the larger one was quick.
+const MESSAGES: [usize; 3] = [64, 32 << 10, 256 << 10];
+
+/// Seconds of a trip of the larger message below which it was quick: else the largest one would
+/// take more than a few milliseconds.
+const QUICK: f64 = 200e-6;
 
 /// Trips there and back of each size; the first brings both sides in step and does not count.
 const TRIPS: usize = 6;
@@ -48,10 +53,10 @@ fn link(exchange: &ExchangeRef, engine: &mut HostEngine) -> Result<Affine> {
     else {
         return Ok(Affine::default());
     };
-    let mut times = [f64::INFINITY; MESSAGES.len()];
-    for (&bytes, shortest) in MESSAGES.iter().zip(&mut times) {
-        let mut buffer = vec![0u8; bytes];
-        for trip in 0..TRIPS {
+    let mut trips = |bytes: usize, trips: usize, mark: u8| -> Result<(f64, u8)> {
+        let mut buffer = vec![mark; bytes];
+        let mut shortest = f64::INFINITY;
+        for trip in 0..trips {
             let start = Instant::now();
             for (from, to) in [(first, second), (second, first)] {
                 let buffers = match rank == from {
@@ -62,15 +67,23 @@ fn link(exchange: &ExchangeRef, engine: &mut HostEngine) -> Result<Affine> {
                 engine.run(run)?;
             }
             if trip > 0 {
-                *shortest = shortest.min(start.elapsed().as_secs_f64() / 2.0);
+                shortest = shortest.min(start.elapsed().as_secs_f64() / 2.0);
             }
         }
+        Ok((shortest, buffer[0]))
+    };
+    let [small, large, largest] = MESSAGES;
+    let short = (small, trips(small, TRIPS, 0)?.0);
+    let mut long = (large, trips(large, TRIPS, 0)?.0);
+    // The first of the pair decides for both, and says so in what it sends.
+    let quick = u8::from(rank == first && long.1 < QUICK);
+    if trips(small, 1, quick)?.1 == 1 {
+        long = (largest, trips(largest, TRIPS, 0)?.0);
     }
     if rank == second {
         return Ok(Affine::default());
     }
-    let [small, large] = MESSAGES;
-    Ok(Affine::through((small, times[0]), (large, times[1])))
+    Ok(Affine::through(short, long))
 }
 
 /// Disjoint pairs of ranks that all ranks know alike: on different hosts as far as each host has
