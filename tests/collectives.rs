@@ -444,6 +444,22 @@ fn results_have_the_same_bits_in_repeated_runs_and_over_all_transports() {
     }
 }
 
+/// With more peers than a step has targets, the steps of a source draw alike.
+#[test]
+fn many_peers_of_a_source_see_the_same_draws() {
+    let mut cases = Vec::new();
+    for codec in ["minmax2:seed=5", "terngrad"] {
+        for collective in [Collective::AllGather, Collective::Broadcast] {
+            let mut call = Call::new(collective, DType::F32, 1500);
+            call.codec = codec.parse().ok();
+            call.algorithm = Some(Algorithm::Direct);
+            cases.push(Case::new(call, 79));
+        }
+    }
+    // `run` compares the ranks.
+    assert_eq!(run(TransportKind::Loopback, 11, &cases).ran, cases.len());
+}
+
 #[test]
 fn what_is_not_finite_reaches_every_rank() {
     let (nranks, count) = (3, 2000);

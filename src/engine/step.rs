@@ -223,10 +223,12 @@ impl Work<'_, '_> {
         self.plan.dtype.size()
     }
 
-    /// Where a tile lies in its chunk. A `Send` has this rank's contribution, the other steps
-    /// that encode have a sum.
+    /// Where a tile lies in its chunk. A step without sources has this rank's contribution, which
+    /// several may send to some peers each; the others that encode have a sum.
     fn span(&self, at: usize) -> Span {
-        let random = self.randoms[usize::from(self.step.op != Op::Send)];
+        let step = self.step;
+        let source = step.recv_from.is_empty() && step.own == Own::FIRST;
+        let random = self.randoms[usize::from(step.op != Op::Send && !source)];
         Span::new(self.chunk.elements, at).drawing(random)
     }
 
