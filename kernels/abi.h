@@ -71,7 +71,10 @@ enum {
   CINCH_AVERAGE = 2,     /* final sums divided by the number of ranks */
   CINCH_ALIGNED = 4,     /* input and output are multiples of 16; of the fused one-shot only: the
                             interpreter looks at each chunk */
-  CINCH_FACTOR_AT = 8    /* `factor` is the address of an element of the call's type */
+  CINCH_FACTOR_AT = 8,   /* `factor` is the address of an element of the call's type */
+  CINCH_REDRAW = 16      /* the launch may be replayed, and its codec draws: words 2 to 5 of the
+                            codec's parameters, its keys, are mixed with a count of messages, so that
+                            replays draw anew */
 };
 
 /* Counters of one lane of one protocol in a box, at lane * CINCH_LINE_BYTES. */

@@ -14,6 +14,7 @@ mod elements;
 #[path = "cuda/host.rs"]
 mod host;
 
+use cinch::codec::{Random, kernel_params};
 use cinch::types::CodecSpec;
 use host::{Bytes, Reference, abs_max, all};
 
@@ -51,11 +52,15 @@ fn patterns() -> u64 {
 fn for_all(check: impl Fn(&host::Host, &Reference, &str)) {
     for (compiler, host) in all() {
         for spec in SPECS {
-            if !host.tabled || spec.starts_with("dynamic8") {
+            if !host.second || has_second(spec) {
                 check(host, &Reference::new(spec), &format!("by {compiler}"));
             }
         }
     }
+}
+
+fn has_second(spec: &str) -> bool {
+    spec.starts_with("dynamic8") || spec.starts_with("minmax4")
 }
 
 #[test]
@@ -165,15 +170,17 @@ fn every_code_under_hard_scales() {
         };
         for (place, &scale) in scales.iter().enumerate() {
             let mut wire = Bytes::new(reference.wire_bytes(n), 0);
-            let codes = reference.wire_bytes(n).min(2 * n) / 16 * 16;
+            let codes = reference.code_bytes(n);
             for (i, byte) in wire.slice_mut()[..codes].iter_mut().enumerate() {
                 // Both bytes of 16-bit codes, each code beside several neighbours.
                 *byte = if i & 1 == 0 { i >> 1 } else { i >> 9 } as u8;
             }
-            if reference.spec.kind.has_scale() {
-                for bytes in wire.slice_mut()[n..].chunks_exact_mut(4) {
-                    bytes.copy_from_slice(&scale.to_le_bytes());
-                }
+            // Of two numbers the other one is another hard one.
+            for (i, bytes) in wire.slice_mut()[codes..].chunks_exact_mut(4).enumerate() {
+                let other = scales[(place + i / 2 + 1) % scales.len()];
+                let two = reference.numbers() == 2 && i % 2 == 1 && i % 6 != 1;
+                let number = if two { other } else { scale };
+                bytes.copy_from_slice(&number.to_le_bytes());
             }
             for shift in 0..accumulators.len() {
                 let of = |i: usize| accumulators[(i / 16 + shift) % accumulators.len()];
@@ -277,7 +284,7 @@ fn linear8_at_every_tie() {
         .into_iter()
         .map(|x| x.clamp(-127.0, 127.0))
         .collect();
-    for (compiler, host) in all().iter().filter(|(_, host)| !host.tabled) {
+    for (compiler, host) in all().iter().filter(|(_, host)| !host.second) {
         let reference = Reference::new("linear8:tensor=1");
         reference.check(host, &x, Some(127.0), compiler);
     }
@@ -285,7 +292,7 @@ fn linear8_at_every_tie() {
 
 #[test]
 fn decimal_codecs_at_every_offset() {
-    for (compiler, host) in all().iter().filter(|(_, host)| !host.tabled) {
+    for (compiler, host) in all().iter().filter(|(_, host)| !host.second) {
         for kind in ["static8", "mantissa8"] {
             for offset in -30..=30 {
                 let reference = Reference::new(&format!("{kind}:offset={offset}"));
@@ -299,10 +306,42 @@ fn decimal_codecs_at_every_offset() {
 #[test]
 fn parameters_are_where_kernels_read_them() {
     let spec = |text: &str| text.parse::<CodecSpec>().unwrap();
-    let words = cinch::codec::kernel_params(spec("linear8:block=512"), 3.0);
-    assert_eq!(words, [9, 0, 0, 0, 0, 0, 0, 0]);
-    let words = cinch::codec::kernel_params(spec("dynamic8:tensor=3"), 3.0);
-    assert_eq!(words, [0, 3f32.to_bits(), 0, 0, 0, 0, 0, 0]);
-    let words = cinch::codec::kernel_params(spec("mantissa8:offset=2"), 0.0);
-    assert_eq!(words[6..], [1f32.to_bits(), 1e-3f32.to_bits()]);
+    let draws = [Random::new(1, 2, 3), Random::new(4, 5, 6)];
+    let words = |text: &str, scale: f32| kernel_params(spec(text), scale, draws);
+    assert_eq!(words("linear8:block=512", 3.0), [9, 0, 0, 0, 0, 0, 0, 0]);
+    assert_eq!(
+        words("dynamic8:tensor=3", 3.0),
+        [0, 3f32.to_bits(), 0, 0, 0, 0, 0, 0]
+    );
+    assert_eq!(
+        words("mantissa8:offset=2", 0.0)[6..],
+        [1f32.to_bits(), 1e-3f32.to_bits()]
+    );
+    let [[a, b], [c, d]] = draws.map(|random| random.parts().0);
+    assert_eq!(words("minmax2:block=64", 0.0), [6, 0, a, b, c, d, 2, 0]);
+    assert_eq!(words("minmax8:seed=7", 0.0), [8, 0, a, b, c, d, 8, 1]);
+    assert_eq!(words("terngrad", 0.0), [8, 0, a, b, c, d, 0, 0]);
+    assert_eq!(words("trunc24", 0.0), [0, 0, 0, 0, 0, 0, 24, 0]);
+    assert_eq!(words("threshold2:tau=2", 0.0)[1], 2f32.to_bits());
+}
+
+/// Quotients by constants are those of a division, whatever the mantissa.
+#[test]
+fn quotients_are_rounded_once() {
+    for (compiler, host) in all().iter().filter(|(_, host)| !host.second) {
+        for n in [3u32, 7, 15, 127, 255] {
+            for exponent in [-100, -1, 0, 126] {
+                let first = (2f64.powi(exponent) as f32).to_bits();
+                let all = exponent == 0 || patterns() > 1 << 23;
+                let wrong = (first..first + (1 << 23))
+                    .step_by(if all { 1 } else { 997 })
+                    .map(f32::from_bits)
+                    .find(|&x| host.divided(n, x) != x / n as f32);
+                assert_eq!(wrong, None, "by {n}, {compiler}");
+            }
+            for zero in [0.0, -0.0f32] {
+                assert_eq!(host.divided(n, zero).to_bits(), zero.to_bits());
+            }
+        }
+    }
 }

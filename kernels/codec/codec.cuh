@@ -1,15 +1,28 @@
 // The codecs as a kernel uses them: an object made from parameters, that knows the layout of a
 // chunk. `i` is the chunk's element with which a lane starts, a multiple of 16; `n` the elements of
-// the chunk. A lane beyond the end stores nothing and loads zeros. Chunks are aligned to 16 bytes.
+// the chunk. A lane beyond the end stores nothing but padding and loads zeros. Chunks are aligned to
+// 16 bytes.
 //
 // Every codec: prepare(), then all else; see there for who calls it. It is empty but for
 // Dynamic8Tabled, which is Dynamic8, to the bit, for a fifth of the instructions and 35 KiB of shared
 // memory.
-// Encode: s = abs_max(x) (several tiles of a block: the `larger` of theirs), encode, store.
+// Encode: a summary of the block (nothing, look at each of its tiles, conclude), encode, store.
 // Decode: load, then decode or decode_reduce.
 // Under a tensor scale (block() is 0) the scale is a parameter. Whoever fills the chunk sets its
 // scale word to 0 before (clear_scale), and a barrier later all lanes' stores raise it to the scale,
 // or to NaN if an element is not finite.
+//
+// A Format has
+//   numbers, code_bits, draws   fp32 numbers of a block; bits of a code, at most; whether codes may
+//                               be drawn
+//   Params, Codes, Summary      what the host prepared, 32 bytes; 16 codes; what is learnt of a block
+//   nothing(), look(x, valid, log2_block, summary), conclude(log2_block, summary)
+//                               of no elements; and of these, `valid` from the first on; and of all
+//                               lanes of the block
+//   encode16(params, x, summary, count, random, codes, number)
+//                               in a block of `count` elements, with `random` from these on
+//   decode16, decode_reduce16(params, codes, number, x)
+//   bits(params), load and store(params, wire, n, i, codes)
 #pragma once
 
 #include "codec/cast16.cuh"
@@ -27,91 +40,134 @@ template <class FORMAT>
 class WarpCodec {
  public:
   using Format = FORMAT;
-  static constexpr bool scaled = Format::scaled;
-  static constexpr int code_bytes = Format::code_bytes;
+  using Params = typename Format::Params;
+  using Summary = typename Format::Summary;
+  static constexpr uint32_t numbers = Format::numbers;
+  static constexpr bool scaled = numbers > 0;
+  static constexpr bool draws = Format::draws;
+  static constexpr int code_bits = Format::code_bits;
 
-  // Codes of 16 elements with their scale.
+  // Codes of 16 elements with the numbers of their block.
   struct Codes {
     typename Format::Codes code;
-    float scale;
+    float number[Format::numbers == 2 ? 2 : 1];
   };
 
   // Once in a kernel, by all threads of each block, before anything else.
   static CINCH_HD void prepare() { Format::prepare(); }
 
-  explicit CINCH_HD WarpCodec(const cinch_codec_params &params) : params_(params) {}
+  explicit CINCH_HD WarpCodec(const cinch_codec_params &params) {
+    static_assert(sizeof(params) == sizeof(params_), "eight words");
+    memcpy(&params_, &params, sizeof(params_));
+  }
 
-  // From eight words with the bytes of cinch_codec_params.
+  // From eight words with the bytes of the parameters.
   template <class Words, class = decltype(Words::word)>
   explicit CINCH_HD WarpCodec(const Words &words) {
     static_assert(sizeof(words.word) == sizeof(params_), "eight words");
     memcpy(&params_, words.word, sizeof(params_));
   }
 
-  // Elements that share a scale; 0: all.
+  // Of a code.
+  CINCH_HD uint32_t bits() const { return Format::bits(params_); }
+
+  // Elements that share numbers; 0: all.
   CINCH_HD uint32_t block() const { return params_.log2_block ? 1u << params_.log2_block : 0; }
 
-  CINCH_HD float larger(float a, float b) const { return larger_magnitude(a, b); }
-
-#if defined(__CUDACC__)
-  // Largest magnitude of the block that this lane's elements belong to, as far as the tile goes;
-  // not finite if an element is not. All lanes of the warp call it.
-  __device__ __forceinline__ float abs_max(const float (&x)[16]) const {
-    return params_.log2_block == 0 ? largest_of(x) : block_abs_max(x, params_.log2_block);
-  }
-#endif
-
-  CINCH_HD void encode(const float (&x)[16], float abs_max, Codes &codes) const {
-    const bool tensor = scaled && params_.log2_block == 0;
-    codes.scale = tensor ? params_.scale : scale_of(abs_max);
-    Format::encode16(x, Format::factor(params_, codes.scale, abs_max), codes.code);
-    if (tensor && !(is_finite(abs_max) && is_finite(codes.scale) && codes.scale >= 0)) {
-      codes.scale = float_of(QUIET_NAN);
+  // What contributions (0) or sums (1) draw, in a chunk whose first element has this index in its
+  // message.
+  CINCH_HD Random random(uint32_t which, uint32_t first) const {
+    if constexpr (draws) {
+      return {{params_.key[which][0], params_.key[which][1]}, first};
+    } else {
+      return {};
     }
   }
 
+#if defined(__CUDACC__)
+  // Of the block that this lane's elements belong to, in one tile. All lanes of the warp call it.
+  __device__ __forceinline__ Summary summary(const float (&x)[16], uint32_t valid) const {
+    Summary summary = Format::nothing();
+    look(x, valid, summary);
+    conclude(summary);
+    return summary;
+  }
+
+  // Of blocks of several tiles: all lanes look at each of them, with nothing() before and conclude()
+  // behind.
+  static __device__ __forceinline__ Summary nothing() { return Format::nothing(); }
+  __device__ __forceinline__ void look(const float (&x)[16], uint32_t valid,
+                                       Summary &summary) const {
+    Format::look(x, valid, params_.log2_block, summary);
+  }
+  __device__ __forceinline__ void conclude(Summary &summary) const {
+    Format::conclude(params_.log2_block, summary);
+  }
+#endif
+
+  template <class Size>
+  CINCH_HD void encode(const float (&x)[16], const Summary &summary, Size n, Size i,
+                       const Random &random, Codes &codes) const {
+    const Size begin = i & ~(Size)(block() - 1);
+    const Size left = n - begin;
+    const uint32_t count = left < block() ? (uint32_t)left : block();
+    const Random own = {{random.key[0], random.key[1]}, random.first + (uint32_t)i};
+    Format::encode16(params_, x, summary, count, own, codes.code, codes.number);
+  }
+
   CINCH_HD void decode(const Codes &codes, float (&x)[16]) const {
-    Format::decode16(codes.code, Format::unit(params_, codes.scale), x);
+    Format::decode16(params_, codes.code, codes.number, x);
   }
 
   CINCH_HD void decode_reduce(const Codes &codes, float (&acc)[16]) const {
-    Format::decode_reduce16(codes.code, Format::unit(params_, codes.scale), acc);
+    Format::decode_reduce16(params_, codes.code, codes.number, acc);
   }
 
   template <class Size>
   CINCH_HD void load(const uint8_t *wire, Size n, Size i, Codes &codes) const {
-    load_codes(wire, n, i, codes.code);
-    codes.scale = 0;
-    if (scaled && i < n) codes.scale = scales(wire, n)[scale_index(i, params_.log2_block)];
+    Format::load(params_, wire, n, i, codes.code);
+    codes.number[0] = 0;
+    if constexpr (Format::numbers == 1) {
+      if (i < n) codes.number[0] = numbers_of(wire, n)[block_index(i, params_.log2_block)];
+    } else if constexpr (Format::numbers == 2) {
+      codes.number[1] = 0;
+      if (i >= n) return;
+      const float *at = numbers_of(wire, n) + 2 * block_index(i, params_.log2_block);
+      const uint2 both = *reinterpret_cast<const uint2 *>(at);
+      codes.number[0] = float_of(both.x), codes.number[1] = float_of(both.y);
+    }
   }
 
   template <class Size>
   CINCH_HD void store(uint8_t *wire, Size n, Size i, const Codes &codes) const {
-    store_codes(wire, n, i, codes.code);
+    Format::store(params_, wire, n, i, codes.code);
     if (!scaled || i >= n) return;
-    float *scale = const_cast<float *>(scales(wire, n)) + scale_index(i, params_.log2_block);
-    if (params_.log2_block == 0) {
-      raise(scale, codes.scale);
+    float *at = const_cast<float *>(numbers_of(wire, n)) +
+                Format::numbers * block_index(i, params_.log2_block);
+    if (Format::numbers == 1 && params_.log2_block == 0) {
+      raise(at, codes.number[0]);
     } else if ((i & (block() - 1)) == 0) {
-      *scale = codes.scale;
+      at[0] = codes.number[0];
+      if constexpr (Format::numbers == 2) at[1] = codes.number[1];
     }
   }
 
   // Under a tensor scale, before the first store of a chunk.
   template <class Size>
   CINCH_HD void clear_scale(uint8_t *wire, Size n) const {
-    if (scaled && params_.log2_block == 0 && n > 0) *const_cast<float *>(scales(wire, n)) = 0;
+    if (scaled && params_.log2_block == 0 && n > 0) *const_cast<float *>(numbers_of(wire, n)) = 0;
   }
 
   template <class Size>
   CINCH_HD Size wire_bytes(Size n) const {
-    return cinch::wire_bytes(n, code_bytes, scaled, params_.log2_block);
+    const Size blocks = scaled ? block_count(n, params_.log2_block) : 0;
+    return padded_code_bytes(n, bits()) + 4 * Format::numbers * blocks;
   }
 
  private:
   template <class Size>
-  static CINCH_HD const float *scales(const uint8_t *wire, Size n) {
-    return reinterpret_cast<const float *>(wire + padded_code_bytes(n, code_bytes));
+  CINCH_HD const float *numbers_of(const uint8_t *wire, Size n) const {
+    return reinterpret_cast<const float *>(wire + padded_code_bytes(n, bits()));
   }
 
   // Numbers that are not negative are ordered as their bits are, with NaN above all.
@@ -126,7 +182,7 @@ class WarpCodec {
 #endif
   }
 
-  cinch_codec_params params_;
+  Params params_;
 };
 
 using Linear8 = WarpCodec<Linear8Format>;

@@ -31,23 +31,32 @@ CINCH_HD void narrow_pairs(const float (&x)[16], CodeVectors<2> &codes, Narrow &
   }
 }
 
+// What formats without numbers have in the place of them.
+struct Unnumbered {
+  static constexpr int numbers = 0;
+  static constexpr bool draws = false;
+  struct Summary {};
+
+  static CINCH_HD void prepare() {}
+  static CINCH_HD Summary nothing() { return {}; }
+  static CINCH_HD void look(const float (&)[16], uint32_t, uint32_t, Summary &) {}
+#if defined(__CUDACC__)
+  static __device__ __forceinline__ void conclude(uint32_t, Summary &) {}
+#endif
+};
+
 template <class Meaning>
-struct Elementwise {
-  static constexpr bool scaled = false;
+struct Elementwise : Unnumbered, WholeBytes<Meaning::code_bytes> {
   static constexpr int code_bytes = Meaning::code_bytes;
   using Params = cinch_codec_params;
   using Codes = CodeVectors<code_bytes>;
-  using Factor = Meaning;
-  using Unit = Meaning;
 
-  static CINCH_HD void prepare() {}
-  static CINCH_HD Factor factor(const Params &params, float, float) { return Meaning(params); }
-  static CINCH_HD Unit unit(const Params &params, float) { return Meaning(params); }
-
-  static CINCH_HD void encode16(const float (&x)[16], const Factor &meaning, Codes &codes) {
+  static CINCH_HD void encode16(const Params &params, const float (&x)[16], Summary, uint32_t,
+                                const Random &, Codes &codes, float (&)[1]) {
 #if defined(__CUDA_ARCH__)
     if (Meaning::encode16(x, codes)) return;
 #endif
+    const Meaning meaning(params);
     constexpr int PER_WORD = 4 / code_bytes;
     uint32_t words[4 * code_bytes];
     CINCH_UNROLL
@@ -65,17 +74,19 @@ struct Elementwise {
     }
   }
 
-  static CINCH_HD void decode16(const Codes &codes, const Unit &meaning, float (&out)[16]) {
-    decode<false>(codes, meaning, out);
+  static CINCH_HD void decode16(const Params &params, const Codes &codes, const float (&)[1],
+                                float (&out)[16]) {
+    decode<false>(codes, Meaning(params), out);
   }
 
-  static CINCH_HD void decode_reduce16(const Codes &codes, const Unit &meaning, float (&acc)[16]) {
-    decode<true>(codes, meaning, acc);
+  static CINCH_HD void decode_reduce16(const Params &params, const Codes &codes, const float (&)[1],
+                                       float (&acc)[16]) {
+    decode<true>(codes, Meaning(params), acc);
   }
 
  private:
   template <bool REDUCE>
-  static CINCH_HD void decode(const Codes &codes, const Unit &meaning, float (&acc)[16]) {
+  static CINCH_HD void decode(const Codes &codes, const Meaning &meaning, float (&acc)[16]) {
 #if defined(__CUDA_ARCH__)
     if (Meaning::template decode16<REDUCE>(codes, acc)) return;
 #endif

@@ -25,14 +25,7 @@ struct LinearMeaning {
   struct Step {
     float raised;
   };
-  // The quotient by 127 in three steps: what the reciprocal gives, and its remainder, which is exact
-  // for these scales. A test goes through all mantissas. The remainder is taken the other way
-  // round, so that a zero keeps its sign.
-  static CINCH_HD Step step(float scale) {
-    constexpr float RECIPROCAL = 1 / 127.0f;
-    const float near = mul(scale, RECIPROCAL);
-    return {mul(fused(fused(127.0f, near, -scale), -RECIPROCAL, near), 0x1p6f)};
-  }
+  static CINCH_HD Step step(float scale) { return {mul(divided_by<127>(scale), 0x1p6f)}; }
 
   static CINCH_HD uint32_t encode4(const float *x, float factor) {
     uint32_t k[4];

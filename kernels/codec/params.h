@@ -21,6 +21,16 @@ struct cinch_codec_params {
   float reciprocal;
 };
 
+/* The same words as codecs of a few bits read them: minmax, terngrad, onebit, trunc, threshold2. */
+struct cinch_bits_params {
+  uint32_t log2_block; /* minmax, terngrad, onebit: elements that share numbers, 5 to 12 */
+  float threshold;     /* threshold2 */
+  /* minmax and terngrad, two halves each: what contributions draw, and what sums draw. */
+  uint32_t key[2][2];
+  uint32_t bits;  /* minmax, trunc: of a code, where one kernel has several widths */
+  uint32_t draws; /* minmax: whether codes are drawn */
+};
+
 /* What a stand-alone kernel gets. `wire` is aligned to 16 bytes and has the chunk's wire bytes;
  * `elements` is aligned to 16 bytes and has n elements of the kernel's type. An encoder under
  * log2_block 0 needs the chunk's scale word to be 0 before it starts. */
@@ -33,6 +43,7 @@ struct cinch_codec_args {
 
 #ifdef __cplusplus
 static_assert(sizeof(cinch_codec_params) == 32, "shared with the host");
+static_assert(sizeof(cinch_bits_params) == 32, "shared with the host");
 static_assert(sizeof(cinch_codec_args) == 56, "shared with the host");
 #endif
 

@@ -9,6 +9,8 @@
 #pragma once
 
 #include "codec/params.h"
+#include "codec/random.cuh"
+#include "codec/warp.cuh"
 #include "codec/wire.cuh"
 #include "ptx/arithmetic.cuh"
 
@@ -28,13 +30,67 @@ CINCH_HD float scale_of(float abs_max) {
   return is_finite(abs_max) ? abs_max : float_of(QUIET_NAN);
 }
 
-template <class Meaning>
-struct Scaled {
-  static constexpr bool scaled = true;
-  static constexpr int code_bytes = 1;
+// How codes of a fixed number of whole bytes lie on the wire.
+template <int BYTES>
+struct WholeBytes {
+  static constexpr int code_bits = 8 * BYTES;
   using Params = cinch_codec_params;
-  using Codes = CodeVectors<1>;
+  using Codes = CodeVectors<BYTES>;
 
+  static CINCH_HD uint32_t bits(const Params &) { return code_bits; }
+  template <class Size>
+  static CINCH_HD void load(const Params &, const uint8_t *wire, Size n, Size i, Codes &codes) {
+    load_codes(wire, n, i, codes);
+  }
+  template <class Size>
+  static CINCH_HD void store(const Params &, uint8_t *wire, Size n, Size i, const Codes &codes) {
+    store_codes(wire, n, i, codes);
+  }
+};
+
+template <class Meaning>
+struct Scaled : WholeBytes<1> {
+  static constexpr int numbers = 1;
+  static constexpr bool draws = false;
+
+  // The largest magnitude; not finite if an element is not.
+  using Summary = float;
+
+  static CINCH_HD void prepare() { Meaning::prepare(); }
+
+  static CINCH_HD Summary nothing() { return 0; }
+  static CINCH_HD void look(const float (&x)[16], uint32_t, uint32_t, Summary &largest) {
+    largest = larger_magnitude(largest, largest_of(x));
+  }
+#if defined(__CUDACC__)
+  static __device__ __forceinline__ void conclude(uint32_t log2_block, Summary &largest) {
+    const auto join = [](float a, float b) { return larger_magnitude(a, b); };
+    largest = joined(largest, log2_block, join);
+  }
+#endif
+
+  // Under a tensor scale that is the scale, unless an element or it is no number.
+  static CINCH_HD void encode16(const Params &params, const float (&x)[16], Summary largest,
+                                uint32_t, const Random &, Codes &codes, float (&number)[1]) {
+    const bool tensor = params.log2_block == 0;
+    const float scale = tensor ? params.scale : scale_of(largest);
+    encode(x, factor(scale, largest), codes);
+    const bool poisoned = tensor && !(is_finite(largest) && is_finite(scale) && scale >= 0);
+    number[0] = poisoned ? float_of(QUIET_NAN) : scale;
+  }
+
+  static CINCH_HD void decode16(const Params &, const Codes &codes, const float (&number)[1],
+                                float (&out)[16]) {
+    decode<false>(codes, unit(number[0]), out);
+  }
+
+  // acc = value * unit + acc, rounded once.
+  static CINCH_HD void decode_reduce16(const Params &, const Codes &codes,
+                                       const float (&number)[1], float (&acc)[16]) {
+    decode<true>(codes, unit(number[0]), acc);
+  }
+
+ private:
   struct Factor {
     float scale;
     float multiplier;
@@ -46,23 +102,21 @@ struct Scaled {
     bool ordinary;
   };
 
-  static CINCH_HD void prepare() { Meaning::prepare(); }
-
   // For elements of which none is larger than `largest`, which is not finite if one is not. Under
   // a block's scale the two are equal; under a tensor scale elements beyond it saturate, which
   // takes the slow way.
-  static CINCH_HD Factor factor(const Params &, float scale, float largest) {
+  static CINCH_HD Factor factor(float scale, float largest) {
     const bool ordinary = scale >= TINY && largest <= scale && is_finite(scale);
     return {scale, Meaning::factor(scale), ordinary};
   }
 
-  static CINCH_HD Unit unit(const Params &, float scale) {
+  static CINCH_HD Unit unit(float scale) {
     const float size = magnitude_of(scale);
     const bool ordinary = (size >= TINY || size == 0) && is_finite(scale);
     return {scale, Meaning::step(scale), ordinary};
   }
 
-  static CINCH_HD void encode16(const float (&x)[16], const Factor &factor, Codes &codes) {
+  static CINCH_HD void encode(const float (&x)[16], const Factor &factor, Codes &codes) {
     float y[16];
     CINCH_UNROLL
     for (int i = 0; i < 16; ++i) y[i] = x[i];
@@ -73,16 +127,6 @@ struct Scaled {
                    Meaning::encode4(y + 8, multiplier), Meaning::encode4(y + 12, multiplier));
   }
 
-  static CINCH_HD void decode16(const Codes &codes, const Unit &unit, float (&out)[16]) {
-    decode<false>(codes, unit, out);
-  }
-
-  // acc = value * unit + acc, rounded once.
-  static CINCH_HD void decode_reduce16(const Codes &codes, const Unit &unit, float (&acc)[16]) {
-    decode<true>(codes, unit, acc);
-  }
-
- private:
   // Makes any elements under any scale such that ordinary encoding gives their codes, with the
   // multiplier that comes back: raised if they are tiny, at most the scale, which has the code of
   // all beyond it, and 0 if they are not finite or the scale silences them.

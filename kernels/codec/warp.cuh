@@ -1,44 +1,88 @@
 // A warp at work on a chunk: tiles of 512 elements, of which lane l holds the 16 from
 // `at + 16 * l`, zeros where the chunk has ended. Device only; all 32 lanes take part.
+//
+// A block of 2^log2_block elements is that of 2^(log2_block - 4) neighbouring lanes, or of several
+// tiles.
 #pragma once
 
-#include "codec/scaled.cuh"
+#include "ptx/arithmetic.cuh"
 
 #if defined(__CUDACC__)
 
 namespace cinch {
 
 constexpr uint32_t TILE = 512;
+constexpr uint32_t LOG2_TILE = 9;
 
-// The largest magnitude of all elements of the tile that share this lane's block: those of 2^(log2_block - 4)
-// neighbouring lanes. A block beyond the tile gives what is in the tile. It is not finite if an
-// element is not.
-__device__ __forceinline__ float block_abs_max(const float (&x)[16], uint32_t log2_block) {
-  float largest = largest_of(x);
+// Joins what the lanes of each block have, as far as the tile goes: all of them get the result.
+// `join` does not mind the order.
+template <class T, class Join>
+__device__ __forceinline__ T joined(T own, uint32_t log2_block, Join &&join) {
   CINCH_UNROLL
   for (uint32_t level = 0; level < 5; ++level) {
     // The same for all lanes: no lane waits for one that has gone another way.
-    if (log2_block >= 5 + level) {
-      largest = larger_magnitude(largest, __shfl_xor_sync(~0u, largest, 1u << level));
-    }
+    if (log2_block >= 5 + level) own = join(own, __shfl_xor_sync(~0u, own, 1u << level));
   }
-  return largest;
+  return own;
 }
 
-// The same for a block of more than one tile, from `at`: `reload(tile, x)` fetches this lane's
-// elements of the tile that starts there.
-template <class Reload>
-__device__ __forceinline__ float long_block_abs_max(Reload &&reload, uint64_t at, uint64_t n,
-                                                    uint32_t log2_block) {
-  const uint64_t past = at + ((uint64_t)1 << log2_block);
-  const uint64_t end = past < n ? past : n;
-  float largest = 0;
-  for (uint64_t tile = at; tile < end; tile += TILE) {
-    float x[16];
-    reload(tile, x);
-    largest = larger_magnitude(largest, block_abs_max(x, 9));
+// 32 partial sums of a block in the order of src/codec/blocked/sums.rs, of which lane p has number
+// p, folded in halves: all lanes get the sum.
+__device__ __forceinline__ double folded(double part) {
+  CINCH_UNROLL
+  for (uint32_t half = 16; half > 0; half /= 2) {
+    part = __dadd_rn(part, __shfl_xor_sync(~0u, part, half));
   }
-  return largest;
+  return part;
+}
+
+// Brings K block sums in that order up to date with a tile: `add(x, part)` adds an element to partial
+// sums. Blocks within the tile come out whole, longer ones as partial sums.
+//
+// Lanes hand their elements over in shared memory, half a tile at a time, so that lane l gets element
+// l of each row of 32. Sixteen warps of a block may do so. The elements of a lane are 20 words from
+// those of the next: vectors of 16 bytes meet in no bank.
+template <int K, class Add>
+__device__ __forceinline__ void add_rows(const float (&x)[16], uint32_t log2_block,
+                                         double (&sum)[K], Add &&add) {
+  constexpr uint32_t WARPS = 16, PITCH = 20;
+  __shared__ float scratch[WARPS][16 * PITCH];
+  float *own = scratch[threadIdx.x / 32 % WARPS];
+  const uint32_t lane = threadIdx.x % 32;
+  const bool is_long = log2_block >= LOG2_TILE;
+  const uint32_t rows = is_long ? 16 : 1u << (log2_block - 5);
+  const uint32_t block = (lane * 16) >> log2_block;
+  double part[K];
+  CINCH_UNROLL
+  for (int k = 0; k < K; ++k) part[k] = is_long ? sum[k] : 0;
+#pragma unroll 1
+  for (uint32_t row = 0; row < 16; ++row) {
+    if (row % 8 == 0) {
+      // The last reads of the warp are done.
+      __syncwarp();
+      if (lane / 16 == row / 8) {
+        CINCH_UNROLL
+        for (uint32_t v = 0; v < 4; ++v) {
+          *reinterpret_cast<float4 *>(own + lane % 16 * PITCH + 4 * v) =
+              make_float4(x[4 * v], x[4 * v + 1], x[4 * v + 2], x[4 * v + 3]);
+        }
+      }
+      __syncwarp();
+    }
+    add(own[(2 * (row % 8) + lane / 16) * PITCH + lane % 16], part);
+    if (!is_long && (row + 1) % rows == 0) {
+      CINCH_UNROLL
+      for (int k = 0; k < K; ++k) {
+        const double total = folded(part[k]);
+        if (row / rows == block) sum[k] = total;
+        part[k] = 0;
+      }
+    }
+  }
+  if (is_long) {
+    CINCH_UNROLL
+    for (int k = 0; k < K; ++k) sum[k] = part[k];
+  }
 }
 
 }  // namespace cinch

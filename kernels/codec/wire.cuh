@@ -1,5 +1,5 @@
-// Where codes and scales of a chunk lie: codes, zeros up to a multiple of 16 bytes, little-endian
-// fp32 scales. The same as src/codec/wire.rs.
+// Where codes and numbers of a chunk lie: codes, zeros up to a multiple of 16 bytes, little-endian
+// fp32 numbers, as many for each block as the format has. The same as src/codec/wire.rs.
 //
 // Size is uint32_t or uint64_t: a kernel whose chunks are small saves half of its index arithmetic.
 #pragma once
@@ -14,26 +14,29 @@ struct CodeVectors {
   uint4 vector[BYTES];
 };
 
+// 16 codes of BITS bits, fewer than 8: one access of a lane. Code k starts at bit BITS * k.
+template <int BITS>
+struct CodeWords {
+  uint32_t word[(16 * BITS + 31) / 32];
+};
+
 template <class Size>
-CINCH_HD Size padded_code_bytes(Size n, uint32_t code_bytes) {
-  return (n * code_bytes + 15) & ~(Size)15;
+CINCH_HD Size padded_code_bytes(Size n, uint32_t code_bits) {
+  // Whole bytes first: the product by a small width stays within Size for every chunk.
+  const Size bytes = code_bits < 8 ? (n * code_bits + 7) / 8 : n * (code_bits / 8);
+  return (bytes + 15) & ~(Size)15;
 }
 
-// Of a chunk of n elements. log2_block 0: one scale, if there is any element.
+// Blocks of a chunk of n elements. log2_block 0: one, if there is any element.
 template <class Size>
-CINCH_HD Size scale_count(Size n, uint32_t log2_block) {
+CINCH_HD Size block_count(Size n, uint32_t log2_block) {
   if (log2_block == 0) return n > 0;
   return (n + ((Size)1 << log2_block) - 1) >> log2_block;
 }
 
+// Number of the block of element i.
 template <class Size>
-CINCH_HD Size wire_bytes(Size n, uint32_t code_bytes, bool scaled, uint32_t log2_block) {
-  return padded_code_bytes(n, code_bytes) + (scaled ? 4 * scale_count(n, log2_block) : 0);
-}
-
-// Number of the scale of element i.
-template <class Size>
-CINCH_HD Size scale_index(Size i, uint32_t log2_block) {
+CINCH_HD Size block_index(Size i, uint32_t log2_block) {
   return log2_block == 0 ? 0 : i >> log2_block;
 }
 
@@ -56,6 +59,51 @@ CINCH_HD void load_codes(const uint8_t *wire, Size n, Size i, CodeVectors<BYTES>
     codes.vector[v] = i * BYTES + 16 * v < n * BYTES
                           ? *reinterpret_cast<const uint4 *>(wire + i * BYTES + 16 * v)
                           : make_uint4(0, 0, 0, 0);
+  }
+}
+
+// Bits from `bits` on become 0, in an array of words.
+template <int WORDS>
+CINCH_HD void clear_bits_from(uint32_t (&word)[WORDS], uint32_t bits) {
+  CINCH_UNROLL
+  for (int w = 0; w < WORDS; ++w) {
+    const uint32_t begin = 32 * w;
+    const uint32_t kept = bits <= begin ? 0 : bits >= begin + 32 ? ~0u : (1u << (bits - begin)) - 1;
+    word[w] &= kept;
+  }
+}
+
+// Codes of fewer than 8 bits: those of elements beyond n become zeros first, whatever they are, and
+// lanes beyond the end fill the padding.
+template <int BITS, class Size>
+CINCH_HD void store_codes(uint8_t *wire, Size n, Size i, CodeWords<BITS> codes) {
+  if (i + 16 > n) {
+    if (i / 8 * BITS >= padded_code_bytes(n, BITS)) return;
+    clear_bits_from(codes.word, i < n ? (uint32_t)(n - i) * BITS : 0);
+  }
+  uint8_t *to = wire + i / 8 * BITS;
+  if (BITS == 4) {
+    *reinterpret_cast<uint2 *>(to) = make_uint2(codes.word[0], codes.word[BITS / 4]);
+  } else if (BITS == 2) {
+    *reinterpret_cast<uint32_t *>(to) = codes.word[0];
+  } else {
+    *reinterpret_cast<uint16_t *>(to) = (uint16_t)codes.word[0];
+  }
+}
+
+template <int BITS, class Size>
+CINCH_HD void load_codes(const uint8_t *wire, Size n, Size i, CodeWords<BITS> &codes) {
+  const uint8_t *from = wire + i / 8 * BITS;
+  CINCH_UNROLL
+  for (int w = 0; w < (16 * BITS + 31) / 32; ++w) codes.word[w] = 0;
+  if (i >= n) return;
+  if (BITS == 4) {
+    const uint2 both = *reinterpret_cast<const uint2 *>(from);
+    codes.word[0] = both.x, codes.word[BITS / 4] = both.y;
+  } else if (BITS == 2) {
+    codes.word[0] = *reinterpret_cast<const uint32_t *>(from);
+  } else {
+    codes.word[0] = *reinterpret_cast<const uint16_t *>(from);
   }
 }
 

@@ -53,25 +53,35 @@ template <class C, class E>
 __device__ __forceinline__ void encode_chunk(const cinch_codec_args &args) {
   C::prepare();
   const C codec(args.params);
+  const Random random = codec.random(0, 0);
   uint8_t *wire = static_cast<uint8_t *>(args.wire);
   const uint64_t lane = threadIdx.x % 32;
   const uint64_t warps = (uint64_t)gridDim.x * (blockDim.x / 32);
   const uint64_t first = (uint64_t)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
   const bool is_long = C::scaled && codec.block() > TILE;
   const uint64_t span = is_long ? codec.block() : TILE;
+  const auto valid = [&](uint64_t i) {
+    return i >= args.n ? 0 : args.n - i < 16 ? (uint32_t)(args.n - i) : 16;
+  };
   for (uint64_t begin = first * span; begin < args.n; begin += warps * span) {
-    const auto reload = [&](uint64_t at, float(&x)[16]) {
-      load_elements<E>(args.elements, args.n, at + 16 * lane, x);
-    };
-    float largest = 0;
-    if (is_long) largest = long_block_abs_max(reload, begin, args.n, args.params.log2_block);
+    typename C::Summary summary = C::nothing();
+    if (is_long) {
+      for (uint64_t i = begin + 16 * lane; i - 16 * lane < begin + span && i - 16 * lane < args.n;
+           i += TILE) {
+        float x[16];
+        load_elements<E>(args.elements, args.n, i, x);
+        codec.look(x, valid(i), summary);
+      }
+      codec.conclude(summary);
+    }
     for (uint64_t at = begin; at < begin + span && at < args.n; at += TILE) {
+      const uint64_t i = at + 16 * lane;
       float x[16];
-      reload(at, x);
-      if (C::scaled && !is_long) largest = codec.abs_max(x);
+      load_elements<E>(args.elements, args.n, i, x);
+      if (C::scaled && !is_long) summary = codec.summary(x, valid(i));
       typename C::Codes codes;
-      codec.encode(x, largest, codes);
-      codec.store(wire, args.n, at + 16 * lane, codes);
+      codec.encode(x, summary, args.n, i, random, codes);
+      codec.store(wire, args.n, i, codes);
     }
   }
 }

@@ -24,6 +24,7 @@ struct Job {
   const uint8_t *input;  // this chunk of the input
   uint8_t *output;       // this chunk of the output
   uint32_t elements;     // a chunk fits a slot
+  uint32_t first;        // place of its first element in the input: what it draws hangs on that
   uint16_t peers;        // where in the channel's list its receives stand, then its sends
   uint8_t op;
   uint8_t own;
@@ -170,6 +171,7 @@ struct Walk {
 
 // `Mover` is a class with
 //   static constexpr int protocol;
+//   static constexpr bool draws;               whether it may round at random
 //   static void prepare();                     once, by all threads of the block
 //   static uint64_t factor_at(uint64_t);       the word of a factor that lies there
 //   Mover(const cinch_work &, const cinch_comm_view &, Stop);
@@ -216,6 +218,7 @@ __device__ __forceinline__ void locate(const Channel &own, const cinch_step &ste
   job.input = (const uint8_t *)own.work.input + in * element_bytes;
   job.output = (uint8_t *)own.work.output + out * element_bytes;
   job.elements = (uint32_t)range.elements;
+  job.first = (uint32_t)in;
   job.op = step.op;
   job.own = step.own;
   job.own_after = step.own_after;
@@ -239,6 +242,22 @@ __device__ __forceinline__ void report_missing(const cinch_comm_view &comm, cons
   const Batch &batch = own.batches[half];
   const Waiting waiting = {missing - 1, 0, lane, batch.step, batch.pass};
   report(comm, CINCH_TROUBLE_TIMEOUT, waiting, number, number - 1, own.work.signature, nullptr);
+}
+
+// Has a replay draw other numbers than the last one: a lane over which anything was encoded has sent
+// messages since. By one thread, before anything is published.
+static __device__ __noinline__ void redraw(const cinch_comm_view &comm, uint32_t lane, uint32_t (&key)[4]) {
+  uint64_t count = 0;
+  for (uint32_t peer = 0; peer < comm.nranks; ++peer) count += cursor_of(comm, lane, peer)->sent;
+  // The finaliser of SplitMix64, so that counts in a row have nothing in common.
+  uint64_t z = count * 0x9e3779b97f4a7c15u;
+  z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+  z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+  z ^= z >> 31;
+  for (uint32_t half = 0; half < 2; ++half) {
+    key[2 * half] ^= (uint32_t)z;
+    key[2 * half + 1] ^= (uint32_t)(z >> 32);
+  }
 }
 
 template <class Mover>
@@ -281,6 +300,12 @@ __device__ __forceinline__ void interpret(const cinch_args &args) {
 
   const Stop stop = {own.stopped};
   const uint32_t lane = own.work.first_lane + channel;
+  if (Mover::draws && (own.work.flags & CINCH_REDRAW)) {
+    if (threadIdx.x == 0) {
+      redraw(comm, lane, *(uint32_t(*)[4])(own.work.codec.word + 2));
+    }
+    __syncthreads();
+  }
   const uint32_t channels = own.work.channels;
   const uint32_t passes =
       own.work.passes > channel ? (own.work.passes - channel + channels - 1) / channels : 0;

@@ -20,6 +20,7 @@ template <class E, class C>
 class CodedSimple {
  public:
   static constexpr int protocol = CINCH_SIMPLE;
+  static constexpr bool draws = C::draws;
 
   static __device__ __forceinline__ void prepare() { C::prepare(); }
   static __device__ __forceinline__ uint64_t factor_at(uint64_t address) {
@@ -52,17 +53,19 @@ class CodedSimple {
  private:
   using Bits = typename E::Bits;
   using Codes = typename C::Codes;
+  using Summary = typename C::Summary;
   static constexpr uint32_t SIZE = sizeof(Bits);
   using Tiles = ElementTiles<SIZE>;
   static constexpr uint32_t PIECES = Tiles::PIECES;
   static constexpr uint32_t N = 16 / SIZE;
   // Sources whose codes are loaded together.
-  static constexpr uint32_t AHEAD = C::code_bytes == 1 ? 4 : 2;
+  static constexpr uint32_t AHEAD = C::code_bits <= 8 ? 4 : 2;
 
   // A stage: of a send SEND_TILES tiles; else two tiles, and two bundles of BUNDLE images each.
   static constexpr uint32_t IMAGE_BYTES = Images<C>::BYTES;
   static constexpr uint32_t SEND_TILES = 2 * STAGE_DEPTH;
-  static constexpr uint32_t BUNDLE = (C::code_bytes == 1 ? 2 : 1) * STAGE_DEPTH;
+  static constexpr uint32_t BUNDLE =
+      C::code_bits <= 8 ? 2 * STAGE_DEPTH : C::code_bits <= 16 ? STAGE_DEPTH : 1;
   static constexpr uint32_t BUNDLES = 2 * Tiles::BYTES;  // where they begin
   static_assert(SEND_TILES * Tiles::BYTES <= STAGE_BYTES &&
                     BUNDLES + 2 * BUNDLE * IMAGE_BYTES <= STAGE_BYTES,
@@ -111,12 +114,18 @@ class CodedSimple {
     for (uint32_t p = 0; p < PIECES; ++p) store_vector(to + 16 * p, v[p]);
   }
 
+  // What the encodes of a job draw: a step without sources has the rank's contribution, the others
+  // that encode have a sum.
+  static __device__ __forceinline__ Random random_of(const C &codec, const Job &job) {
+    return codec.random(job.nrecv == 0 ? 0 : 1, job.first);
+  }
+
   // Encodes x for all targets; where the step writes, stores what they will decode.
   static __device__ __forceinline__ void emit(const C &codec, const Job &job, uint32_t n,
                                               uint32_t nsend, uint8_t *target, uint8_t *output,
-                                              uint32_t i, float (&x)[HELD]) {
+                                              uint32_t i, const Random &random, float (&x)[HELD]) {
     Codes codes;
-    codec.encode(x, C::scaled ? codec.abs_max(x) : 0.0f, codes);
+    codec.encode(x, codec.summary(x, HELD), n, i, random, codes);
     codec.store(target, n, i, codes);
 #pragma unroll 1
     for (uint32_t t = 1; t < nsend; ++t) codec.store(job.target(t), n, i, codes);
@@ -133,6 +142,7 @@ class CodedSimple {
     const uint32_t n = job.elements, nsend = job.nsend;
     uint8_t *output = job.writes() ? job.output : nullptr;
     uint8_t *target = job.target(0);
+    const Random random = random_of(codec, job);
     uint8_t *stage = this_stage();
     const uint8_t *next = job.input + (uint64_t)first * Tiles::BYTES;
     uint32_t left = last - first;  // to fetch
@@ -158,7 +168,7 @@ class CodedSimple {
       slot = (slot + 1) % SEND_TILES;
       float x[HELD];
       unpack(v, x);
-      emit(codec, job, n, nsend, target, output, mine(t * WARP_TILE), x);
+      emit(codec, job, n, nsend, target, output, mine(t * WARP_TILE), random, x);
     }
     await_copies<0>();
   }
@@ -216,6 +226,7 @@ class CodedSimple {
     const float share = averages ? 1.0f / (float)nranks : 1.0f;
     uint8_t *output = job.writes() ? job.output : nullptr;
     uint8_t *target = nsend > 0 ? job.target(0) : nullptr;
+    const Random random = random_of(codec, job);
     uint8_t *stage = this_stage();
     uint32_t next = first, next_source = 0;
     const auto fetch = [&](uint8_t *bundle) {
@@ -267,7 +278,7 @@ class CodedSimple {
       }
       const uint32_t i = mine(t * WARP_TILE);
       if (target != nullptr) {
-        emit(codec, job, n, nsend, target, output, i, x);
+        emit(codec, job, n, nsend, target, output, i, random, x);
       } else {
 #pragma unroll
         for (uint32_t k = 0; k < HELD; ++k) x[k] = canonical(x[k]);
@@ -302,10 +313,12 @@ class CodedSimple {
     if (forwards) forward(job, begin, end);
     const bool encodes = job.op == CINCH_SEND || (job.nsend > 0 && !forwards);
     const bool twice = C::scaled && encodes && tile_elements() > WARP_TILE;
-    float abs_max = 0;
+    Summary summary = C::nothing();
     // Of the own contribution, before any of the block is overwritten in place.
-    const float own_max =
-        C::scaled && job.sums() && job.own == CINCH_OWN_CODED ? own_abs_max(job, begin, end) : 0;
+    Summary own_summary = C::nothing();
+    if (C::scaled && job.sums() && job.own == CINCH_OWN_CODED && tile_elements() > WARP_TILE) {
+      own_summary = summary_of_own(job, begin, end);
+    }
     // One copy of the code for both rounds: the compiler's time and the instruction cache.
 #pragma unroll 1
     for (uint32_t round = twice ? 0 : 1; round < 2; ++round) {
@@ -318,20 +331,25 @@ class CodedSimple {
           codec_.load(job.source(0), job.elements, mine(at), codes);
           codec_.decode(codes, x);
         } else {
-          total(job, at, own_max, x);
+          total(job, at, own_summary, x);
         }
-        if (C::scaled && encodes && (round == 0 || !twice)) {
-          abs_max = codec_.larger(twice ? abs_max : 0, codec_.abs_max(x));
-        }
+        if (C::scaled && encodes && (round == 0 || !twice)) codec_.look(x, valid(job, at), summary);
         if (round == 0) continue;
-        if (encodes) send(job, at, x, abs_max);
+        if (C::scaled && encodes && !twice) codec_.conclude(summary);
+        if (encodes) send(job, at, x, summary);
         if (job.writes()) store_user(job, at, x);
       }
+      if (round == 0) codec_.conclude(summary);
     }
   }
 
   // This lane's first element of a tile.
   static __device__ __forceinline__ uint32_t mine(uint32_t at) { return at + lane_id() * HELD; }
+
+  // How many of this lane's elements are in the chunk.
+  static __device__ __forceinline__ uint32_t valid(const Job &job, uint32_t at) {
+    return job.elements > mine(at) ? min(job.elements - mine(at), HELD) : 0;
+  }
 
   // Whether this lane's elements are whole pieces of aligned buffers.
   __device__ __forceinline__ bool is_whole(const Job &job, uint32_t at) const {
@@ -370,7 +388,7 @@ class CodedSimple {
 
   // What a step computes from this lane's elements: a sum, a received chunk, or the input. The
   // sum starts with -0, to which every number adds as it is.
-  __device__ __forceinline__ void total(const Job &job, uint32_t at, float own_max,
+  __device__ __forceinline__ void total(const Job &job, uint32_t at, const Summary &own_summary,
                                         float (&x)[HELD]) const {
     const bool reads = job.reads() || job.nrecv == 0;
     const uint32_t after = reads ? job.own_after : job.nrecv;
@@ -381,7 +399,7 @@ class CodedSimple {
       if (part == 1 && reads) {
         if (job.sums() && job.own == CINCH_OWN_CODED) {
           Codes codes;
-          own_codes(job, at, own_max, codes);
+          own_codes(job, at, own_summary, codes);
           codec_.decode_reduce(codes, x);
         } else {
           float own[HELD];
@@ -419,30 +437,34 @@ class CodedSimple {
 
   // What the peers see of the own contribution. Only one-shot schedules ask for it, so it is kept
   // out of the way. A tile holds several blocks, or is one.
-  __device__ __noinline__ void own_codes(const Job &job, uint32_t at, float own_max,
+  __device__ __noinline__ void own_codes(const Job &job, uint32_t at, Summary own_summary,
                                          Codes &codes) const {
     float x[HELD];
     load_own(job, at, x);
-    if (C::scaled && tile_elements() == WARP_TILE) own_max = codec_.abs_max(x);
-    codec_.encode(x, own_max, codes);
+    if (C::scaled && tile_elements() == WARP_TILE) own_summary = codec_.summary(x, valid(job, at));
+    // What the send of this chunk drew.
+    const Random random = codec_.random(0, job.first);
+    codec_.encode(x, own_summary, job.elements, mine(at), random, codes);
   }
 
-  __device__ __noinline__ float own_abs_max(const Job &job, uint32_t begin, uint32_t end) const {
-    float abs_max = 0;
+  __device__ __noinline__ Summary summary_of_own(const Job &job, uint32_t begin,
+                                                 uint32_t end) const {
+    Summary summary = C::nothing();
 #pragma unroll 1
     for (uint32_t at = begin; at < end; at += WARP_TILE) {
       float x[HELD];
       load_own(job, at, x);
-      abs_max = codec_.larger(abs_max, codec_.abs_max(x));
+      codec_.look(x, valid(job, at), summary);
     }
-    return abs_max;
+    codec_.conclude(summary);
+    return summary;
   }
 
   // Encodes, sends to all targets, and leaves in `x` what they will decode.
   __device__ __forceinline__ void send(const Job &job, uint32_t at, float (&x)[HELD],
-                                       float abs_max) const {
+                                       const Summary &summary) const {
     Codes codes;
-    codec_.encode(x, abs_max, codes);
+    codec_.encode(x, summary, job.elements, mine(at), random_of(codec_, job), codes);
     for (uint32_t t = 0; t < job.nsend; ++t) {
       codec_.store(job.target(t), job.elements, mine(at), codes);
     }

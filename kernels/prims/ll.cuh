@@ -63,6 +63,7 @@ template <class E, bool REDUCES>
 class RawLL {
  public:
   static constexpr int protocol = CINCH_LL;
+  static constexpr bool draws = false;
 
   static __device__ __forceinline__ void prepare() {}
   static __device__ __forceinline__ uint64_t factor_at(uint64_t address) {

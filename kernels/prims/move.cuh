@@ -91,6 +91,7 @@ __device__ __forceinline__ void move_tiles(const Job &job, uint32_t first, uint3
 class MoveSimple {
  public:
   static constexpr int protocol = CINCH_SIMPLE;
+  static constexpr bool draws = false;
 
   static __device__ __forceinline__ void prepare() {}
   static __device__ __forceinline__ uint64_t factor_at(uint64_t address) { return address; }

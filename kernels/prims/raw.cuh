@@ -15,6 +15,7 @@ template <class E>
 class RawSimple {
  public:
   static constexpr int protocol = CINCH_SIMPLE;
+  static constexpr bool draws = false;
 
   static __device__ __forceinline__ void prepare() {}
   static __device__ __forceinline__ uint64_t factor_at(uint64_t address) {

@@ -74,25 +74,26 @@ struct ElementTiles {
 template <class C>
 class Images {
  public:
-  static constexpr uint32_t CODE_BYTES = WARP_TILE * C::code_bytes;
+  static constexpr uint32_t CODE_BYTES = WARP_TILE / 8 * C::code_bits;  // at most
   static constexpr uint32_t SMALLEST_BLOCK = 32;
-  static constexpr uint32_t BYTES = CODE_BYTES + (C::scaled ? 4 * WARP_TILE / SMALLEST_BLOCK : 0);
+  static constexpr uint32_t BYTES = CODE_BYTES + C::numbers * 4 * WARP_TILE / SMALLEST_BLOCK;
 
   // Of chunks of n elements.
   __device__ __forceinline__ Images(const C &codec, uint32_t n)
-      : scales_(padded_code_bytes(n, C::code_bytes)),
-        scales_of_tile_(C::scaled ? WARP_TILE / codec.block() : 0) {}
+      : code_bytes_(WARP_TILE / 8 * codec.bits()),
+        numbers_(padded_code_bytes(n, codec.bits())),
+        numbers_of_tile_(C::scaled ? C::numbers * WARP_TILE / codec.block() : 0) {}
 
   // Starts to copy a tile of a chunk.
   __device__ __forceinline__ void fetch(uint8_t *image, const uint8_t *chunk, uint32_t tile) const {
 #pragma unroll
     for (uint32_t c = 0; c < CODE_BYTES; c += 16 * WARP) {
       const uint32_t at = c + 16 * lane_id();
-      copy16(image + at, chunk + tile * CODE_BYTES + at);
+      if (at < code_bytes_) copy16(image + at, chunk + tile * code_bytes_ + at);
     }
-    if (C::scaled && lane_id() < scales_of_tile_) {
-      const uint32_t scale = tile * scales_of_tile_ + lane_id();
-      copy4(image + CODE_BYTES + 4 * lane_id(), chunk + scales_ + 4 * scale);
+    if (C::scaled && lane_id() < numbers_of_tile_) {
+      const uint32_t number = tile * numbers_of_tile_ + lane_id();
+      copy4(image + code_bytes_ + 4 * lane_id(), chunk + numbers_ + 4 * number);
     }
   }
 
@@ -103,8 +104,9 @@ class Images {
   }
 
  private:
-  uint32_t scales_;  // where they begin in a chunk
-  uint32_t scales_of_tile_;
+  uint32_t code_bytes_;  // of a tile
+  uint32_t numbers_;     // where they begin in a chunk
+  uint32_t numbers_of_tile_;
 };
 
 }  // namespace cinch

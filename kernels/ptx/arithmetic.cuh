@@ -31,7 +31,7 @@ CINCH_HD float divide(float a, float b) {
 #endif
 }
 
-// a / b for an a from 1 to 127 and an ordinary b, 2^-100 and above: the quotient, rounded once, and
+// a / b for an a from 1 to 255 and an ordinary b, 2^-100 and above: the quotient, rounded once, and
 // without the call that a division in general takes for hard operands. A reciprocal that is right
 // but for its last bits, refined; then a quotient, refined twice by remainders that are exact.
 CINCH_HD float divide_ordinary(float a, float b) {
@@ -57,6 +57,16 @@ CINCH_HD float fused(float a, float b, float c) {
 #else
   return __builtin_fmaf(a, b, c);
 #endif
+}
+
+// scale / N, rounded once, for scales that are 0 or from 2^-100 up: what the reciprocal gives, and
+// its remainder, which is exact for these. A test goes through all mantissas for each N in use. The
+// remainder is taken the other way round, so that a zero keeps its sign.
+template <int N>
+CINCH_HD float divided_by(float scale) {
+  constexpr float RECIPROCAL = 1 / (float)N;
+  const float near = mul(scale, RECIPROCAL);
+  return fused(fused((float)N, near, -scale), -RECIPROCAL, near);
 }
 
 // a + b, rounded up.
@@ -94,6 +104,27 @@ CINCH_HD float larger_magnitude(float a, float b) {
   // The bits of magnitudes are ordered as they are, with NaN above infinity.
   const uint32_t x = bits_of(a) & 0x7fffffffu, y = bits_of(b) & 0x7fffffffu;
   return float_of(x > y ? x : y);
+#endif
+}
+
+// The smaller and the larger of two numbers; NaN if one is.
+CINCH_HD float smaller_of(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  float smaller;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(smaller) : "f"(a), "f"(b));
+  return smaller;
+#else
+  return a != a || b != b ? float_of(0x7fc00000u) : a < b ? a : b;
+#endif
+}
+
+CINCH_HD float larger_of(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  float larger;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));
+  return larger;
+#else
+  return a != a || b != b ? float_of(0x7fc00000u) : a > b ? a : b;
 #endif
 }
 

@@ -19,11 +19,15 @@
 namespace cinch {
 
 #if !defined(__CUDACC__)
-// The vector of CUDA that codes and raw elements travel in.
+// The vectors of CUDA that codes and raw elements travel in.
 struct alignas(16) uint4 {
   uint32_t x, y, z, w;
 };
+struct alignas(8) uint2 {
+  uint32_t x, y;
+};
 CINCH_HD uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
+CINCH_HD uint2 make_uint2(uint32_t x, uint32_t y) { return {x, y}; }
 #endif
 
 CINCH_HD uint32_t bits_of(float x) {

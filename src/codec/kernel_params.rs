@@ -1,5 +1,6 @@
 //! Which codecs CUDA kernels have, and what a kernel is told about one.
 
+use super::Random;
 use crate::types::{CodecKind, CodecSpec, ScaleRule};
 
 /// The lossy codecs that kernels have too; on GPUs there are no others. Names of kernels, what a
@@ -13,19 +14,44 @@ pub const KERNEL_CODECS: [CodecKind; 6] = [
     CodecKind::Cast16,
 ];
 
-/// The eight words of `cinch_codec_params` (`kernels/codec/params.h`) for a legal spec of one of
-/// [`KERNEL_CODECS`], under a tensor rule with the `scale` of the chunk to encode.
+/// What the kernels of a codec have in their names. Widths that differ in nothing but a parameter
+/// share kernels.
+pub const fn kernel_family(kind: CodecKind) -> &'static str {
+    match kind {
+        CodecKind::MinMax1 | CodecKind::MinMax2 | CodecKind::MinMax8 => "minmax",
+        CodecKind::Trunc8 | CodecKind::Trunc16 | CodecKind::Trunc24 => "trunc",
+        _ => kind.name(),
+    }
+}
+
+/// The eight words of `cinch_codec_params` or `cinch_bits_params` (`kernels/codec/params.h`) for
+/// a legal spec of one of [`KERNEL_CODECS`], under a tensor rule with the `scale` of the chunk to
+/// encode. `draws` are what contributions and what sums draw, where the codec draws; of their
+/// places in a message a kernel knows itself.
 ///
 /// A decimal unit is a sum of two fp32 numbers, so that a kernel rounds the values of the table
 /// from it as the parser does. `tests/cuda_codecs.rs` holds them to that for every offset.
-pub fn kernel_params(spec: CodecSpec, scale: f32) -> [u32; 8] {
+pub fn kernel_params(spec: CodecSpec, scale: f32, draws: [Random; 2]) -> [u32; 8] {
     let mut words = [0; 8];
-    if spec.kind.has_scale() {
-        match spec.scale {
-            ScaleRule::Block(block) => words[0] = block.ilog2(),
-            ScaleRule::Tensor { .. } => words[1] = scale.to_bits(),
-            ScaleRule::Threshold(_) => {}
-        }
+    match spec.scale {
+        ScaleRule::Block(block) if spec.kind.has_scale() => words[0] = block.ilog2(),
+        ScaleRule::Tensor { .. } if spec.kind.has_scale() => words[1] = scale.to_bits(),
+        ScaleRule::Threshold(bits) if spec.kind.has_threshold() => words[1] = bits,
+        _ => {}
+    }
+    words[6] = match spec.kind {
+        CodecKind::MinMax1 => 1,
+        CodecKind::MinMax2 => 2,
+        CodecKind::MinMax4 => 4,
+        CodecKind::MinMax8 | CodecKind::Trunc8 => 8,
+        CodecKind::Trunc16 => 16,
+        CodecKind::Trunc24 => 24,
+        _ => 0,
+    };
+    if spec.kind.has_seed() {
+        let [[a, b], [c, d]] = draws.map(|random| random.parts().0);
+        words[2..6].copy_from_slice(&[a, b, c, d]);
+        words[7] = u32::from(spec.seed != 0);
     }
     let offset = i32::from(spec.offset);
     // The unit of decade 4 and the value that is 1 in a kernel's view of the largest decade.

@@ -21,6 +21,12 @@ pub struct Random {
 }
 
 impl Random {
+    /// Those of no operation in particular.
+    pub const NONE: Random = Random {
+        key: [0; 2],
+        first: 0,
+    };
+
     /// The numbers of one encoder in one operation. `hop` tells apart the encodes of one
     /// operation: all ranks' contributions and partial sums have one each.
     pub fn new(seed: u64, operation: u64, hop: u64) -> Random {

@@ -182,17 +182,10 @@ pub(super) fn shape(request: &Request, plan: &Plan) -> Shape {
 }
 
 /// What this rank's encodes of the chunk draw in an operation: those of contributions, and those of
-/// sums. The numbers hang on the place of an element in the message, not on how it is cut.
+/// sums.
 pub(super) fn randoms(plan: &Plan, chunk: &Chunk, operation: u64, rank: usize) -> [Random; 2] {
-    let spec = plan.spec;
-    if !spec.kind.has_seed() {
-        return [Random::default(); 2];
-    }
     let first = chunk.input.or(chunk.output).unwrap_or(0);
-    [0, 1].map(|sum| {
-        let hop = 2 * rank as u64 + sum;
-        Random::new(spec.seed.into(), operation, hop).from(first)
-    })
+    plan.draws(operation, rank).map(|random| random.from(first))
 }
 
 /// The element arithmetic of a call.

@@ -16,7 +16,7 @@ pub use gpu::{GpuLimits, Resident};
 pub use measured::{Affine, MeasuredCosts};
 pub use select::{Candidate, Limits, candidates, explain};
 
-use crate::codec::{self, Codec};
+use crate::codec::{self, Codec, Random};
 use crate::error::{Error, Result};
 use crate::schedule::{Pattern, Place, Schedule};
 use crate::simd::Isa;
@@ -125,6 +125,19 @@ impl Plan {
             None => n * self.dtype.size(),
             Some(codec) => codec.wire_bytes(n),
         }
+    }
+
+    /// What the encodes of `rank` draw in an operation: those of its contributions, and those of sums.
+    /// The numbers hang on the place of an element in the message, not on how it is cut: an encoder
+    /// moves them there by [`Random::from`].
+    pub fn draws(&self, operation: u64, rank: usize) -> [Random; 2] {
+        if !self.spec.kind.has_seed() {
+            return [Random::NONE; 2];
+        }
+        [0, 1].map(|sum| {
+            let hop = 2 * rank as u64 + sum;
+            Random::new(self.spec.seed.into(), operation, hop)
+        })
     }
 
     /// First element, in its buffer, of a chunk that lies at `place`.

@@ -12,22 +12,42 @@ void load(const float *x, uint64_t n, uint64_t i, float (&out)[16]) {
   for (int k = 0; k < 16; ++k) out[k] = i + k < n ? x[i + k] : 0.0f;
 }
 
+// What a warp learns of a block.
+template <class Format>
+typename Format::Summary summary_of(const float *x, uint64_t n, Format *) {
+  typename Format::Summary summary = Format::nothing();
+  for (uint64_t i = 0; i < n; i += 16) {
+    float lane[16];
+    load(x, n, i, lane);
+    Format::look(lane, n - i < 16 ? (uint32_t)(n - i) : 16, 8, summary);
+  }
+  return summary;
+}
+
 template <class C>
-void encode(const cinch_codec_params &params, const float *x, uint64_t n, uint8_t *wire) {
+void encode(const cinch_codec_params &params, const float *x, uint64_t n, uint32_t first,
+            uint8_t *wire) {
   const C codec(params);
+  const Random random = codec.random(1, first);
   codec.clear_scale(wire, n);
   // Under a tensor scale a lane looks at its own elements alone.
   const uint64_t block = codec.block() ? codec.block() : 16;
   for (uint64_t begin = 0; begin < n; begin += block) {
-    float largest = 0;
-    for (uint64_t i = begin; i < begin + block && i < n; ++i) largest = codec.larger(largest, x[i]);
+    const uint64_t count = n - begin < block ? n - begin : block;
+    const auto summary = summary_of(x + begin, count, (typename C::Format *)nullptr);
     for (uint64_t i = begin; i < begin + block && i < n; i += 16) {
       float lane[16];
       load(x, n, i, lane);
       typename C::Codes codes;
-      codec.encode(lane, largest, codes);
+      codec.encode(lane, summary, n, i, random, codes);
       codec.store(wire, n, i, codes);
     }
+  }
+  // Lanes beyond the end fill the padding.
+  for (uint64_t i = (n + 15) / 16 * 16; i % 512 != 0; i += 16) {
+    typename C::Codes codes;
+    memset(&codes, 0xff, sizeof(codes));
+    codec.store(wire, n, i, codes);
   }
 }
 
@@ -46,7 +66,7 @@ void decode(const cinch_codec_params &params, const uint8_t *wire, uint64_t n, f
 }
 
 struct Entry {
-  void (*encode)(const cinch_codec_params &, const float *, uint64_t, uint8_t *);
+  void (*encode)(const cinch_codec_params &, const float *, uint64_t, uint32_t, uint8_t *);
   void (*decode)(const cinch_codec_params &, const uint8_t *, uint64_t, float *, bool);
   uint64_t (*bytes)(const cinch_codec_params &, uint64_t);
 };
@@ -57,7 +77,7 @@ constexpr Entry entry() {
           [](const cinch_codec_params &params, uint64_t n) { return C(params).wire_bytes(n); }};
 }
 
-// By number of CodecKind, then the second form of dynamic8.
+// By number of CodecKind, then the other forms of dynamic8 and minmax4.
 const Entry CODECS[] = {{},
                         entry<Linear8>(),
                         entry<Dynamic8>(),
@@ -65,6 +85,7 @@ const Entry CODECS[] = {{},
                         entry<Mantissa8>(),
                         entry<CastBf16>(),
                         entry<Cast16>(),
+                        {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {},
                         entry<Dynamic8Tabled>()};
 
 // dst = a op b for whole 16-byte vectors. op: a cinch_combine, or 4 for a * word, 5 for a divided
@@ -106,9 +127,21 @@ uint64_t test_wire_bytes(uint32_t kind, const cinch_codec_params *params, uint64
   return CODECS[kind].bytes(*params, n);
 }
 
+// Draws what sums do, from element `first` of a message on.
 void test_encode(uint32_t kind, const cinch_codec_params *params, const float *x, uint64_t n,
-                 uint8_t *wire) {
-  CODECS[kind].encode(*params, x, n, wire);
+                 uint32_t first, uint8_t *wire) {
+  CODECS[kind].encode(*params, x, n, first, wire);
+}
+
+// x / n for the numbers by which kernels divide in their own way.
+float test_divided(uint32_t n, float x) {
+  switch (n) {
+    case 3: return divided_by<3>(x);
+    case 7: return divided_by<7>(x);
+    case 15: return divided_by<15>(x);
+    case 127: return divided_by<127>(x);
+    default: return divided_by<255>(x);
+  }
 }
 
 void test_decode(uint32_t kind, const cinch_codec_params *params, const uint8_t *wire, uint64_t n,

@@ -21,7 +21,7 @@ fn every_small_float_widens_and_narrows() {
         })
         .collect();
     wide.extend((0..1 << 18).map(|_| f32::from_bits(random.next() as u32)));
-    for (compiler, host) in all().iter().filter(|(_, host)| !host.tabled) {
+    for (compiler, host) in all().iter().filter(|(_, host)| !host.second) {
         for dtype in SMALL {
             let codes: Vec<u8> = match dtype.size() {
                 1 => (0..=u8::MAX).collect(),
@@ -97,7 +97,7 @@ fn reductions_of_every_type() {
     for dtype in DType::ALL {
         let (a, b) = (data(dtype, N, &mut random), data(dtype, N, &mut random));
         let mut tile = Tile::new(N);
-        for (compiler, host) in all().iter().filter(|(_, host)| !host.tabled) {
+        for (compiler, host) in all().iter().filter(|(_, host)| !host.second) {
             let ops = [ReduceOp::Sum, ReduceOp::Prod, ReduceOp::Max, ReduceOp::Min];
             for op in ops {
                 let reducer = Reducer::new(dtype, op, Isa::Scalar).unwrap();

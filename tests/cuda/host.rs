@@ -1,6 +1,6 @@
 //! The CUDA headers as a shared library for the host.
 
-use cinch::codec::{Codec, Span, build, kernel_params};
+use cinch::codec::{Codec, Random, Span, build, kernel_params};
 use cinch::simd::Isa;
 use cinch::types::{CodecKind, CodecSpec, ScaleRule};
 use cinch::{DType, codec};
@@ -10,24 +10,27 @@ use std::process::{Command, Stdio};
 use std::sync::{Arc, OnceLock};
 
 type WireBytes = unsafe extern "C" fn(u32, *const [u32; 8], u64) -> u64;
-type Encode = unsafe extern "C" fn(u32, *const [u32; 8], *const f32, u64, *mut u8);
+type Encode = unsafe extern "C" fn(u32, *const [u32; 8], *const f32, u64, u32, *mut u8);
 type Decode = unsafe extern "C" fn(u32, *const [u32; 8], *const u8, u64, *mut f32, bool);
+type Divided = unsafe extern "C" fn(u32, f32) -> f32;
 type Element = unsafe extern "C" fn(u32, u32, u64, *const c_void, *const c_void, *mut c_void, u64);
 type Convert = unsafe extern "C" fn(u32, bool, *const c_void, *mut c_void, u64);
 
 /// The functions of `codecs.cpp`.
 #[derive(Clone, Copy)]
 pub struct Host {
-    /// Whether dynamic8 goes by tables. Other codecs are the same then.
-    pub tabled: bool,
+    /// Whether dynamic8 goes by tables and minmax4 takes its width from its parameters. Other
+    /// codecs are the same then.
+    pub second: bool,
     wire_bytes: WireBytes,
     encode: Encode,
     decode: Decode,
+    divided: Divided,
     element: Element,
     convert: Convert,
 }
 
-/// The library as each compiler of this machine builds it, with both forms of dynamic8.
+/// The library as each compiler of this machine builds it, with both forms of codecs that have two.
 pub fn all() -> &'static [(String, Host)] {
     static HOSTS: OnceLock<Vec<(String, Host)>> = OnceLock::new();
     HOSTS.get_or_init(|| {
@@ -38,9 +41,9 @@ pub fn all() -> &'static [(String, Host)] {
             let host = Host::compile(name);
             hosts.push((name.to_string(), host));
             hosts.push((
-                format!("{name} with tables"),
+                format!("{name}, second forms"),
                 Host {
-                    tabled: true,
+                    second: true,
                     ..host
                 },
             ));
@@ -91,10 +94,11 @@ impl Host {
         // no padding.
         unsafe {
             Host {
-                tabled: false,
+                second: false,
                 wire_bytes: std::mem::transmute::<*mut c_void, WireBytes>(find("test_wire_bytes")),
                 encode: std::mem::transmute::<*mut c_void, Encode>(find("test_encode")),
                 decode: std::mem::transmute::<*mut c_void, Decode>(find("test_decode")),
+                divided: std::mem::transmute::<*mut c_void, Divided>(find("test_divided")),
                 element: std::mem::transmute::<*mut c_void, Element>(find("test_element")),
                 convert: std::mem::transmute::<*mut c_void, Convert>(find("test_convert")),
             }
@@ -103,7 +107,8 @@ impl Host {
 
     fn kind(&self, spec: CodecSpec) -> u32 {
         match spec.kind {
-            CodecKind::Dynamic8 if self.tabled => 7,
+            CodecKind::Dynamic8 if self.second => 19,
+            CodecKind::MinMax4 if self.second => 20,
             kind => kind as u32,
         }
     }
@@ -111,26 +116,53 @@ impl Host {
     /// Bytes of a chunk.
     pub fn wire_bytes(&self, spec: CodecSpec, n: usize) -> usize {
         // SAFETY: the words live through the call.
-        unsafe { (self.wire_bytes)(self.kind(spec), &kernel_params(spec, 0.0), n as u64) as usize }
+        unsafe {
+            (self.wire_bytes)(
+                self.kind(spec),
+                &kernel_params(spec, 0.0, NOTHING),
+                n as u64,
+            ) as usize
+        }
     }
 
     /// The chunk that the kernels would write.
-    pub fn encode(&self, spec: CodecSpec, x: &[f32], scale: Option<f32>) -> Bytes {
-        let params = kernel_params(spec, scale.unwrap_or(0.0));
+    pub fn encode(
+        &self,
+        spec: CodecSpec,
+        x: &[f32],
+        scale: Option<f32>,
+        (random, first): (Random, u32),
+    ) -> Bytes {
+        let params = kernel_params(spec, scale.unwrap_or(0.0), [Random::default(), random]);
         let mut wire = Bytes::new(self.wire_bytes(spec, x.len()), 0xee);
         let to = wire.slice_mut().as_mut_ptr();
         // SAFETY: `x` has as many elements and `wire`, aligned to 16, as many bytes as are said.
-        unsafe { (self.encode)(self.kind(spec), &params, x.as_ptr(), x.len() as u64, to) };
+        unsafe {
+            (self.encode)(
+                self.kind(spec),
+                &params,
+                x.as_ptr(),
+                x.len() as u64,
+                first,
+                to,
+            )
+        };
         wire
     }
 
     /// What they would decode, or add to `out`.
     pub fn decode(&self, spec: CodecSpec, wire: &Bytes, out: &mut [f32], reduce: bool) {
-        let (params, n) = (kernel_params(spec, 0.0), out.len());
+        let (params, n) = (kernel_params(spec, 0.0, NOTHING), out.len());
         assert!(wire.slice().len() >= self.wire_bytes(spec, n));
         let (from, to) = (wire.slice().as_ptr(), out.as_mut_ptr());
         // SAFETY: `wire` was found long enough for `n` elements, which `out` has.
         unsafe { (self.decode)(self.kind(spec), &params, from, n as u64, to, reduce) };
+    }
+
+    /// x / n as kernels divide by 3, 7, 15, 127 and 255.
+    pub fn divided(&self, n: u32, x: f32) -> f32 {
+        // SAFETY: numbers alone.
+        unsafe { (self.divided)(n, x) }
     }
 
     /// a op b, whole vectors; `op` as in `codecs.cpp`.
@@ -164,6 +196,9 @@ impl Host {
         out
     }
 }
+
+/// Of a codec that does not encode here.
+const NOTHING: [Random; 2] = [Random::NONE; 2];
 
 /// Bytes at a multiple of 16.
 #[derive(Clone)]
@@ -216,9 +251,21 @@ impl Reference {
         self.codec.wire_bytes(n)
     }
 
-    pub fn encode(&self, x: &[f32], scale: Option<f32>) -> Bytes {
+    /// Bytes of codes, with their padding.
+    pub fn code_bytes(&self, n: usize) -> usize {
+        (n * self.codec.description().code_bits)
+            .div_ceil(8)
+            .next_multiple_of(16)
+    }
+
+    /// fp32 numbers of a block.
+    pub fn numbers(&self) -> usize {
+        self.codec.description().block_numbers
+    }
+
+    pub fn encode(&self, x: &[f32], scale: Option<f32>, random: Random) -> Bytes {
         let mut wire = Bytes::new(self.wire_bytes(x.len()), 0xee);
-        let span = Span::whole(x.len());
+        let span = Span::whole(x.len()).drawing(random);
         self.codec.encode(span, x, scale, wire.slice_mut(), None);
         wire
     }
@@ -234,7 +281,13 @@ impl Reference {
     /// Panics where the headers, as `host` runs them, make anything else of `x`.
     pub fn check(&self, host: &Host, x: &[f32], scale: Option<f32>, what: &str) {
         let spec = self.spec;
-        let (wire, found) = (self.encode(x, scale), host.encode(spec, x, scale));
+        // Each chunk draws its own numbers, from some place in its message on.
+        let sum = x.iter().fold(x.len() as u64, |sum, x| {
+            sum.rotate_left(7) ^ u64::from(x.to_bits())
+        });
+        let (random, first) = (Random::new(spec.seed.into(), sum, 3), (sum >> 20) as u32);
+        let wire = self.encode(x, scale, random.from(first as usize));
+        let found = host.encode(spec, x, scale, (random, first));
         let same = |i: &usize| wire.slice()[*i] != found.slice()[*i];
         if let Some(i) = (0..wire.slice().len()).find(same) {
             let (a, b) = (wire.slice()[i], found.slice()[i]);

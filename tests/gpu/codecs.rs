@@ -6,7 +6,9 @@ use crate::arena::{PATIENCE, context};
 use crate::cover::Rng;
 use crate::harness::{Check, Setup, Stop, Verdict};
 use crate::options::Options;
-use cinch::codec::{Codec, KERNEL_CODECS, Span, abs_max, build, kernel_params};
+use cinch::codec::{
+    Codec, KERNEL_CODECS, Random, Span, abs_max, build, kernel_family, kernel_params,
+};
 use cinch::gpu::{DeviceMemory, Function, Stream, kernels};
 use cinch::reduce::{narrow, widen};
 use cinch::simd::Isa;
@@ -63,18 +65,29 @@ fn sanitized() -> Verdict {
 /// Every rule of a kind that kernels know.
 fn specs(kind: &str) -> Vec<CodecSpec> {
     let mut texts = vec![kind.to_string()];
-    match kind {
-        "linear8" | "dynamic8" => {
-            texts = (5..=12)
-                .map(|log| format!("{kind}:block={}", 1 << log))
-                .collect();
-            texts.push(format!("{kind}:tensor=1"));
-        }
-        "static8" | "mantissa8" => {
-            let offsets = [-30, -7, -1, 2, 9, 30];
-            texts.extend(offsets.iter().map(|e| format!("{kind}:offset={e}")));
-        }
-        _ => {}
+    let Some(known) = CodecKind::ALL.into_iter().find(|one| one.name() == kind) else {
+        return Vec::new();
+    };
+    if known.has_scale() {
+        texts = (5..=12)
+            .map(|log| format!("{kind}:block={}", 1 << log))
+            .collect();
+    }
+    if known.has_tensor_scale() {
+        texts.push(format!("{kind}:tensor=1"));
+    }
+    if known.has_seed() {
+        texts.push(format!("{kind}:seed=3"));
+        texts.push(format!("{kind}:block=1024:seed=200"));
+    }
+    if known.has_offset() {
+        let offsets = [-30, -7, -1, 2, 9, 30];
+        texts.extend(offsets.iter().map(|e| format!("{kind}:offset={e}")));
+    }
+    if known.has_threshold() {
+        texts = ["0.4", "1e-6", "1e-41", "3e38"]
+            .map(|tau| format!("{kind}:tau={tau}"))
+            .into();
     }
     texts.iter().filter_map(|text| text.parse().ok()).collect()
 }
@@ -106,7 +119,8 @@ impl Bench {
         let context = context(0)?;
         let module = kernels::load(&context, "codec")?;
         let find = |dtype: &DType| -> Result<(Function, Function)> {
-            let name = |what: &str| format!("cinch_{what}_{}_{dtype}", spec.kind.name());
+            let family = kernel_family(spec.kind);
+            let name = |what: &str| format!("cinch_{what}_{family}_{dtype}");
             Ok((
                 module.function(&name("encode"))?,
                 module.function(&name("decode"))?,
@@ -131,7 +145,7 @@ impl Bench {
             self.spec.kind.has_scale() && matches!(self.spec.scale, ScaleRule::Tensor { .. });
         let scale = tensor.then(|| abs_max(Isa::Scalar, &values).0);
         let mut expected = vec![BEHIND; self.codec.wire_bytes(n)];
-        let span = Span::whole(n);
+        let span = Span::whole(n).drawing(random(self.spec));
         self.codec.encode(span, &values, scale, &mut expected, None);
         let wire = self.encode(dtype, bytes, scale, expected.len())?;
         if let Some(at) =
@@ -212,7 +226,7 @@ impl Bench {
             wire: self.wire.address(),
             elements: self.elements.address(),
             n: n as u64,
-            params: kernel_params(self.spec, scale.unwrap_or(0.0)),
+            params: kernel_params(self.spec, scale.unwrap_or(0.0), [random(self.spec); 2]),
         };
         // Odd, so that tiles go round unevenly.
         let blocks = n.div_ceil(4096).clamp(1, 67) as u32;
@@ -220,6 +234,11 @@ impl Bench {
         unsafe { function.launch(blocks, 256, 0, &self.stream, &args)? };
         self.stream.wait(PATIENCE)
     }
+}
+
+/// What every encode draws, where it draws.
+fn random(spec: CodecSpec) -> Random {
+    Random::new(spec.seed.into(), 11, 0)
 }
 
 fn both_nan(dtype: DType, a: &[u8], b: &[u8]) -> bool {

@@ -40,6 +40,8 @@ pub const AVERAGE: u8 = 2;
 pub const ALIGNED: u8 = 4;
 /// [`Work::flags`]: [`Work::factor`] is the address of an element of the call's type.
 pub const FACTOR_AT: u8 = 8;
+/// [`Work::flags`]: the codec draws, and the launch may be replayed.
+pub const REDRAW: u8 = 16;
 
 /// Parameters of a codec, or the bytes of an element where nothing but bytes is moved.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -256,6 +258,7 @@ mod tests {
         ("CINCH_AVERAGE", AVERAGE as usize),
         ("CINCH_ALIGNED", ALIGNED as usize),
         ("CINCH_FACTOR_AT", FACTOR_AT as usize),
+        ("CINCH_REDRAW", REDRAW as usize),
         ("CINCH_ARGS_BYTES", ARGS_BYTES),
         ("CINCH_BLOB_BYTES", BLOB_BYTES),
         ("CINCH_MAX_BATCH", MAX_BATCH),

@@ -3,12 +3,12 @@
 //! A kernel that the driver loads at its first launch may wait for all others to end, for ever if
 //! one of them waits for it; so none is left for later.
 
-use crate::codec::KERNEL_CODECS;
+use crate::codec::{KERNEL_CODECS, kernel_family};
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::{Context, Function, Module, kernels};
 use crate::plan::{Plan, Request, Resident};
 use crate::types::{CodecKind, DType, Protocol, ScaleRule};
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// Threads of a block of the fused kernel.
@@ -173,8 +173,8 @@ impl Kernels {
 /// Refuses a call that no kernel runs, whatever the GPU. All ranks decide alike.
 ///
 /// # Errors
-/// Unsupported if the codec has no kernels, rounds at random, or keeps scales from call to call, and
-/// under error feedback.
+/// Unsupported if the codec has no kernels or keeps scales from call to call, and under error
+/// feedback.
 pub fn check(request: &Request) -> Result<()> {
     let spec = request.codec;
     let why = if spec.is_lossy() && !KERNEL_CODECS.contains(&spec.kind) {
@@ -182,11 +182,6 @@ pub fn check(request: &Request) -> Result<()> {
             "{} has no kernels and works on host buffers only; take one of raw, {}",
             spec.kind.name(),
             KERNEL_CODECS.map(CodecKind::name).join(", ")
-        )
-    } else if spec.seed != 0 {
-        format!(
-            "kernels do not round at random, and its seed is {}; leave the seed out",
-            spec.seed
         )
     } else if spec.kind.has_scale() && matches!(spec.scale, ScaleRule::Tensor { .. }) {
         format!(
@@ -217,7 +212,11 @@ pub fn name_for(plan: &Plan) -> String {
         Protocol::Fused => return format!("cinch_oneshot_{}", plan.dtype),
     };
     if plan.codec.is_some() {
-        format!("cinch_coded_{}_{}", plan.spec.kind.name(), plan.dtype)
+        format!(
+            "cinch_coded_{}_{}",
+            kernel_family(plan.spec.kind),
+            plan.dtype
+        )
     } else if plan.collective.reduces() {
         format!("cinch_raw_{}{suffix}", plan.dtype)
     } else {
@@ -240,9 +239,10 @@ fn names() -> Vec<String> {
         );
         names.push(format!("cinch_oneshot_{dtype}"));
     }
-    for kind in KERNEL_CODECS {
+    let families: BTreeSet<&str> = KERNEL_CODECS.into_iter().map(kernel_family).collect();
+    for family in families {
         for dtype in [DType::F32, DType::F16, DType::BF16] {
-            names.push(format!("cinch_coded_{}_{dtype}", kind.name()));
+            names.push(format!("cinch_coded_{family}_{dtype}"));
         }
     }
     names
@@ -251,7 +251,6 @@ fn names() -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::collections::BTreeSet;
     use std::fs;
 
     /// The kernels that the macros of `kernels/entry` make, read from the text.

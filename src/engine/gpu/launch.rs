@@ -52,16 +52,21 @@ impl Prepared {
         self.plan.pattern.nranks == 1 && !multiplies
     }
 
-    /// Adds a call to the works of a launch.
+    /// Adds a call to the works of a launch, which a graph may replay if it is captured.
     pub fn add_to(
         &self,
         blob: &mut Blob,
         call: &GpuCall<'_>,
         signature: [u64; SIGNATURE_WORDS],
+        captured: bool,
     ) -> Result<()> {
         let mut work = pack::work(&self.plan, call.request.op, call.at())?;
         work.signature = signature;
-        work.codec = codec_words(&self.plan);
+        work.codec = codec_words(&self.plan, signature[3]);
+        // All replays have the numbers of one operation.
+        if captured && self.plan.spec.kind.has_seed() {
+            work.flags |= abi::REDRAW;
+        }
         blob.add(&self.packed, work)
     }
 
@@ -138,12 +143,16 @@ pub(super) fn args(comm: CommView, blob: &Blob) -> Args {
     }
 }
 
-/// What a kernel needs to know of a plan's codec; of no codec, the bytes of an element.
-fn codec_words(plan: &Plan) -> abi::CodecWords {
+/// What a kernel needs to know of a plan's codec, in this operation; of no codec, the bytes of an
+/// element.
+fn codec_words(plan: &Plan, operation: u64) -> abi::CodecWords {
     let mut word = [0; 8];
     match plan.codec {
         // Scales are of blocks: tensor scales were refused.
-        Some(_) => word = codec::kernel_params(plan.spec, 0.0),
+        Some(_) => {
+            let draws = plan.draws(operation, plan.schedule.rank);
+            word = codec::kernel_params(plan.spec, 0.0, draws);
+        }
         None => word[0] = plan.dtype.size() as u32,
     }
     abi::CodecWords { word }

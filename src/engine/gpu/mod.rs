@@ -323,7 +323,7 @@ impl GpuEngine {
             });
         }
         let mut blob = Blob::default();
-        run.add_to(&mut blob, call, signature)?;
+        run.add_to(&mut blob, call, signature, capture.is_some())?;
         self.launch(run, &blob, &stream, capture)
     }
 
@@ -373,7 +373,8 @@ impl GpuEngine {
             let mut blob = Blob::default();
             for &position in positions {
                 let (index, signature) = messages[position];
-                prepared[index].add_to(&mut blob, &calls[index], signature)?;
+                let captured = capture.is_some();
+                prepared[index].add_to(&mut blob, &calls[index], signature, captured)?;
             }
             let (index, _) = messages[positions[0]];
             self.launch(&prepared[index], &blob, &stream, capture)?;
