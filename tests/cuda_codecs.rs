@@ -18,7 +18,7 @@ use cinch::codec::{Random, kernel_params};
 use cinch::types::CodecSpec;
 use host::{Bytes, Reference, abs_max, all};
 
-const SPECS: [&str; 15] = [
+const SPECS: [&str; 41] = [
     "linear8:block=32",
     "linear8:block=64",
     "linear8",
@@ -34,6 +34,32 @@ const SPECS: [&str; 15] = [
     "mantissa8",
     "cast_bf16",
     "cast16",
+    "minmax1",
+    "minmax1:block=4096",
+    "minmax1:seed=1",
+    "minmax2",
+    "minmax2:block=32",
+    "minmax2:seed=9",
+    "minmax4",
+    "minmax4:block=32",
+    "minmax4:block=1024",
+    "minmax4:seed=255",
+    "minmax8",
+    "minmax8:block=64",
+    "minmax8:seed=3",
+    "trunc8",
+    "trunc16",
+    "trunc24",
+    "fp8_e4m3",
+    "fp8_e4m3:tensor=1",
+    "fp8_e5m2:block=32",
+    "fp8_e5m2:tensor=1",
+    "terngrad:block=32",
+    "terngrad:block=512:seed=2",
+    "onebit",
+    "onebit:block=4096",
+    "threshold2:tau=0.4",
+    "threshold2:tau=1e-40",
 ];
 
 /// A codec that kernels get is compared here.
@@ -200,6 +226,16 @@ fn hard_scales_of_data() {
             "dynamic8:block=32",
             "linear8:tensor=1",
             "dynamic8:tensor=1",
+            "fp8_e4m3:block=32",
+            "fp8_e5m2:tensor=1",
+            "minmax1:block=32",
+            "minmax2:block=64",
+            "minmax4:block=32",
+            "minmax4:block=32:seed=4",
+            "minmax8:block=32",
+            "terngrad:block=32",
+            "onebit:block=64",
+            "trunc8",
         ] {
             let reference = Reference::new(spec);
             for exponent in -149..128 {

@@ -29,9 +29,15 @@
 #include "codec/cast_bf16.cuh"
 #include "codec/dynamic8.cuh"
 #include "codec/dynamic8_tabled.cuh"
+#include "codec/fp8.cuh"
 #include "codec/linear8.cuh"
 #include "codec/mantissa8.cuh"
+#include "codec/minmax.cuh"
+#include "codec/onebit.cuh"
 #include "codec/static8.cuh"
+#include "codec/terngrad.cuh"
+#include "codec/threshold2.cuh"
+#include "codec/trunc.cuh"
 #include "codec/warp.cuh"
 
 namespace cinch {
@@ -192,5 +198,13 @@ using Static8 = WarpCodec<Static8Format>;
 using Mantissa8 = WarpCodec<Mantissa8Format>;
 using CastBf16 = WarpCodec<CastBf16Format>;
 using Cast16 = WarpCodec<Cast16Format>;
+using MinMax4 = WarpCodec<MinMaxFormat<4>>;
+using MinMax = WarpCodec<MinMaxFormat<0>>;
+using Trunc = WarpCodec<TruncFormat>;
+using Fp8E4M3 = WarpCodec<Fp8E4M3Format>;
+using Fp8E5M2 = WarpCodec<Fp8E5M2Format>;
+using TernGrad = WarpCodec<TernGradFormat>;
+using OneBit = WarpCodec<OneBitFormat>;
+using Threshold2 = WarpCodec<Threshold2Format>;
 
 }  // namespace cinch

@@ -32,19 +32,22 @@ struct cinch_bits_params {
 };
 
 /* What a stand-alone kernel gets. `wire` is aligned to 16 bytes and has the chunk's wire bytes;
- * `elements` is aligned to 16 bytes and has n elements of the kernel's type. An encoder under
- * log2_block 0 needs the chunk's scale word to be 0 before it starts. */
+ * `elements` has n elements of the kernel's type. An encoder under log2_block 0 needs the chunk's
+ * scale word to be 0 before it starts. In a published layout `wire` has any alignment, and
+ * params are cinch_bits_params. */
 struct cinch_codec_args {
   void *wire;
   void *elements;
   uint64_t n;
   struct cinch_codec_params params;
+  uint32_t first; /* place in a message of the first element, on which hangs what is drawn */
+  uint32_t unused;
 };
 
 #ifdef __cplusplus
 static_assert(sizeof(cinch_codec_params) == 32, "shared with the host");
 static_assert(sizeof(cinch_bits_params) == 32, "shared with the host");
-static_assert(sizeof(cinch_codec_args) == 56, "shared with the host");
+static_assert(sizeof(cinch_codec_args) == 64, "shared with the host");
 #endif
 
 #endif

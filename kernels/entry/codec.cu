@@ -1,84 +1,41 @@
-// Codecs alone: encode or decode one chunk. What tests on a GPU compare with the scalar
-// specification, and what benchmarks of codecs run.
+// Codecs alone: encode or decode one chunk, whatever its size.
 //
 // cinch_encode_CODEC_TYPE and cinch_decode_CODEC_TYPE, TYPE being f32, f16 or bf16. Any grid, blocks
-// of whole warps: tiles of 512 elements (a block of scale if that is larger) go round the warps.
+// of 256 threads: tiles of 512 elements (a block of scale if that is larger) go round the warps.
+// Elements are aligned as their type is; where they are to 16 bytes, they move in vectors of those.
 #include "codec/codec.cuh"
-#include "dtype/element.cuh"
+#include "entry/elements.cuh"
 
 namespace cinch {
-
-// This lane's 16 elements from element i on, zeros beyond n.
-template <class E>
-__device__ __forceinline__ void load_elements(const void *elements, uint64_t n, uint64_t i,
-                                              float (&x)[16]) {
-  using Bits = typename E::Bits;
-  const Bits *from = static_cast<const Bits *>(elements) + i;
-  if (i + 16 <= n) {
-    CINCH_UNROLL
-    for (int v = 0; v < 16 / E::N; ++v) {
-      float part[E::N];
-      E::unpack(reinterpret_cast<const uint4 *>(from)[v], part);
-      CINCH_UNROLL
-      for (int k = 0; k < E::N; ++k) x[v * E::N + k] = part[k];
-    }
-  } else {
-    CINCH_UNROLL
-    for (int k = 0; k < 16; ++k) x[k] = i + k < n ? E::widen(from[k]) : 0.0f;
-  }
-}
-
-template <class E>
-__device__ __forceinline__ void store_elements(void *elements, uint64_t n, uint64_t i,
-                                               const float (&x)[16]) {
-  using Bits = typename E::Bits;
-  Bits *to = static_cast<Bits *>(elements) + i;
-  if (i + 16 <= n) {
-    CINCH_UNROLL
-    for (int v = 0; v < 16 / E::N; ++v) {
-      float part[E::N];
-      CINCH_UNROLL
-      for (int k = 0; k < E::N; ++k) part[k] = x[v * E::N + k];
-      reinterpret_cast<uint4 *>(to)[v] = E::pack(part);
-    }
-  } else {
-    CINCH_UNROLL
-    for (int k = 0; k < 16; ++k) {
-      if (i + k < n) to[k] = E::narrow(x[k]);
-    }
-  }
-}
 
 template <class C, class E>
 __device__ __forceinline__ void encode_chunk(const cinch_codec_args &args) {
   C::prepare();
   const C codec(args.params);
-  const Random random = codec.random(0, 0);
+  const Random random = codec.random(0, args.first);
   uint8_t *wire = static_cast<uint8_t *>(args.wire);
   const uint64_t lane = threadIdx.x % 32;
   const uint64_t warps = (uint64_t)gridDim.x * (blockDim.x / 32);
   const uint64_t first = (uint64_t)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
   const bool is_long = C::scaled && codec.block() > TILE;
   const uint64_t span = is_long ? codec.block() : TILE;
-  const auto valid = [&](uint64_t i) {
-    return i >= args.n ? 0 : args.n - i < 16 ? (uint32_t)(args.n - i) : 16;
-  };
+  const bool aligned = is_aligned(args.elements);
   for (uint64_t begin = first * span; begin < args.n; begin += warps * span) {
     typename C::Summary summary = C::nothing();
     if (is_long) {
       for (uint64_t i = begin + 16 * lane; i - 16 * lane < begin + span && i - 16 * lane < args.n;
            i += TILE) {
         float x[16];
-        load_elements<E>(args.elements, args.n, i, x);
-        codec.look(x, valid(i), summary);
+        load_elements<E>(args.elements, aligned, args.n, i, x);
+        codec.look(x, elements_from(args.n, i), summary);
       }
       codec.conclude(summary);
     }
     for (uint64_t at = begin; at < begin + span && at < args.n; at += TILE) {
       const uint64_t i = at + 16 * lane;
       float x[16];
-      load_elements<E>(args.elements, args.n, i, x);
-      if (C::scaled && !is_long) summary = codec.summary(x, valid(i));
+      load_elements<E>(args.elements, aligned, args.n, i, x);
+      if (C::scaled && !is_long) summary = codec.summary(x, elements_from(args.n, i));
       typename C::Codes codes;
       codec.encode(x, summary, args.n, i, random, codes);
       codec.store(wire, args.n, i, codes);
@@ -91,6 +48,7 @@ __device__ __forceinline__ void decode_chunk(const cinch_codec_args &args) {
   C::prepare();
   const C codec(args.params);
   const uint8_t *wire = static_cast<const uint8_t *>(args.wire);
+  const bool aligned = is_aligned(args.elements);
   const uint64_t threads = (uint64_t)gridDim.x * blockDim.x;
   const uint64_t first = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x;
   for (uint64_t i = 16 * first; i < args.n; i += 16 * threads) {
@@ -98,7 +56,7 @@ __device__ __forceinline__ void decode_chunk(const cinch_codec_args &args) {
     codec.load(wire, args.n, i, codes);
     float x[16];
     codec.decode(codes, x);
-    store_elements<E>(args.elements, args.n, i, x);
+    store_elements<E>(args.elements, aligned, args.n, i, x);
   }
 }
 
@@ -126,3 +84,11 @@ CINCH_CODEC_TYPES(static8, Static8)
 CINCH_CODEC_TYPES(mantissa8, Mantissa8)
 CINCH_CODEC_TYPES(cast_bf16, CastBf16)
 CINCH_CODEC_TYPES(cast16, Cast16)
+CINCH_CODEC_TYPES(minmax4, MinMax4)
+CINCH_CODEC_TYPES(minmax, MinMax)
+CINCH_CODEC_TYPES(trunc, Trunc)
+CINCH_CODEC_TYPES(fp8_e4m3, Fp8E4M3)
+CINCH_CODEC_TYPES(fp8_e5m2, Fp8E5M2)
+CINCH_CODEC_TYPES(terngrad, TernGrad)
+CINCH_CODEC_TYPES(onebit, OneBit)
+CINCH_CODEC_TYPES(threshold2, Threshold2)

@@ -59,6 +59,23 @@ __device__ __forceinline__ float widen_f16_high(uint32_t pair) {
   return x;
 }
 
+#if __CUDA_ARCH__ >= 890
+
+// Two magnitudes as 8-bit floats, nearest even, at most the largest finite one: the first in the low
+// byte.
+__device__ __forceinline__ uint32_t narrow_f8e4m3_pair(float low, float high) {
+  uint16_t pair;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+__device__ __forceinline__ uint32_t narrow_f8e5m2_pair(float low, float high) {
+  uint16_t pair;
+  asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+#endif
 #endif
 
 }  // namespace cinch

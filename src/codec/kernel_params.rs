@@ -5,13 +5,25 @@ use crate::types::{CodecKind, CodecSpec, ScaleRule};
 
 /// The lossy codecs that kernels have too; on GPUs there are no others. Names of kernels, what a
 /// GPU refuses and the tests on GPUs follow from this list.
-pub const KERNEL_CODECS: [CodecKind; 6] = [
+pub const KERNEL_CODECS: [CodecKind; 18] = [
     CodecKind::Linear8,
     CodecKind::Dynamic8,
     CodecKind::Static8,
     CodecKind::Mantissa8,
     CodecKind::CastBf16,
     CodecKind::Cast16,
+    CodecKind::MinMax1,
+    CodecKind::MinMax2,
+    CodecKind::MinMax4,
+    CodecKind::MinMax8,
+    CodecKind::Trunc8,
+    CodecKind::Trunc16,
+    CodecKind::Trunc24,
+    CodecKind::Fp8E4M3,
+    CodecKind::Fp8E5M2,
+    CodecKind::TernGrad,
+    CodecKind::OneBit,
+    CodecKind::Threshold2,
 ];
 
 /// What the kernels of a codec have in their names. Widths that differ in nothing but a parameter

@@ -17,9 +17,12 @@
 //! 5. A change of an existing layout raises [`crate::types::FORMAT_VERSION`]: old and new ranks
 //!    then refuse each other at the first message instead of decoding noise.
 //! 6. The bound in `tests/oracle`, which is written down a second time on purpose.
-//! 7. GPUs refuse it until it has kernels: `kernels/codec/NAME.cuh`, `kernels/entry/coded_NAME.cu`,
-//!    its words in [`crate::codec::kernel_params`], and then a line in
-//!    [`crate::codec::KERNEL_CODECS`], from which names, refusals and tests follow.
+//! 7. GPUs refuse it until it has kernels: `kernels/codec/NAME.cuh`, a Format as
+//!    `kernels/codec/codec.cuh` describes it, of which a lane holds 16 elements;
+//!    `kernels/entry/coded_NAME.cu` and a line in `kernels/entry/codec.cu`; its words in
+//!    [`crate::codec::kernel_params`], and then a line in [`crate::codec::KERNEL_CODECS`], from which
+//!    names, refusals and tests follow. Formats that differ by a number alone share kernels
+//!    ([`crate::codec::kernel_family`]): each costs the library about 350 KB.
 //!
 //! ## An algorithm
 //! 1. `types/algorithm.rs`: number and name. `schedule/NAME.rs`: a header with phases, messages

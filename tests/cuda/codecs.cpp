@@ -12,6 +12,17 @@ void load(const float *x, uint64_t n, uint64_t i, float (&out)[16]) {
   for (int k = 0; k < 16; ++k) out[k] = i + k < n ? x[i + k] : 0.0f;
 }
 
+// 32 partial sums, element i going to number i mod 32, folded in halves: what lanes do together.
+template <class Of>
+double wide_sum(const float *x, uint64_t n, Of of) {
+  double parts[32] = {};
+  for (uint64_t i = 0; i < n; ++i) parts[i % 32] += of(x[i]);
+  for (int half = 16; half > 0; half /= 2) {
+    for (int i = 0; i < half; ++i) parts[i] += parts[i + half];
+  }
+  return parts[0];
+}
+
 // What a warp learns of a block.
 template <class Format>
 typename Format::Summary summary_of(const float *x, uint64_t n, Format *) {
@@ -21,6 +32,24 @@ typename Format::Summary summary_of(const float *x, uint64_t n, Format *) {
     load(x, n, i, lane);
     Format::look(lane, n - i < 16 ? (uint32_t)(n - i) : 16, 8, summary);
   }
+  return summary;
+}
+
+float most_of(const float *x, uint64_t n) {
+  float most = 0;
+  for (uint64_t i = 0; i < n; ++i) most = larger_magnitude(most, x[i]);
+  return most;
+}
+
+WideSummary summary_of(const float *x, uint64_t n, TernGradFormat *) {
+  return {most_of(x, n), wide_sum(x, n, [](double one) { return one * one; })};
+}
+
+OneBitFormat::Summary summary_of(const float *x, uint64_t n, OneBitFormat *) {
+  OneBitFormat::Summary summary = {most_of(x, n), 0, 0, 0};
+  for (uint64_t i = 0; i < n; ++i) summary.negative += x[i] < 0 ? 1 : 0;
+  summary.above = wide_sum(x, n, [](float one) { return one < 0 ? 0.0f : one; });
+  summary.below = wide_sum(x, n, [](float one) { return one < 0 ? one : 0.0f; });
   return summary;
 }
 
@@ -85,8 +114,20 @@ const Entry CODECS[] = {{},
                         entry<Mantissa8>(),
                         entry<CastBf16>(),
                         entry<Cast16>(),
-                        {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {},
-                        entry<Dynamic8Tabled>()};
+                        entry<MinMax>(),
+                        entry<MinMax>(),
+                        entry<MinMax4>(),
+                        entry<MinMax>(),
+                        entry<Trunc>(),
+                        entry<Trunc>(),
+                        entry<Trunc>(),
+                        entry<Fp8E4M3>(),
+                        entry<Fp8E5M2>(),
+                        entry<TernGrad>(),
+                        entry<OneBit>(),
+                        entry<Threshold2>(),
+                        entry<Dynamic8Tabled>(),
+                        entry<MinMax>()};
 
 // dst = a op b for whole 16-byte vectors. op: a cinch_combine, or 4 for a * word, 5 for a divided
 // by word, 6 for a as it is.

@@ -100,6 +100,8 @@ struct CodecArgs {
     elements: u64,
     n: u64,
     params: [u32; 8],
+    first: u32,
+    unused: u32,
 }
 
 /// One spec on one GPU, with memory for chunks of up to `most` elements.
@@ -227,6 +229,8 @@ impl Bench {
             elements: self.elements.address(),
             n: n as u64,
             params: kernel_params(self.spec, scale.unwrap_or(0.0), [random(self.spec); 2]),
+            first: 0,
+            unused: 0,
         };
         // Odd, so that tiles go round unevenly.
         let blocks = n.div_ceil(4096).clamp(1, 67) as u32;

@@ -12,7 +12,7 @@ use cinch::testing::Pattern;
 use cinch::types::TransportKind;
 use cinch::{CodecSpec, Collective, DType, ReduceOp, schedule};
 
-const SPECS: [&str; 10] = [
+const SPECS: [&str; 30] = [
     "linear8",
     "linear8:block=32",
     "linear8:block=4096",
@@ -23,6 +23,26 @@ const SPECS: [&str; 10] = [
     "mantissa8",
     "cast_bf16",
     "cast16",
+    "minmax1",
+    "minmax2:seed=5",
+    "minmax4",
+    "minmax4:block=32",
+    "minmax4:block=2048",
+    "minmax4:seed=7",
+    "minmax8:block=64",
+    "minmax8:block=4096:seed=1",
+    "trunc8",
+    "trunc16",
+    "trunc24",
+    "fp8_e4m3",
+    "fp8_e5m2:block=1024",
+    "terngrad",
+    "terngrad:block=32",
+    "terngrad:block=2048:seed=2",
+    "onebit",
+    "onebit:block=4096",
+    "threshold2:tau=0.7",
+    "threshold2:tau=1e-3",
 ];
 
 pub fn checks(options: &Options) -> Vec<Check> {

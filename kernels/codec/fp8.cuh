@@ -1,0 +1,89 @@
+// fp8_e4m3, fp8_e5m2: 8-bit floats times a scale, so that the largest magnitude of a block becomes the
+// format's, 448 or 57,344. Codes that stand for no finite number decode to NaN.
+//
+// From sm_89 on the device converts pairs. Back, both formats are the upper bits of an f16, e4m3 with
+// an exponent that is 8 too large, which the unit makes good; subnormals included.
+#pragma once
+
+#include "codec/linear8.cuh"
+#include "dtype/format.cuh"
+
+namespace cinch {
+
+// Of MANTISSA bits: 3 or 2.
+template <int MANTISSA>
+struct Fp8Meaning {
+  // The largest number is 7 times this.
+  static constexpr float SEVENTH = MANTISSA == 3 ? 64.0f : 8192.0f;
+  static constexpr uint32_t TOP = MANTISSA == 3 ? 0x7e : 0x7b;
+  // What the f16 of the same bits is too small by.
+  static constexpr float LIFT = MANTISSA == 3 ? 256.0f : 1.0f;
+
+  static CINCH_HD void prepare() {}
+
+  static CINCH_HD float factor(float scale) {
+    return mul(divide_ordinary(7.0f, scale), SEVENTH);
+  }
+
+  struct Step {
+    float lifted;
+  };
+  static CINCH_HD Step step(float scale) {
+    return {mul(divided_by<7>(scale), LIFT / SEVENTH)};
+  }
+
+  static CINCH_HD uint32_t encode4(const float *x, float factor) {
+    float y[4];
+    CINCH_UNROLL
+    for (int i = 0; i < 4; ++i) y[i] = mul(magnitude_of(x[i]), factor);
+#if __CUDA_ARCH__ >= 890
+    const uint32_t low = MANTISSA == 3 ? narrow_f8e4m3_pair(y[0], y[1])
+                                       : narrow_f8e5m2_pair(y[0], y[1]);
+    const uint32_t high = MANTISSA == 3 ? narrow_f8e4m3_pair(y[2], y[3])
+                                        : narrow_f8e5m2_pair(y[2], y[3]);
+    const uint32_t magnitudes = byte_permute(low, high, 0x5410);
+#else
+    uint32_t magnitudes = 0;
+    CINCH_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      const float most = 7 * SEVENTH;
+      const float kept = y[i] < most ? y[i] : most;
+      const uint32_t code =
+          MANTISSA == 3 ? SmallF8E4M3::narrow(kept) : SmallF8E5M2::narrow(kept);
+      magnitudes |= code << (8 * i);
+    }
+#endif
+    return LinearMeaning::with_signs(magnitudes, x);
+  }
+
+  template <bool REDUCE>
+  static CINCH_HD void decode4(uint32_t codes, Step step, float *acc) {
+    float value[4];
+    CINCH_UNROLL
+    for (int pair = 0; pair < 2; ++pair) {
+      // Each code in the upper byte of a half: sign, then exponent and mantissa.
+      uint32_t halves = byte_permute(codes, 0, pair == 0 ? 0x1404 : 0x3424);
+      if (MANTISSA == 3) halves = (halves & 0x80008000u) | (halves & 0x7f007f00u) >> 1;
+#if defined(__CUDA_ARCH__)
+      value[2 * pair] = widen_f16_low(halves);
+      value[2 * pair + 1] = widen_f16_high(halves);
+#else
+      value[2 * pair] = SmallF16::widen(halves & 0xffff);
+      value[2 * pair + 1] = SmallF16::widen(halves >> 16);
+#endif
+    }
+    // A magnitude beyond the top carries into bit 7.
+    const uint32_t beyond = ((codes & 0x7f7f7f7fu) + (0x7f - TOP) * 0x01010101u) & 0x80808080u;
+    CINCH_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      const float nan = float_of(QUIET_NAN);
+      const float one = beyond >> (8 * i) & 0x80 ? nan : value[i];
+      acc[i] = fused(one, step.lifted, REDUCE ? acc[i] : 0.0f);
+    }
+  }
+};
+
+using Fp8E4M3Format = Scaled<Fp8Meaning<3>>;
+using Fp8E5M2Format = Scaled<Fp8Meaning<2>>;
+
+}  // namespace cinch

@@ -1,0 +1,90 @@
+// onebit: the mean of the elements from 0 up, or of those below, of a block: sums in fp64 in the order
+// of src/codec/blocked/sums.rs, rounded to fp32 once.
+#pragma once
+
+#include "codec/blocked.cuh"
+#include "codec/terngrad.cuh"
+
+namespace cinch {
+
+struct OneBitFormat : FewBits<1> {
+  static constexpr int numbers = 2;
+  static constexpr bool draws = false;
+
+  struct Summary {
+    float most;  // the largest magnitude; not finite if an element is not
+    uint32_t negative;
+    double above;
+    double below;
+  };
+
+  static CINCH_HD void prepare() {}
+  static CINCH_HD Summary nothing() { return {0, 0, 0, 0}; }
+
+#if defined(__CUDACC__)
+  static __device__ __forceinline__ void look(const float (&x)[16], uint32_t, uint32_t log2_block,
+                                              Summary &summary) {
+    summary.most = larger_magnitude(summary.most, largest_of(x));
+    CINCH_UNROLL
+    for (int k = 0; k < 16; ++k) summary.negative += x[k] < 0 ? 1 : 0;
+    const Rows rows(x);
+    add_rows(log2_block, summary.above, [&](uint32_t row, double part) {
+      const float one = rows.at(row);
+      return __dadd_rn(part, one < 0 ? 0.0f : one);
+    });
+    add_rows(log2_block, summary.below, [&](uint32_t row, double part) {
+      const float one = rows.at(row);
+      return __dadd_rn(part, one < 0 ? one : 0.0f);
+    });
+  }
+
+  static __device__ __forceinline__ void conclude(uint32_t log2_block, Summary &summary) {
+    const auto join = [](float a, float b) { return larger_magnitude(a, b); };
+    const auto sum = [](uint32_t a, uint32_t b) { return a + b; };
+    summary.most = joined(summary.most, log2_block, join);
+    summary.negative = joined(summary.negative, log2_block, sum);
+    if (log2_block >= LOG2_TILE) {
+      summary.above = folded(summary.above), summary.below = folded(summary.below);
+    }
+  }
+#endif
+
+  static CINCH_HD void encode16(const Params &, const float (&x)[16], const Summary &summary,
+                                uint32_t count, const Random &, Codes &codes, float (&number)[2]) {
+    if (!is_finite(summary.most)) {
+      codes = no_codes();
+      number[0] = number[1] = float_of(QUIET_NAN);
+      return;
+    }
+    number[0] = mean(summary.above, count - summary.negative);
+    number[1] = mean(summary.below, summary.negative);
+    codes = packed([&](int k) { return x[k] >= 0 ? 1u : 0u; });
+  }
+
+  static CINCH_HD void decode16(const Params &, const Codes &codes, const float (&number)[2],
+                                float (&out)[16]) {
+    decode<false>(codes, number, out);
+  }
+
+  static CINCH_HD void decode_reduce16(const Params &, const Codes &codes,
+                                       const float (&number)[2], float (&acc)[16]) {
+    decode<true>(codes, number, acc);
+  }
+
+ private:
+  // Adding 0: a sum of -0 alone is none.
+  static CINCH_HD float mean(double sum, uint32_t count) {
+    return count == 0 ? 0.0f : add((float)divide_wide(sum, (double)count), 0.0f);
+  }
+
+  template <bool REDUCE>
+  static CINCH_HD void decode(const Codes &codes, const float (&number)[2], float (&acc)[16]) {
+    if (!(is_finite(number[0]) && is_finite(number[1]))) return all_nan(acc);
+    CINCH_UNROLL
+    for (int k = 0; k < 16; ++k) {
+      take<REDUCE>(acc[k], codes.word[0] >> k & 1 ? number[0] : number[1]);
+    }
+  }
+};
+
+}  // namespace cinch

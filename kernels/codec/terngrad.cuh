@@ -1,0 +1,101 @@
+// terngrad: -s, 0 or s, s with probability |x|/s. s is the largest magnitude of a block, or 2.5 times
+// its root mean square where that is less: a sum of squares in fp64 in the order of
+// src/codec/blocked/sums.rs.
+#pragma once
+
+#include "codec/blocked.cuh"
+
+namespace cinch {
+
+// The largest magnitude of a block, not finite if an element is not, and a sum of its elements.
+struct WideSummary {
+  float most;
+  double sum;
+};
+
+CINCH_HD double divide_wide(double a, double b) {
+#if defined(__CUDA_ARCH__)
+  return __ddiv_rn(a, b);
+#else
+  return a / b;
+#endif
+}
+
+struct TernGradFormat : FewBits<2> {
+  static constexpr int numbers = 1;
+  static constexpr bool draws = true;
+  // The sum is of squares.
+  using Summary = WideSummary;
+
+  static CINCH_HD void prepare() {}
+  static CINCH_HD Summary nothing() { return {0, 0}; }
+
+#if defined(__CUDACC__)
+  static __device__ __forceinline__ void look(const float (&x)[16], uint32_t, uint32_t log2_block,
+                                              Summary &summary) {
+    summary.most = larger_magnitude(summary.most, largest_of(x));
+    const Rows rows(x);
+    add_rows(log2_block, summary.sum, [&](uint32_t row, double part) {
+      // fp64 holds the square exactly.
+      const double one = rows.at(row);
+      return __fma_rn(one, one, part);
+    });
+  }
+
+  static __device__ __forceinline__ void conclude(uint32_t log2_block, Summary &summary) {
+    const auto join = [](float a, float b) { return larger_magnitude(a, b); };
+    summary.most = joined(summary.most, log2_block, join);
+    if (log2_block >= LOG2_TILE) summary.sum = folded(summary.sum);
+  }
+#endif
+
+  static CINCH_HD void encode16(const Params &, const float (&x)[16], const Summary &summary,
+                                uint32_t count, const Random &random, Codes &codes,
+                                float (&number)[1]) {
+    codes = no_codes();
+    number[0] = float_of(QUIET_NAN);
+    if (!is_finite(summary.most)) return;
+    const double deviation = root(divide_wide(summary.sum, (double)count));
+    const float clip = (float)(2.5 * deviation);
+    const float scale = summary.most < clip ? summary.most : clip;
+    number[0] = scale;
+    if (scale == 0) return;
+    const float raise = scale < TINY ? RAISE : scale >= 0x1p100f ? LOWER : 1.0f;
+    const float factor = divide_ordinary(1.0f, mul(scale, raise));
+    codes = packed([&](int k) {
+      const float probability = mul(mul(magnitude_of(x[k]), raise), factor);
+      return probability > random.fraction(k) ? 1 + (bits_of(x[k]) >> 31) : 0u;
+    });
+  }
+
+  static CINCH_HD void decode16(const Params &, const Codes &codes, const float (&number)[1],
+                                float (&out)[16]) {
+    decode<false>(codes, number[0], out);
+  }
+
+  static CINCH_HD void decode_reduce16(const Params &, const Codes &codes,
+                                       const float (&number)[1], float (&acc)[16]) {
+    decode<true>(codes, number[0], acc);
+  }
+
+ private:
+  static CINCH_HD double root(double x) {
+#if defined(__CUDA_ARCH__)
+    return __dsqrt_rn(x);
+#else
+    return __builtin_sqrt(x);
+#endif
+  }
+
+  template <bool REDUCE>
+  static CINCH_HD void decode(const Codes &codes, float scale, float (&acc)[16]) {
+    if (!is_finite(scale)) return all_nan(acc);
+    CINCH_UNROLL
+    for (int k = 0; k < 16; ++k) {
+      const uint32_t code = code_of(codes, k);
+      take<REDUCE>(acc[k], code == 1 ? scale : code == 2 ? -scale : 0.0f);
+    }
+  }
+};
+
+}  // namespace cinch

@@ -1,0 +1,3 @@
+#include "entry/coded.cuh"
+
+CINCH_CODED(minmax, MinMax)

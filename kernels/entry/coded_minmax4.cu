@@ -1,0 +1,3 @@
+#include "entry/coded.cuh"
+
+CINCH_CODED(minmax4, MinMax4)
