@@ -22,21 +22,21 @@ static void published(void) {
     OK(cinch_wire_bytes("minmax4", CINCH_LAYOUT_PUBLISHED, 7, &bytes));
     CHECK(bytes == sizeof message);
     memset(wire, 0xee, sizeof wire);
-    OK(cinch_encode("minmax4", CINCH_LAYOUT_PUBLISHED, x, 7, CINCH_F32, 0, wire, bytes));
+    OK(cinch_encode("minmax4", CINCH_LAYOUT_PUBLISHED, x, 7, CINCH_F32, 0, wire, bytes, NULL));
     CHECK(memcmp(wire, message, sizeof message) == 0);
     CHECK(wire[14] == 0xee && wire[15] == 0xee);
     OK(cinch_wire_count("minmax4", CINCH_LAYOUT_PUBLISHED, wire, bytes, &count));
     CHECK(count == 7);
-    OK(cinch_decode("minmax4", CINCH_LAYOUT_PUBLISHED, message, bytes, y, 7, CINCH_F32));
+    OK(cinch_decode("minmax4", CINCH_LAYOUT_PUBLISHED, message, bytes, y, 7, CINCH_F32, NULL));
     CHECK(y[0] == -5 && y[3] == 7 && fabs(y[1] - 2.2) < 1e-5);
-    FAILS(cinch_decode("minmax4", CINCH_LAYOUT_PUBLISHED, message, bytes, y, 6, CINCH_F32),
+    FAILS(cinch_decode("minmax4", CINCH_LAYOUT_PUBLISHED, message, bytes, y, 6, CINCH_F32, NULL),
           CINCH_ERROR_INVALID_ARGUMENT, "6 elements");
-    FAILS(cinch_decode("minmax2", CINCH_LAYOUT_PUBLISHED, message, bytes, y, 7, CINCH_F32),
+    FAILS(cinch_decode("minmax2", CINCH_LAYOUT_PUBLISHED, message, bytes, y, 7, CINCH_F32, NULL),
           CINCH_ERROR_INVALID_ARGUMENT, "minmax4");
 
-    OK(cinch_encode("trunc24", CINCH_LAYOUT_PUBLISHED, &one, 1, CINCH_F32, 0, wire, 3));
+    OK(cinch_encode("trunc24", CINCH_LAYOUT_PUBLISHED, &one, 1, CINCH_F32, 0, wire, 3, NULL));
     CHECK(memcmp(wire, packed, sizeof packed) == 0);
-    OK(cinch_decode("trunc24", CINCH_LAYOUT_PUBLISHED, packed, 3, y, 1, CINCH_F32));
+    OK(cinch_decode("trunc24", CINCH_LAYOUT_PUBLISHED, packed, 3, y, 1, CINCH_F32, NULL));
     CHECK(y[0] <= one && one - y[0] < 4e-5);
 }
 
@@ -58,16 +58,16 @@ static void chunks(void) {
         odd = harness_alloc(1 + sizeof data);
         memcpy(odd + 1, data, sizeof data);
         OK(cinch_encode(codecs[at], CINCH_LAYOUT_CHUNK, odd + 1, COUNT, CINCH_F32, 0, wire,
-                        bytes));
-        OK(cinch_decode(codecs[at], CINCH_LAYOUT_CHUNK, wire, bytes, back, COUNT, CINCH_F32));
+                        bytes, NULL));
+        OK(cinch_decode(codecs[at], CINCH_LAYOUT_CHUNK, wire, bytes, back, COUNT, CINCH_F32, NULL));
         for (i = 0; i < COUNT; i++) error = fmax(error, fabs((double)back[i] - data[i]));
         printf("%s: %u bytes, off by %g\n", codecs[at], (unsigned)bytes, error);
         CHECK(error <= 1.001);
         FAILS(cinch_encode(codecs[at], CINCH_LAYOUT_CHUNK, data, COUNT, CINCH_F32, 0, wire,
-                           bytes - 1),
+                           bytes - 1, NULL),
               CINCH_ERROR_INVALID_ARGUMENT, "1000 elements");
         FAILS(cinch_decode(codecs[at], CINCH_LAYOUT_CHUNK, wire, bytes - 1, back, COUNT,
-                           CINCH_F32),
+                           CINCH_F32, NULL),
               CINCH_ERROR_INVALID_ARGUMENT, "1000 elements");
         free(wire);
         free(odd);
@@ -81,8 +81,8 @@ static void narrow(void) {
     unsigned char wire[64];
     size_t bytes = 0;
     OK(cinch_wire_bytes("minmax8", CINCH_LAYOUT_CHUNK, 3, &bytes));
-    OK(cinch_encode("minmax8", CINCH_LAYOUT_CHUNK, x, 3, CINCH_BF16, 0, wire, sizeof wire));
-    OK(cinch_decode("minmax8", CINCH_LAYOUT_CHUNK, wire, bytes, y, 3, CINCH_BF16));
+    OK(cinch_encode("minmax8", CINCH_LAYOUT_CHUNK, x, 3, CINCH_BF16, 0, wire, sizeof wire, NULL));
+    OK(cinch_decode("minmax8", CINCH_LAYOUT_CHUNK, wire, bytes, y, 3, CINCH_BF16, NULL));
     CHECK(memcmp(x, y, sizeof x) == 0);
 }
 
@@ -105,16 +105,16 @@ static void mistakes(void) {
           CINCH_ERROR_INVALID_ARGUMENT, "more than any memory");
     FAILS(cinch_wire_count("linear8", CINCH_LAYOUT_CHUNK, wire, 20, &number),
           CINCH_ERROR_UNSUPPORTED, "keep the count");
-    FAILS(cinch_encode("linear8", CINCH_LAYOUT_CHUNK, NULL, 4, CINCH_F32, 0, wire, sizeof wire),
+    FAILS(cinch_encode("linear8", CINCH_LAYOUT_CHUNK, NULL, 4, CINCH_F32, 0, wire, sizeof wire, NULL),
           CINCH_ERROR_INVALID_ARGUMENT, "src is NULL");
-    FAILS(cinch_encode("linear8", CINCH_LAYOUT_CHUNK, wire, 4, CINCH_F32, 0, wire, sizeof wire),
+    FAILS(cinch_encode("linear8", CINCH_LAYOUT_CHUNK, wire, 4, CINCH_F32, 0, wire, sizeof wire, NULL),
           CINCH_ERROR_INVALID_ARGUMENT, "overlap");
-    FAILS(cinch_encode("linear8", CINCH_LAYOUT_CHUNK, data, 4, CINCH_F64, 0, wire, sizeof wire),
+    FAILS(cinch_encode("linear8", CINCH_LAYOUT_CHUNK, data, 4, CINCH_F64, 0, wire, sizeof wire, NULL),
           CINCH_ERROR_UNSUPPORTED, "not f64");
-    FAILS(cinch_decode("linear8", CINCH_LAYOUT_CHUNK, wire, sizeof wire, NULL, 4, CINCH_F32),
+    FAILS(cinch_decode("linear8", CINCH_LAYOUT_CHUNK, wire, sizeof wire, NULL, 4, CINCH_F32, NULL),
           CINCH_ERROR_INVALID_ARGUMENT, "dst is NULL");
-    OK(cinch_encode("linear8", CINCH_LAYOUT_CHUNK, NULL, 0, CINCH_F32, 0, NULL, 0));
-    OK(cinch_decode("linear8", CINCH_LAYOUT_CHUNK, NULL, 0, NULL, 0, CINCH_F32));
+    OK(cinch_encode("linear8", CINCH_LAYOUT_CHUNK, NULL, 0, CINCH_F32, 0, NULL, 0, NULL));
+    OK(cinch_decode("linear8", CINCH_LAYOUT_CHUNK, NULL, 0, NULL, 0, CINCH_F32, NULL));
 }
 
 int main(void) {

@@ -1083,6 +1083,11 @@ cinch_result_t cinch_wire_count(const char *codec,
  *
  * `draw` matters to codecs that round at random (`minmax4:seed=1`): calls with the same seed and
  * the same `draw` draw the same numbers, so count it up from call to call.
+ *
+ * Both in host memory: `stream` is NULL. Both in memory of one GPU: the work is queued on `stream`, a
+ * `cudaStream_t` or `CUstream` of that GPU (NULL is its default stream), gives the same bytes, and may be
+ * captured; elements are aligned as their type is, chunks to 16 bytes. The first such call in a
+ * process loads kernels. Scales of whole arrays (`tensor=K`) are for host memory.
  */
 cinch_result_t cinch_encode(const char *codec,
                             cinch_layout_t layout,
@@ -1091,12 +1096,16 @@ cinch_result_t cinch_encode(const char *codec,
                             cinch_dtype_t dtype,
                             uint64_t draw,
                             void *wire,
-                            size_t wire_bytes);
+                            size_t wire_bytes,
+                            void *stream);
 
 /**
  * Decodes the first `count` elements of the `wire_bytes` bytes at `wire` into `dst`, as type f32,
  * f16 or bf16. A published layout must hold exactly so many. The two do not overlap; `dst` is
  * written on success only.
+ *
+ * In host memory or in that of one GPU, as `cinch_encode`. A message with a header that lies on a
+ * GPU is not looked at by the call: if it is not one of so many elements, they become NaN.
  */
 cinch_result_t cinch_decode(const char *codec,
                             cinch_layout_t layout,
@@ -1104,7 +1113,27 @@ cinch_result_t cinch_decode(const char *codec,
                             size_t wire_bytes,
                             void *dst,
                             size_t count,
-                            cinch_dtype_t dtype);
+                            cinch_dtype_t dtype,
+                            void *stream);
+
+/**
+ * Copies `count` elements of type f32, f16 or bf16 from host memory to that of a GPU, or back, packed
+ * by `codec` on the way: what arrives is what the codec makes of them. With `trunc16` half of the
+ * bytes of f32 cross the bus. Exactly one of `src` and `dst` is memory of a GPU. The host's part is
+ * done by up to 8 threads of their own; any host memory will do, pinned or not.
+ *
+ * Begins behind the work that `stream` has, a stream of that GPU, which goes on behind the copy. The
+ * call returns when the host array may be used again: towards the GPU when it has been read, as a
+ * `cudaMemcpyAsync` from memory that is not pinned does; towards the host when it is complete. So
+ * it cannot be captured. `draw` is that of `cinch_encode`. After an error `dst` is undefined.
+ */
+cinch_result_t cinch_copy(const char *codec,
+                          const void *src,
+                          void *dst,
+                          size_t count,
+                          cinch_dtype_t dtype,
+                          uint64_t draw,
+                          void *stream);
 
 /**
  * Copies this rank's residuals of error feedback (`cinch_call_t.feedback`) to `buffer`, to be

@@ -18,6 +18,7 @@ const UNSAFE: &[&str] = &[
     // The tool queues calls on device memory, and calls the library that it compares with.
     "bin/cinch/bench/gpu/device.rs",
     "bin/cinch/bench/gpu/peer.rs",
+    "bin/cinch/arrays.rs",
 ];
 
 fn root() -> &'static Path {

@@ -1,11 +1,14 @@
-//! Encoding and decoding of whole arrays, without a communicator.
+//! Encoding and decoding of whole arrays, without a communicator, on the host or where they are on a
+//! GPU; and packed copies between the two.
 
+use super::device;
 use super::error::cinch_result_t;
 use super::handle::{check_out, store};
 use super::text;
 use super::types::{self, dtype_number};
 use crate::codec::{Layout, StandAlone};
 use crate::config::Config;
+use crate::engine::gpu::stand_alone;
 use crate::error::{Error, ErrorKind, Result};
 use crate::reduce::Reducer;
 use crate::simd::{Isa, Tile};
@@ -59,6 +62,8 @@ pub unsafe extern "C" fn cinch_wire_count(
         // SAFETY: NULL or text, by the documented contract.
         let codec = unsafe { build(codec, layout) }?;
         check_out("count", count)?;
+        check_extent("wire", wire, wire_bytes)?;
+        device::refuse("wire", wire.addr(), "copy its header to the host")?;
         // SAFETY: readable for `wire_bytes`, by the documented contract.
         let wire = unsafe { input("wire", wire, wire_bytes) }?;
         let held = codec.count(wire)?;
@@ -73,6 +78,11 @@ pub unsafe extern "C" fn cinch_wire_count(
 ///
 /// `draw` matters to codecs that round at random (`minmax4:seed=1`): calls with the same seed and
 /// the same `draw` draw the same numbers, so count it up from call to call.
+///
+/// Both in host memory: `stream` is NULL. Both in memory of one GPU: the work is queued on `stream`, a
+/// `cudaStream_t` or `CUstream` of that GPU (NULL is its default stream), gives the same bytes, and may be
+/// captured; elements are aligned as their type is, chunks to 16 bytes. The first such call in a
+/// process loads kernels. Scales of whole arrays (`tensor=K`) are for host memory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cinch_encode(
     codec: *const c_char,
@@ -83,11 +93,26 @@ pub unsafe extern "C" fn cinch_encode(
     draw: u64,
     wire: *mut c_void,
     wire_bytes: usize,
+    stream: *mut c_void,
 ) -> cinch_result_t {
     guard!("cinch_encode", {
         // SAFETY: NULL or text, by the documented contract.
-        let codec = unsafe { build(codec, layout) }?;
+        let spec = unsafe { spec_of(codec) }?;
+        let layout = layout_of(layout)?;
         let elements = Elements::new(count, dtype)?;
+        check_extent("src", src, elements.bytes)?;
+        check_extent("wire", wire, wire_bytes)?;
+        let both = [
+            ("src", src.addr(), elements.bytes),
+            ("wire", wire.addr(), wire_bytes),
+        ];
+        if let Some(gpu) = device::gpu_of(&both, stream)? {
+            let at = (wire.addr() as u64, wire_bytes);
+            let elements = elements.on_device(src.addr());
+            // SAFETY: memory of that GPU and a live stream, by the documented contract.
+            return unsafe { gpu.encode(spec, layout, elements, draw, at, stream) };
+        }
+        let codec = StandAlone::new(spec, layout, Isa::detect())?;
         let codec = on_threads(codec, count)?;
         // SAFETY: readable for `count` elements, and writable for `wire_bytes`, by the
         // documented contract.
@@ -105,6 +130,9 @@ pub unsafe extern "C" fn cinch_encode(
 /// Decodes the first `count` elements of the `wire_bytes` bytes at `wire` into `dst`, as type f32,
 /// f16 or bf16. A published layout must hold exactly so many. The two do not overlap; `dst` is
 /// written on success only.
+///
+/// In host memory or in that of one GPU, as `cinch_encode`. A message with a header that lies on a
+/// GPU is not looked at by the call: if it is not one of so many elements, they become NaN.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cinch_decode(
     codec: *const c_char,
@@ -114,11 +142,26 @@ pub unsafe extern "C" fn cinch_decode(
     dst: *mut c_void,
     count: usize,
     dtype: dtype_number,
+    stream: *mut c_void,
 ) -> cinch_result_t {
     guard!("cinch_decode", {
         // SAFETY: NULL or text, by the documented contract.
-        let codec = unsafe { build(codec, layout) }?;
+        let spec = unsafe { spec_of(codec) }?;
+        let layout = layout_of(layout)?;
         let elements = Elements::new(count, dtype)?;
+        check_extent("wire", wire, wire_bytes)?;
+        check_extent("dst", dst, elements.bytes)?;
+        let both = [
+            ("wire", wire.addr(), wire_bytes),
+            ("dst", dst.addr(), elements.bytes),
+        ];
+        if let Some(gpu) = device::gpu_of(&both, stream)? {
+            let at = (wire.addr() as u64, wire_bytes);
+            let elements = elements.on_device(dst.addr());
+            // SAFETY: memory of that GPU and a live stream, by the documented contract.
+            return unsafe { gpu.decode(spec, layout, at, elements, stream) };
+        }
+        let codec = StandAlone::new(spec, layout, Isa::detect())?;
         let codec = on_threads(codec, count)?;
         // SAFETY: readable for `wire_bytes`, and writable for `count` elements, by the
         // documented contract.
@@ -131,25 +174,65 @@ pub unsafe extern "C" fn cinch_decode(
     })
 }
 
+/// Copies `count` elements of type f32, f16 or bf16 from host memory to that of a GPU, or back, packed
+/// by `codec` on the way: what arrives is what the codec makes of them. With `trunc16` half of the
+/// bytes of f32 cross the bus. Exactly one of `src` and `dst` is memory of a GPU. The host's part is
+/// done by up to 8 threads of their own; any host memory will do, pinned or not.
+///
+/// Begins behind the work that `stream` has, a stream of that GPU, which goes on behind the copy. The
+/// call returns when the host array may be used again: towards the GPU when it has been read, as a
+/// `cudaMemcpyAsync` from memory that is not pinned does; towards the host when it is complete. So
+/// it cannot be captured. `draw` is that of `cinch_encode`. After an error `dst` is undefined.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cinch_copy(
+    codec: *const c_char,
+    src: *const c_void,
+    dst: *mut c_void,
+    count: usize,
+    dtype: dtype_number,
+    draw: u64,
+    stream: *mut c_void,
+) -> cinch_result_t {
+    guard!("cinch_copy", {
+        // SAFETY: NULL or text, by the documented contract.
+        let spec = unsafe { spec_of(codec) }?;
+        let elements = Elements::new(count, dtype)?;
+        let bytes = elements.bytes;
+        check_extent("src", src, bytes)?;
+        check_extent("dst", dst, bytes)?;
+        // SAFETY: memory of so many bytes, on the host or on a GPU, and a live stream, by the
+        // documented contract.
+        unsafe { device::copy(spec, elements.dtype, draw, src, dst, bytes, stream) }
+    })
+}
+
 /// The codec with this name and layout.
 ///
 /// # Safety
 /// `codec` is NULL or readable up to its NUL.
 unsafe fn build(codec: *const c_char, layout: layout_number) -> Result<StandAlone> {
     // SAFETY: as ours.
+    let spec = unsafe { spec_of(codec) }?;
+    StandAlone::new(spec, layout_of(layout)?, Isa::detect())
+}
+
+/// # Safety
+/// `codec` is NULL or readable up to its NUL.
+unsafe fn spec_of(codec: *const c_char) -> Result<CodecSpec> {
+    // SAFETY: as ours.
     let text = unsafe { text::read(codec, "codec") }?;
     let text = text.ok_or_else(|| Error::invalid_argument("codec is NULL"))?;
-    let spec: CodecSpec = text.parse()?;
-    let layout = match layout {
-        0 => Layout::Chunk,
-        1 => Layout::Published,
-        _ => {
-            return Err(Error::invalid_argument(format!(
-                "layout {layout} is none; there are 0 and 1"
-            )));
-        }
-    };
-    StandAlone::new(spec, layout, Isa::detect())
+    text.parse()
+}
+
+fn layout_of(layout: layout_number) -> Result<Layout> {
+    match layout {
+        0 => Ok(Layout::Chunk),
+        1 => Ok(Layout::Published),
+        _ => Err(Error::invalid_argument(format!(
+            "layout {layout} is none; there are 0 and 1"
+        ))),
+    }
 }
 
 /// The codec on as many threads as the settings say. They are read for arrays alone that can be
@@ -193,6 +276,14 @@ impl Elements {
             dtype,
             bytes: count * dtype.size(),
         })
+    }
+
+    fn on_device(&self, address: usize) -> stand_alone::Elements {
+        stand_alone::Elements {
+            address: address as u64,
+            count: self.count,
+            dtype: self.dtype,
+        }
     }
 
     /// Hands `use_them` the elements as fp32: where they are, or widened.

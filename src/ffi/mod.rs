@@ -17,6 +17,7 @@ mod codec;
 mod collectives;
 mod comm;
 mod config;
+mod device;
 mod error;
 mod feedback;
 mod group;

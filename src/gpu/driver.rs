@@ -18,6 +18,9 @@ pub struct Driver {
     pub(super) modules: kernels::Cache,
 }
 
+/// The driver's library.
+const LIBRARY: &CStr = c"libcuda.so.1";
+
 impl Driver {
     /// The driver of this machine, loaded by the first call of the process; later calls return
     /// what the first one found.
@@ -28,8 +31,15 @@ impl Driver {
     pub fn load() -> Result<Arc<Driver>> {
         static DRIVER: OnceLock<Result<Arc<Driver>>> = OnceLock::new();
         DRIVER
-            .get_or_init(|| Driver::with(Box::new(Loaded::open(c"libcuda.so.1")?)))
+            .get_or_init(|| Driver::with(Box::new(Loaded::open(LIBRARY)?)))
             .clone()
+    }
+
+    /// The driver of this machine, if anybody in this process uses it: where nobody does, nothing is
+    /// in a GPU's memory, and asking is not worth starting it.
+    pub fn in_use() -> Option<Arc<Driver>> {
+        let open = Loaded::is_open(LIBRARY);
+        open.then(Driver::load).and_then(Result::ok)
     }
 
     /// The driver behind `api`.

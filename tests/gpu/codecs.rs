@@ -245,7 +245,7 @@ fn random(spec: CodecSpec) -> Random {
     Random::new(spec.seed.into(), 11, 0)
 }
 
-fn both_nan(dtype: DType, a: &[u8], b: &[u8]) -> bool {
+pub fn both_nan(dtype: DType, a: &[u8], b: &[u8]) -> bool {
     let is_nan = |bytes: &[u8]| {
         let mut value = [0f32];
         widen(dtype, Isa::Scalar, bytes, &mut value);
@@ -304,7 +304,7 @@ fn tails(setup: &Setup, kind: &str) -> Verdict {
 }
 
 /// Values of a few magnitudes around a random one; rarely any bits at all.
-fn mixture(rng: &mut Rng, n: usize) -> Vec<f32> {
+pub fn mixture(rng: &mut Rng, n: usize) -> Vec<f32> {
     let scale = 2f32.powi(rng.below(60) as i32 - 40);
     let wild = rng.below(4) == 0;
     let one = |_| match rng.below(if wild { 64 } else { 16 }) {

@@ -3,12 +3,13 @@
 
 use crate::case::{Case, Done, Values};
 use crate::cover::Rng;
-use crate::harness::{Check, Setup, Stop, Verdict};
+use crate::harness::{Check, Setup, Stop, Verdict, ensure};
 use crate::options::Options;
 use crate::world::World;
 use cinch::comm::Call;
+use cinch::gpu::{CaptureMode, Graph};
 use cinch::plan::Limits;
-use cinch::testing::Pattern;
+use cinch::testing::{Pattern, gaussian};
 use cinch::types::TransportKind;
 use cinch::{CodecSpec, Collective, DType, ReduceOp, schedule};
 
@@ -52,7 +53,53 @@ pub fn checks(options: &Options) -> Vec<Check> {
         let check = Check::new(name, gpus, move |setup| compare(setup, nranks, gpus));
         check.within(options.either(60, 240)).also_on_host()
     };
-    worlds.into_iter().map(check).collect()
+    let mut checks: Vec<Check> = worlds.into_iter().map(check).collect();
+    checks.push(Check::new("coded/replays-draw-anew", 1, replays_draw_anew));
+    checks
+}
+
+/// A graph's replays have the number of one call, and yet draw other numbers each, alike for all
+/// ranks.
+fn replays_draw_anew(setup: &Setup) -> Verdict {
+    const COUNT: usize = 20_000;
+    let world = World::new(setup, 2, 1);
+    let arenas = world.arenas(8 * COUNT + 512)?;
+    let mut call = Call::new(Collective::AllReduce, DType::F32, COUNT);
+    call.codec = "minmax1:seed=3".parse().ok();
+    let outputs = world.run(|comm| {
+        let arena = &arenas[comm.rank()];
+        let number =
+            |at: usize| gaussian((at + comm.rank() * COUNT) as u64 * 0x9e37_79b9_7f4a_7c15);
+        let bytes: Vec<u8> = (0..COUNT)
+            .flat_map(|at| (number(at) as f32).to_le_bytes())
+            .collect();
+        arena.write(0, &bytes)?;
+        let stream = arena.stream()?;
+        let output = (4 * COUNT).next_multiple_of(256);
+        let graph = Graph::capture(stream, CaptureMode::Relaxed, |stream| {
+            let buffers = arena.buffers((0, 4 * COUNT), (output, 4 * COUNT), stream)?;
+            comm.call_on(&call, buffers).map(drop)
+        })?;
+        let mut replays = Vec::new();
+        for _ in 0..4 {
+            graph.launch(stream)?;
+            arena.wait(comm)?;
+            let mut found = vec![0; 4 * COUNT];
+            arena.read(output, &mut found)?;
+            replays.push(found);
+        }
+        Ok(replays)
+    })?;
+    for replay in 0..4 {
+        ensure(outputs[0][replay] == outputs[1][replay], || {
+            format!("replay {replay}: the ranks have other bits")
+        })?;
+        ensure(
+            replay == 0 || outputs[0][replay] != outputs[0][replay - 1],
+            || format!("replay {replay} drew what the one before drew"),
+        )?;
+    }
+    Ok("4 replays".into())
 }
 
 /// Every codec with every type and algorithm, among random other choices.

@@ -7,6 +7,7 @@
 //! Without a driver or without kernels every check is skipped, with the reason.
 
 mod arena;
+mod arrays;
 mod case;
 mod codecs;
 mod coded;
@@ -49,6 +50,7 @@ fn checks(options: &Options) -> Vec<Check> {
     let mut all = Vec::new();
     all.extend(collectives::checks(options));
     all.extend(codecs::checks(options));
+    all.extend(arrays::checks(options));
     all.extend(coded::checks(options));
     all.extend(models::checks(options));
     all.extend(factors::checks());

@@ -124,16 +124,40 @@ impl StandAlone {
         }
         let mut stats = EncodeStats::default();
         match &self.form {
-            Form::Chunk(codec) => {
-                let kept = self.spec.kind.has_tensor_scale()
-                    && matches!(self.spec.scale, ScaleRule::Tensor { .. });
-                let scale = kept.then(|| abs_max(self.isa, x).0);
-                let span = Span::whole(x.len()).drawing(random);
-                codec.encode(span, x, scale, to, Some(&mut stats));
-            }
+            Form::Chunk(codec) => self.chunk(&**codec, x, random, to, Some(&mut stats)),
             Form::Published(layout) => layout.encode(x, random, to, &mut stats),
         }
         Ok(stats)
+    }
+
+    /// The same of a part of an array that draws these numbers, without a look at what it holds.
+    ///
+    /// # Errors
+    /// As [`StandAlone::encode`].
+    pub fn encode_drawing(&self, x: &[f32], random: Random, to: &mut [u8]) -> Result<()> {
+        let bytes = self.bytes(x.len());
+        let to = self
+            .room(to.len(), bytes, x.len())
+            .map(|()| &mut to[..bytes])?;
+        match &self.form {
+            Form::Chunk(codec) => self.chunk(&**codec, x, random, to, None),
+            Form::Published(layout) => layout.encode(x, random, to, &mut EncodeStats::default()),
+        }
+        Ok(())
+    }
+
+    fn chunk(
+        &self,
+        codec: &dyn Codec,
+        x: &[f32],
+        random: Random,
+        to: &mut [u8],
+        stats: Option<&mut EncodeStats>,
+    ) {
+        let kept = self.spec.kind.has_tensor_scale()
+            && matches!(self.spec.scale, ScaleRule::Tensor { .. });
+        let scale = kept.then(|| abs_max(self.isa, x).0);
+        codec.encode(Span::whole(x.len()).drawing(random), x, scale, to, stats);
     }
 
     /// Decodes `y.len()` elements from the first [`StandAlone::bytes`] of `from`.

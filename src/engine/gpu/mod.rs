@@ -9,10 +9,12 @@
 pub mod abi;
 mod blobs;
 pub mod device;
+pub mod host_copy;
 pub mod kernels;
 mod launch;
 mod order;
 pub mod pack;
+pub mod stand_alone;
 mod watchdog;
 mod wiring;
 

@@ -53,6 +53,16 @@ impl Loaded {
         })
     }
 
+    /// Whether somebody in this process has opened `library` already.
+    pub fn is_open(library: &CStr) -> bool {
+        let flags = libc::RTLD_NOW | libc::RTLD_NOLOAD;
+        // SAFETY: the name is a C string; nothing is loaded, only counted, and given back.
+        unsafe {
+            let handle = libc::dlopen(library.as_ptr(), flags);
+            !handle.is_null() && libc::dlclose(handle) == 0
+        }
+    }
+
     pub(super) fn functions(&self) -> &Functions {
         &self.functions
     }

@@ -1,0 +1,145 @@
+// Enough of CUDA for a plain C++ compiler to run a kernel, a block at a time: each thread is a fiber,
+// and what threads do together (shuffles, barriers) hands over to the next one until all are there.
+// Arithmetic takes the paths for the host, which are those of the device bit for bit.
+#pragma once
+
+#include <stdint.h>
+#include <string.h>
+#include <ucontext.h>
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#define __CUDACC__ 1
+#define __host__
+#define __device__
+#define __global__
+#define __forceinline__ inline __attribute__((always_inline))
+#define __noinline__ __attribute__((noinline))
+#define __grid_constant__
+#define __launch_bounds__(...)
+// Blocks run one after the other.
+#define __shared__ static
+
+struct alignas(16) uint4 {
+  uint32_t x, y, z, w;
+};
+struct alignas(8) uint2 {
+  uint32_t x, y;
+};
+struct alignas(16) float4 {
+  float x, y, z, w;
+};
+inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
+inline uint2 make_uint2(uint32_t x, uint32_t y) { return {x, y}; }
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+
+struct Dim3 {
+  uint32_t x;
+};
+inline Dim3 threadIdx, blockIdx, blockDim, gridDim;
+
+inline double __dadd_rn(double a, double b) { return a + b; }
+inline double __fma_rn(double a, double b, double c) { return __builtin_fma(a, b, c); }
+
+// A block of threads, all on the caller's thread.
+class Block {
+ public:
+  static constexpr uint32_t STACK = 256 << 10;
+
+  Block(uint32_t threads, std::function<void()> kernel)
+      : kernel_(std::move(kernel)), fibers_(threads), left_(threads) {
+    current_ = this;
+    blockDim.x = threads;
+    for (uint32_t i = 0; i < threads; ++i) {
+      Fiber &fiber = fibers_[i];
+      fiber.stack.reset(new char[STACK]);
+      getcontext(&fiber.context);
+      fiber.context.uc_stack.ss_sp = fiber.stack.get();
+      fiber.context.uc_stack.ss_size = STACK;
+      fiber.context.uc_link = &home_;
+      makecontext(&fiber.context, &Block::enter, 0);
+    }
+  }
+
+  // Runs all threads to their ends.
+  void run() {
+    while (left_ > 0) {
+      for (at_ = 0; at_ < fibers_.size(); ++at_) {
+        if (fibers_[at_].done) continue;
+        threadIdx.x = at_;
+        swapcontext(&home_, &fibers_[at_].context);
+      }
+    }
+  }
+
+  static Block &current() { return *current_; }
+
+  // Waits for all threads, or for those of the warp.
+  void meet_all() { meet(all_, (uint32_t)fibers_.size()); }
+  void meet_warp() { meet(warps_[at_ / 32], 32); }
+
+  template <class T>
+  T shuffle_xor(T value, uint32_t lanes) {
+    memcpy(fibers_[at_].said, &value, sizeof(value));
+    meet_warp();
+    T other;
+    memcpy(&other, fibers_[at_ ^ lanes].said, sizeof(other));
+    // Nobody says the next value before all have heard this one.
+    meet_warp();
+    return other;
+  }
+
+ private:
+  struct Fiber {
+    ucontext_t context;
+    std::unique_ptr<char[]> stack;
+    bool done = false;
+    char said[8];
+  };
+  struct Meeting {
+    uint32_t arrived = 0;
+    uint64_t round = 0;
+  };
+
+  static void enter() {
+    Block &block = current();
+    block.kernel_();
+    block.fibers_[block.at_].done = true;
+    --block.left_;
+  }
+
+  void meet(Meeting &meeting, uint32_t threads) {
+    const uint64_t round = meeting.round;
+    if (++meeting.arrived == threads) {
+      meeting.arrived = 0;
+      ++meeting.round;
+    }
+    while (meeting.round == round) {
+      const uint32_t own = at_;
+      swapcontext(&fibers_[own].context, &home_);
+    }
+  }
+
+  static inline Block *current_;
+  std::function<void()> kernel_;
+  std::vector<Fiber> fibers_;
+  ucontext_t home_;
+  uint32_t at_ = 0, left_;
+  Meeting all_, warps_[32];
+};
+
+template <class T>
+T __shfl_xor_sync(uint32_t, T value, uint32_t lanes) {
+  return Block::current().shuffle_xor(value, lanes);
+}
+inline void __syncwarp() { Block::current().meet_warp(); }
+inline void __syncthreads() { Block::current().meet_all(); }
+
+// Runs a kernel, block after block.
+template <class Kernel>
+void launch(uint32_t blocks, uint32_t threads, Kernel &&kernel) {
+  gridDim.x = blocks;
+  for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x) Block(threads, kernel).run();
+}

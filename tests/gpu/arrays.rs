@@ -1,0 +1,449 @@
+//! Whole arrays on a GPU: stand-alone encoding and decoding in both layouts, at any alignment, and
+//! packed copies, byte for byte what the host makes of the same elements.
+
+#![allow(unsafe_code)] // kernels are queued on addresses
+
+use crate::arena::{PATIENCE, context};
+use crate::codecs::{both_nan, mixture};
+use crate::cover::Rng;
+use crate::harness::{Check, Setup, Stop, Verdict, ensure};
+use crate::options::Options;
+use cinch::codec::{Layout, StandAlone};
+use cinch::engine::gpu::host_copy::HostCopier;
+use cinch::engine::gpu::stand_alone::{CodecKernels, DeviceCodec, Elements};
+use cinch::gpu::{CaptureMode, DeviceMemory, Graph, Stream};
+use cinch::reduce::{narrow, widen};
+use cinch::simd::Isa;
+use cinch::types::{CodecKind, CodecSpec, ScaleRule};
+use cinch::{DType, ErrorKind, Result};
+use std::sync::Arc;
+
+const TYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
+/// What lies around arrays.
+const AROUND: u8 = 0xee;
+/// Bytes of it before and behind an array; arrays may begin up to 15 later.
+const MARGIN: usize = 64;
+const PUBLISHED: [&str; 11] = [
+    "minmax1",
+    "minmax2",
+    "minmax4",
+    "minmax8",
+    "minmax1:seed=2",
+    "minmax2:seed=9",
+    "minmax4:seed=7",
+    "minmax8:seed=3",
+    "trunc8",
+    "trunc16",
+    "trunc24",
+];
+
+pub fn checks(options: &Options) -> Vec<Check> {
+    let limit = options.either(60, 240);
+    vec![
+        Check::new("arrays/chunks", 1, chunks).within(limit),
+        Check::new("arrays/published", 1, published).within(limit),
+        Check::new("arrays/messages-that-lie", 1, lies),
+        Check::new("arrays/refusals", 1, refusals),
+        Check::new("arrays/graph", 1, graph),
+        Check::new("arrays/copies", 1, copies).within(limit),
+        Check::new("sanitize/arrays", 1, sanitized).within(280),
+    ]
+}
+
+/// What a GPU encodes, with its parameters.
+fn specs() -> Vec<CodecSpec> {
+    let kept =
+        |spec: &CodecSpec| spec.kind.has_scale() && matches!(spec.scale, ScaleRule::Tensor { .. });
+    let mut all = CodecSpec::samples();
+    all.retain(|spec| !kept(spec));
+    all
+}
+
+/// Memory for one array and its encoding.
+struct Bench {
+    kernels: Arc<CodecKernels>,
+    stream: Stream,
+    wire: DeviceMemory,
+    elements: DeviceMemory,
+}
+
+impl Bench {
+    fn new(most: usize) -> Result<Bench> {
+        let context = context(0)?;
+        Ok(Bench {
+            kernels: Arc::new(CodecKernels::new(&context)?),
+            stream: Stream::new(&context)?,
+            wire: DeviceMemory::new(&context, 5 * most + 4096)?,
+            elements: DeviceMemory::new(&context, 4 * most + 4096)?,
+        })
+    }
+
+    /// Bytes of `memory` from the margin on, after `fill` bytes were put at `at` into what is
+    /// around them.
+    fn put(&self, memory: &DeviceMemory, at: usize, bytes: &[u8], room: usize) -> Result<()> {
+        let mut all = vec![AROUND; at + room + MARGIN];
+        all[at..at + bytes.len()].copy_from_slice(bytes);
+        memory.write(0, &all, &self.stream, PATIENCE)
+    }
+
+    /// An array, of which nothing around was written.
+    fn take(
+        &self,
+        memory: &DeviceMemory,
+        at: usize,
+        bytes: usize,
+    ) -> std::result::Result<Vec<u8>, Stop> {
+        let mut all = vec![0; at + bytes + MARGIN];
+        memory.read(0, &mut all, &self.stream, PATIENCE)?;
+        let outside = all[..at].iter().chain(&all[at + bytes..]);
+        ensure(outside.copied().all(|byte| byte == AROUND), || {
+            "something beside the array was written".into()
+        })?;
+        Ok(all[at..at + bytes].to_vec())
+    }
+
+    /// Encodes `values` as `dtype` and back on both sides, at these distances from an alignment
+    /// of 16 bytes.
+    fn check(
+        &self,
+        spec: CodecSpec,
+        layout: Layout,
+        dtype: DType,
+        values: &[f32],
+        (wire_at, element_at): (usize, usize),
+    ) -> std::result::Result<(), Stop> {
+        let (n, size) = (values.len(), dtype.size());
+        let (wire_at, at) = (MARGIN + wire_at, MARGIN + element_at * size);
+        let what = || format!("{spec} {layout:?} of {n} {dtype} at {wire_at} and {at}");
+        let mut bytes = vec![0; n * size];
+        narrow(dtype, Isa::Scalar, values, &mut bytes);
+        let mut values = vec![0f32; n];
+        widen(dtype, Isa::Scalar, &bytes, &mut values);
+        let host = StandAlone::new(spec, layout, Isa::Scalar)?;
+        let device = DeviceCodec::new(&self.kernels, spec, layout)?;
+        let need = host.bytes(n);
+        ensure(device.bytes(n) == need, || {
+            format!("{}: other sizes", what())
+        })?;
+        let mut wire = vec![0; need];
+        host.encode(&values, n as u64, &mut wire)?;
+
+        let elements = Elements {
+            address: self.elements.address() + at as u64,
+            count: n,
+            dtype,
+        };
+        let place = (self.wire.address() + wire_at as u64, need);
+        self.put(&self.elements, at, &bytes, bytes.len())?;
+        self.put(&self.wire, wire_at, &[], need)?;
+        // SAFETY: memory of this bench, and every use of it is waited for.
+        unsafe { device.encode(elements, n as u64, place, &self.stream)? };
+        let found = self.take(&self.wire, wire_at, need)?;
+        if let Some(byte) = (0..need).find(|&byte| wire[byte] != found[byte]) {
+            return Stop::wrong(format!(
+                "{}: byte {byte} of {need} is {:#04x}, on the host {:#04x}",
+                what(),
+                found[byte],
+                wire[byte]
+            ));
+        }
+
+        let mut decoded = vec![0f32; n];
+        host.decode(&wire, &mut decoded)?;
+        let mut expected = vec![0; n * size];
+        narrow(dtype, Isa::Scalar, &decoded, &mut expected);
+        self.put(&self.elements, at, &[], bytes.len())?;
+        // SAFETY: as above.
+        unsafe { device.decode(place, elements, &self.stream)? };
+        let found = self.take(&self.elements, at, bytes.len())?;
+        for element in 0..n {
+            let range = element * size..(element + 1) * size;
+            let (got, wanted) = (&found[range.clone()], &expected[range]);
+            if got != wanted && !both_nan(dtype, got, wanted) {
+                return Stop::wrong(format!(
+                    "{}: element {element} decodes to {got:02x?}, on the host to {wanted:02x?}",
+                    what()
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn chunks(setup: &Setup) -> Verdict {
+    let mut rng = Rng::new(setup.options.seed ^ 0xa1);
+    let most = 300_000;
+    let bench = Bench::new(most)?;
+    let mut ran = 0;
+    for spec in specs() {
+        for n in [0, 1, 15, 17, 255, 513, 4097, 40_003, most] {
+            for dtype in TYPES {
+                for element_at in [0, 1] {
+                    let values = mixture(&mut rng, n);
+                    bench.check(spec, Layout::Chunk, dtype, &values, (0, element_at))?;
+                    ran += 1;
+                }
+            }
+        }
+    }
+    Ok(format!("{ran} arrays"))
+}
+
+fn published(setup: &Setup) -> Verdict {
+    let mut rng = Rng::new(setup.options.seed ^ 0xa2);
+    let most = 300_000;
+    let bench = Bench::new(most)?;
+    let mut ran = 0;
+    for text in PUBLISHED {
+        let spec: CodecSpec = text.parse()?;
+        for n in (0..40).chain([255, 256, 257, 4097, 70_001, most]) {
+            let dtype = rng.pick(&TYPES);
+            for wire_at in [0, 1, 2, 3, 6, 10] {
+                let values = mixture(&mut rng, n);
+                let at = (wire_at, n % 3);
+                bench.check(spec, Layout::Published, dtype, &values, at)?;
+                ran += 1;
+            }
+        }
+        let mut poisoned = mixture(&mut rng, 5000);
+        poisoned[4321] = f32::NEG_INFINITY;
+        bench.check(spec, Layout::Published, DType::F32, &poisoned, (0, 0))?;
+    }
+    Ok(format!("{ran} arrays"))
+}
+
+/// A header that is not that of so many elements in this width makes them NaN.
+fn lies(_: &Setup) -> Verdict {
+    let bench = Bench::new(1000)?;
+    let n = 333;
+    let spec: CodecSpec = "minmax2".parse()?;
+    let host = StandAlone::new(spec, Layout::Published, Isa::Scalar)?;
+    let device = DeviceCodec::new(&bench.kernels, spec, Layout::Published)?;
+    let values: Vec<f32> = (0..n).map(|i| i as f32).collect();
+    let mut wire = vec![0; host.bytes(n)];
+    host.encode(&values, 0, &mut wire)?;
+    let nan = f32::NAN.to_le_bytes();
+    let lies: [(usize, u8); 4] = [(0, 4), (1, 0), (1, 255), (5, nan[3])];
+    for (number, (at, byte)) in lies.into_iter().enumerate() {
+        let mut wire = wire.clone();
+        wire[at] = byte;
+        if at == 5 {
+            wire[2..6].copy_from_slice(&nan);
+        }
+        bench.put(&bench.wire, MARGIN, &wire, wire.len())?;
+        bench.put(&bench.elements, MARGIN, &[], 4 * n)?;
+        let place = (bench.wire.address() + MARGIN as u64, wire.len());
+        let elements = Elements {
+            address: bench.elements.address() + MARGIN as u64,
+            count: n,
+            dtype: DType::F32,
+        };
+        // SAFETY: memory of the bench, and every use of it is waited for.
+        unsafe { device.decode(place, elements, &bench.stream)? };
+        let found = bench.take(&bench.elements, MARGIN, 4 * n)?;
+        let all = found
+            .chunks_exact(4)
+            .all(|four| f32::from_le_bytes([four[0], four[1], four[2], four[3]]).is_nan());
+        ensure(all, || format!("lie {number} was believed"))?;
+    }
+    Ok(format!("{} lies", lies.len()))
+}
+
+fn refusals(_: &Setup) -> Verdict {
+    let bench = Bench::new(1000)?;
+    let mut count = 0;
+    let mut refuses = |done: Result<()>, kind: ErrorKind, word: &str| {
+        count += 1;
+        match done {
+            Err(error) if error.kind() == kind && error.message().contains(word) => Ok(()),
+            other => Stop::wrong(format!("expected {kind:?} with {word:?}: {other:?}")),
+        }
+    };
+    let new =
+        |text: &str, layout| DeviceCodec::new(&bench.kernels, text.parse::<CodecSpec>()?, layout);
+    let unsupported = ErrorKind::Unsupported;
+    refuses(
+        new("linear8:tensor=1", Layout::Chunk).map(drop),
+        unsupported,
+        "block=B",
+    )?;
+    refuses(
+        new("linear8", Layout::Published).map(drop),
+        unsupported,
+        "published",
+    )?;
+    let codec = new("minmax4", Layout::Chunk)?;
+    let (wire, address) = (bench.wire.address(), bench.elements.address());
+    let wrong = ErrorKind::InvalidArgument;
+    for (at, element, dtype, room, kind, word) in [
+        (wire, address, DType::F32, 10, wrong, "bytes when encoded"),
+        (wire + 8, address, DType::F32, 4000, wrong, "aligned to 16"),
+        (wire, address + 2, DType::F32, 4000, wrong, "aligned to 4"),
+        (wire, address, DType::I32, 4000, unsupported, "i32"),
+        (address + 16, address, DType::F32, 4000, wrong, "overlap"),
+    ] {
+        let elements = Elements {
+            address: element,
+            count: 1000,
+            dtype,
+        };
+        // SAFETY: refused before anything uses them, which is what is tested.
+        unsafe {
+            let stream = &bench.stream;
+            refuses(codec.encode(elements, 0, (at, room), stream), kind, word)?;
+            refuses(codec.decode((at, room), elements, stream), kind, word)?;
+        }
+    }
+    let copier = HostCopier::new(bench.kernels.context(), 2, PATIENCE)?;
+    let host = vec![0u8; 4000];
+    let spec: CodecSpec = "trunc16".parse()?;
+    Graph::capture(&bench.stream, CaptureMode::Relaxed, |stream| {
+        // SAFETY: as above.
+        let done = unsafe { copier.to_device(spec, DType::F32, 0, &host, address, stream) };
+        refuses(done, ErrorKind::InvalidUsage, "captured")
+            .map_err(|_| cinch::Error::internal("a captured copy was not refused"))
+    })?;
+    Ok(format!("{count} refusals"))
+}
+
+/// Captured calls give in each replay what the elements are then.
+fn graph(setup: &Setup) -> Verdict {
+    let mut rng = Rng::new(setup.options.seed ^ 0xa3);
+    let n = 10_000;
+    let bench = Bench::new(n)?;
+    for (text, layout) in [("minmax4", Layout::Published), ("dynamic8", Layout::Chunk)] {
+        let spec: CodecSpec = text.parse()?;
+        let host = StandAlone::new(spec, layout, Isa::Scalar)?;
+        let device = DeviceCodec::new(&bench.kernels, spec, layout)?;
+        let elements = Elements {
+            address: bench.elements.address(),
+            count: n,
+            dtype: DType::F32,
+        };
+        let place = (bench.wire.address(), host.bytes(n));
+        let graph = Graph::capture(&bench.stream, CaptureMode::Relaxed, |stream| {
+            // SAFETY: memory of the bench, which outlives the graph; replays are waited for.
+            unsafe { device.encode(elements, 0, place, stream) }
+        })?;
+        for _ in 0..3 {
+            let values = mixture(&mut rng, n);
+            let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+            bench.elements.write(0, &bytes, &bench.stream, PATIENCE)?;
+            graph.launch(&bench.stream)?;
+            bench.stream.wait(PATIENCE)?;
+            let (mut found, mut wire) = (vec![0; host.bytes(n)], vec![0; host.bytes(n)]);
+            bench.wire.read(0, &mut found, &bench.stream, PATIENCE)?;
+            host.encode(&values, 0, &mut wire)?;
+            ensure(found == wire, || {
+                format!("{text}: a replay gave other bytes")
+            })?;
+        }
+    }
+    Ok("6 replays".into())
+}
+
+fn copies(setup: &Setup) -> Verdict {
+    let mut rng = Rng::new(setup.options.seed ^ 0xa4);
+    let most = setup.options.either(3_000_000, 20_000_000);
+    let bench = Bench::new(most)?;
+    let (stream, memory) = (&bench.stream, &bench.elements);
+    let mut ran = 0;
+    for workers in [1, 3, 0] {
+        let copier = HostCopier::new(bench.kernels.context(), workers, PATIENCE)?;
+        for spec in specs() {
+            for dtype in TYPES {
+                let size = dtype.size();
+                // Sizes within a piece, at its ends, and of several turns of all workers.
+                let n = rng.pick(&[1, 1000, 262_143, 262_144, 262_145, most / 2, most]);
+                let n = if spec.kind == CodecKind::Trunc16 {
+                    n
+                } else {
+                    n.min(700_001)
+                };
+                let values = mixture(&mut rng, n);
+                // One byte off: host memory may have any alignment.
+                let mut host = vec![0u8; n * size + 1];
+                narrow(dtype, Isa::Scalar, &values, &mut host[1..]);
+                let mut exact = vec![0f32; n];
+                widen(dtype, Isa::Scalar, &host[1..], &mut exact);
+                let (draw, what) = (ran as u64, || format!("{spec} of {n} {dtype}"));
+                let expected = passed(spec, dtype, &exact, draw)?;
+                let at = memory.address() + 16;
+                memory.fill(AROUND, stream)?;
+                // SAFETY: memory of the bench, and every use of it is waited for.
+                unsafe { copier.to_device(spec, dtype, draw, &host[1..], at, stream)? };
+                // The host's array may be used again.
+                host.fill(AROUND);
+                let mut there = vec![0; n * size + 32];
+                memory.read(0, &mut there, stream, PATIENCE)?;
+                let (before, rest) = there.split_at(16);
+                let (found, behind) = rest.split_at(n * size);
+                ensure(before.iter().chain(behind).all(|&b| b == AROUND), || {
+                    format!("{}: bytes beside the array were written", what())
+                })?;
+                same(dtype, found, &expected).map_err(|stop| stop.context(what()))?;
+
+                // Back, of other elements: those that are there are their own image already.
+                let mut bytes = vec![0; n * size];
+                narrow(dtype, Isa::Scalar, &exact, &mut bytes);
+                memory.write(16, &bytes, stream, PATIENCE)?;
+                // SAFETY: as above.
+                unsafe { copier.to_host(spec, dtype, draw, at, &mut host[1..], stream)? };
+                ensure(host[0] == AROUND, || format!("{}: wrote before", what()))?;
+                same(dtype, &host[1..], &expected).map_err(|stop| stop.context(what()))?;
+                ran += 1;
+            }
+        }
+    }
+    Ok(format!("{ran} copies there and back"))
+}
+
+/// What elements are after a codec, on the host.
+fn passed(
+    spec: CodecSpec,
+    dtype: DType,
+    values: &[f32],
+    draw: u64,
+) -> std::result::Result<Vec<u8>, Stop> {
+    let host = StandAlone::new(spec, Layout::Chunk, Isa::detect())?;
+    let mut wire = vec![0; host.bytes(values.len())];
+    host.encode(values, draw, &mut wire)?;
+    let mut decoded = vec![0f32; values.len()];
+    host.decode(&wire, &mut decoded)?;
+    let mut bytes = vec![0; values.len() * dtype.size()];
+    narrow(dtype, Isa::Scalar, &decoded, &mut bytes);
+    Ok(bytes)
+}
+
+fn same(dtype: DType, found: &[u8], expected: &[u8]) -> std::result::Result<(), Stop> {
+    let size = dtype.size();
+    let pairs = found.chunks_exact(size).zip(expected.chunks_exact(size));
+    for (at, (found, expected)) in pairs.enumerate() {
+        if found != expected && !both_nan(dtype, found, expected) {
+            let text = format!("element {at} is {found:02x?}, expected {expected:02x?}");
+            return Stop::wrong(text);
+        }
+    }
+    Ok(())
+}
+
+/// What compute-sanitizer runs; see scripts/test-gpu.
+fn sanitized(_: &Setup) -> Verdict {
+    let mut rng = Rng::new(2);
+    let bench = Bench::new(10_000)?;
+    let mut ran = 0;
+    for text in PUBLISHED {
+        for n in [1, 37, 4999] {
+            let values = mixture(&mut rng, n);
+            bench.check(
+                text.parse()?,
+                Layout::Published,
+                DType::F32,
+                &values,
+                (3, 1),
+            )?;
+            ran += 1;
+        }
+    }
+    Ok(format!("{ran} arrays"))
+}
