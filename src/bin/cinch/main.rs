@@ -3,6 +3,8 @@
 //! Exit codes: 0, all well; 1, a wrong value or ranks with different bits; 2, options that cannot
 //! be; 3, a failure on the way. `cinch run` returns the first failing rank's code.
 
+#[allow(unsafe_code)]
+mod arrays;
 mod bench;
 mod codecs;
 mod gpus;
@@ -53,6 +55,11 @@ enum Command {
     Info(InfoOptions),
     /// List codecs; with --table, their errors beside published figures
     Codecs(CodecsOptions),
+    /// Measure codecs on arrays of a GPU, and packed copies between it and the host
+    ///
+    /// Bandwidths stand beside those of a plain copy in the same run. Exit code 1: elements that
+    /// differ from what the host makes of them.
+    Arrays(arrays::ArraysOptions),
     /// Predict the speed-up of training; without options, the published model and its figures
     ///
     /// With --layers and costs: which codec pays at which rank count.
@@ -93,6 +100,7 @@ fn main() -> ExitCode {
         Command::Bench(options) => config().and_then(|config| bench::main(&options, config)),
         Command::Info(options) => config().and_then(|config| info(&options, config)),
         Command::Codecs(options) => codecs(&options),
+        Command::Arrays(options) => arrays::main(&options, &mut io::stdout().lock()),
         Command::Predict(options) => predict::main(&options, &mut io::stdout().lock()).map(|()| 0),
     };
     match code {

@@ -278,7 +278,7 @@ fn parse_datatypes(text: &str) -> Result<Types, String> {
     })
 }
 
-fn parse_datatype(text: &str) -> Result<DType, String> {
+pub fn parse_datatype(text: &str) -> Result<DType, String> {
     // nccl-tests' names are understood as well.
     let name = match text {
         "int8" => "i8",

@@ -1,0 +1,349 @@
+//! `cinch arrays`: how fast codecs are on arrays in a GPU's memory, and packed copies between it and
+//! the host, beside plain copies in the same run.
+
+use super::bench::options::{parse_datatype, parse_size};
+use super::{FAILURE, USAGE, WRONG};
+use cinch::codec::{KERNEL_CODECS, Layout, StandAlone};
+use cinch::engine::gpu::host_copy::HostCopier;
+use cinch::engine::gpu::stand_alone::{CodecKernels, DeviceCodec, Elements};
+use cinch::gpu::{Context, Device, DeviceMemory, Driver, Event, PinnedMemory, Stream};
+use cinch::reduce::{narrow, widen};
+use cinch::simd::Isa;
+use cinch::testing::gaussian;
+use cinch::{CodecSpec, DType, Error, Result};
+use std::io::Write;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long anything may take.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Elements that are random before they repeat.
+const PERIOD: usize = 1 << 20;
+/// Turns of which the median counts.
+const TURNS: usize = 7;
+/// Launches between two events.
+const LAUNCHES: usize = 5;
+
+#[derive(clap::Args)]
+pub struct ArraysOptions {
+    /// Bytes of elements
+    #[arg(short = 'b', long, value_name = "BYTES", value_parser = parse_size, default_value = "256M")]
+    bytes: usize,
+    /// Codecs of device memory; all unless named
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    codec: Vec<String>,
+    /// Codecs of packed copies
+    #[arg(
+        long,
+        value_name = "LIST",
+        value_delimiter = ',',
+        default_value = "trunc16,trunc24"
+    )]
+    copy: Vec<String>,
+    /// Element types: f32, f16, bf16
+    #[arg(
+        short = 'd',
+        long,
+        value_name = "LIST",
+        value_delimiter = ',',
+        default_value = "f32,bf16"
+    )]
+    datatype: Vec<String>,
+    /// Threads that pack; 0: as many as there are cores, 8 at most
+    #[arg(long, default_value_t = 0)]
+    threads: usize,
+    /// GPU
+    #[arg(long, default_value_t = 0)]
+    gpu: u32,
+}
+
+type Outcome<T> = std::result::Result<T, (i32, String)>;
+
+/// Prints both tables.
+///
+/// # Errors
+/// A code and a sentence: options that cannot be, failures, wrong elements.
+pub fn main(options: &ArraysOptions, out: &mut dyn Write) -> Outcome<i32> {
+    let bad = |error: Error| (USAGE, error.to_string());
+    let types: Vec<DType> = options
+        .datatype
+        .iter()
+        .map(|name| parse_datatype(name).map_err(|sentence| (USAGE, sentence)))
+        .collect::<Outcome<_>>()?;
+    let parse = |texts: &[String]| -> Outcome<Vec<CodecSpec>> {
+        texts.iter().map(|text| text.parse().map_err(bad)).collect()
+    };
+    let mut codecs = parse(&options.codec)?;
+    if codecs.is_empty() {
+        codecs = KERNEL_CODECS.map(CodecSpec::of).into();
+    }
+    let copies = parse(&options.copy)?;
+    let failed = |error: Error| (FAILURE, error.to_string());
+    let bench = Bench::new(options).map_err(failed)?;
+    let told = |error: std::io::Error| (FAILURE, error.to_string());
+    let mut wrong = 0;
+    let heads = "codec            type   wire%   encode GB/s  of copy   decode GB/s  of copy";
+    writeln!(
+        out,
+        "# {}, {} bytes of elements; bytes read and written a second, of copy: beside a copy in \
+         device memory\n{heads}",
+        bench.context.device(),
+        options.bytes
+    )
+    .map_err(told)?;
+    for &dtype in &types {
+        let values = bench.fill(dtype).map_err(failed)?;
+        for &spec in &codecs {
+            let row = bench.device_row(spec, dtype, &values).map_err(failed)?;
+            wrong += usize::from(!row.right);
+            writeln!(
+                out,
+                "{:<16} {:<5} {:>6.1} {:>12.0} {:>8.2} {:>13.0} {:>8.2}{}",
+                spec.to_string(),
+                dtype.to_string(),
+                row.wire_percent,
+                row.encode / 1e9,
+                row.encode / row.copy,
+                row.decode / 1e9,
+                row.decode / row.copy,
+                if row.right { "" } else { "  WRONG" }
+            )
+            .map_err(told)?;
+        }
+    }
+    let heads = "codec            type   to GPU GB/s  of plain   to host GB/s  of plain";
+    writeln!(
+        out,
+        "# packed copies by {} threads on {} cores; bytes of elements a second, of plain: beside a \
+         copy from and to pinned memory\n{heads}",
+        bench.threads,
+        std::thread::available_parallelism().map_or(1, usize::from)
+    )
+    .map_err(told)?;
+    for &dtype in &types {
+        let values = bench.fill(dtype).map_err(failed)?;
+        for &spec in &copies {
+            let row = bench.copy_row(spec, dtype, &values).map_err(failed)?;
+            wrong += usize::from(!row.right);
+            writeln!(
+                out,
+                "{:<16} {:<5} {:>12.2} {:>9.2} {:>14.2} {:>9.2}{}",
+                spec.to_string(),
+                dtype.to_string(),
+                row.there / 1e9,
+                row.there / row.plain_there,
+                row.back / 1e9,
+                row.back / row.plain_back,
+                if row.right { "" } else { "  WRONG" }
+            )
+            .map_err(told)?;
+        }
+    }
+    Ok(if wrong > 0 { WRONG } else { 0 })
+}
+
+struct Bench {
+    context: Arc<Context>,
+    kernels: Arc<CodecKernels>,
+    copier: HostCopier,
+    stream: Stream,
+    /// Twice the elements, so that one half may be copied onto the other.
+    elements: DeviceMemory,
+    wire: DeviceMemory,
+    pinned: PinnedMemory,
+    marks: [Event; 2],
+    bytes: usize,
+    threads: usize,
+}
+
+struct DeviceRow {
+    wire_percent: f64,
+    /// Bytes a second, read and written.
+    encode: f64,
+    decode: f64,
+    copy: f64,
+    right: bool,
+}
+
+struct CopyRow {
+    /// Bytes of elements a second.
+    there: f64,
+    back: f64,
+    plain_there: f64,
+    plain_back: f64,
+    right: bool,
+}
+
+impl Bench {
+    fn new(options: &ArraysOptions) -> Result<Bench> {
+        let context = Context::primary(&Device::at(&Driver::load()?, options.gpu)?)?;
+        let bytes = options.bytes.max(4096).next_multiple_of(4096);
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        Ok(Bench {
+            kernels: Arc::new(CodecKernels::new(&context)?),
+            copier: HostCopier::new(&context, options.threads, PATIENCE)?,
+            stream: Stream::new(&context)?,
+            elements: DeviceMemory::new(&context, 2 * bytes)?,
+            // 8-bit codes of 16-bit elements, or 3 bytes of each.
+            wire: DeviceMemory::new(&context, 2 * bytes)?,
+            pinned: PinnedMemory::new(&context, bytes)?,
+            marks: [Event::timed(&context)?, Event::timed(&context)?],
+            bytes,
+            threads: match options.threads {
+                0 => cores.min(8),
+                some => some,
+            },
+            context,
+        })
+    }
+
+    /// Gaussian elements throughout device memory; the first period of them.
+    fn fill(&self, dtype: DType) -> Result<Vec<f32>> {
+        let count = PERIOD.min(self.bytes / dtype.size());
+        let mut values: Vec<f32> = (0..count as u64)
+            .map(|at| gaussian((at + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)) as f32)
+            .collect();
+        let mut bytes = vec![0; count * dtype.size()];
+        narrow(dtype, Isa::Scalar, &values, &mut bytes);
+        widen(dtype, Isa::Scalar, &bytes, &mut values);
+        self.elements.write(0, &bytes, &self.stream, PATIENCE)?;
+        self.elements.repeat(bytes.len(), &self.stream)?;
+        self.stream.wait(PATIENCE)?;
+        Ok(values)
+    }
+
+    /// Seconds of one of several launches, on the GPU's clock.
+    fn seconds(&self, mut launch: impl FnMut() -> Result<()>) -> Result<f64> {
+        self.marks[0].record(&self.stream)?;
+        for _ in 0..LAUNCHES {
+            launch()?;
+        }
+        self.marks[1].record(&self.stream)?;
+        self.stream.wait(PATIENCE)?;
+        Ok(self.marks[1].since(&self.marks[0])? / LAUNCHES as f64)
+    }
+
+    fn device_row(&self, spec: CodecSpec, dtype: DType, values: &[f32]) -> Result<DeviceRow> {
+        let codec = DeviceCodec::new(&self.kernels, spec, Layout::Chunk)?;
+        let count = self.bytes / dtype.size();
+        let wire = codec.bytes(count);
+        let from = Elements {
+            address: self.elements.address(),
+            count,
+            dtype,
+        };
+        let to = Elements {
+            address: self.elements.address() + self.bytes as u64,
+            ..from
+        };
+        let place = (self.wire.address(), self.wire.bytes());
+        let (mut encodes, mut decodes, mut copies) = (Vec::new(), Vec::new(), Vec::new());
+        // In turns, so that the clocks of the GPU are the same for all.
+        for turn in 0..TURNS + 1 {
+            // SAFETY: memory of this bench, every use of which `seconds` waits for.
+            let (encode, decode) = unsafe {
+                (
+                    self.seconds(|| codec.encode(from, 0, place, &self.stream))?,
+                    self.seconds(|| codec.decode(place, to, &self.stream))?,
+                )
+            };
+            let copy = self.seconds(|| self.elements.repeat(self.bytes, &self.stream))?;
+            // The first turn warms up.
+            if turn > 0 {
+                encodes.push(encode);
+                decodes.push(decode);
+                copies.push(copy);
+            }
+        }
+        // SAFETY: as above. The copies went over what was decoded.
+        unsafe { codec.decode(place, to, &self.stream)? };
+        let mut found = vec![0; values.len() * dtype.size()];
+        self.elements
+            .read(self.bytes, &mut found, &self.stream, PATIENCE)?;
+        let moved = (self.bytes + wire) as f64;
+        Ok(DeviceRow {
+            wire_percent: 100.0 * wire as f64 / self.bytes as f64,
+            encode: moved / median(encodes),
+            decode: moved / median(decodes),
+            copy: 2.0 * self.bytes as f64 / median(copies),
+            right: found == image(spec, dtype, values)?,
+        })
+    }
+
+    fn copy_row(&self, spec: CodecSpec, dtype: DType, values: &[f32]) -> Result<CopyRow> {
+        let mut host = vec![0u8; self.bytes];
+        self.elements.read(0, &mut host, &self.stream, PATIENCE)?;
+        let address = self.elements.address();
+        let (mut there, mut back, mut plain_there, mut plain_back) =
+            (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let mut right = true;
+        for turn in 0..TURNS + 1 {
+            let begin = Instant::now();
+            // SAFETY: memory of this bench, every use of which is waited for.
+            unsafe {
+                let stream = &self.stream;
+                self.copier
+                    .to_device(spec, dtype, 0, &host, address, stream)?;
+            }
+            self.stream.wait(PATIENCE)?;
+            let to_gpu = begin.elapsed();
+            if turn == 0 {
+                let expected = image(spec, dtype, values)?;
+                let mut found = vec![0; expected.len()];
+                self.elements.read(0, &mut found, &self.stream, PATIENCE)?;
+                right = found == expected;
+            }
+            let begin = Instant::now();
+            // SAFETY: as above.
+            unsafe {
+                let stream = &self.stream;
+                self.copier
+                    .to_host(spec, dtype, 0, address, &mut host, stream)?;
+            }
+            let to_host = begin.elapsed();
+            // SAFETY: pinned memory of so many bytes, which nothing else uses.
+            let pinned =
+                unsafe { std::slice::from_raw_parts_mut(self.pinned.host().as_ptr(), self.bytes) };
+            let begin = Instant::now();
+            self.elements
+                .write(self.bytes, pinned, &self.stream, PATIENCE)?;
+            let plain_to_gpu = begin.elapsed();
+            let begin = Instant::now();
+            self.elements
+                .read(self.bytes, pinned, &self.stream, PATIENCE)?;
+            let plain_to_host = begin.elapsed();
+            if turn == 0 {
+                continue;
+            }
+            there.push(to_gpu.as_secs_f64());
+            back.push(to_host.as_secs_f64());
+            plain_there.push(plain_to_gpu.as_secs_f64());
+            plain_back.push(plain_to_host.as_secs_f64());
+        }
+        let rate = |seconds| self.bytes as f64 / median(seconds);
+        Ok(CopyRow {
+            there: rate(there),
+            back: rate(back),
+            plain_there: rate(plain_there),
+            plain_back: rate(plain_back),
+            right,
+        })
+    }
+}
+
+/// What the first elements are after a codec, on the host; whole blocks of them.
+fn image(spec: CodecSpec, dtype: DType, values: &[f32]) -> Result<Vec<u8>> {
+    let host = StandAlone::new(spec, Layout::Chunk, Isa::detect())?;
+    let mut wire = vec![0; host.bytes(values.len())];
+    host.encode(values, 0, &mut wire)?;
+    let mut decoded = vec![0f32; values.len()];
+    host.decode(&wire, &mut decoded)?;
+    let mut bytes = vec![0; values.len() * dtype.size()];
+    narrow(dtype, Isa::Scalar, &decoded, &mut bytes);
+    Ok(bytes)
+}
+
+fn median(mut seconds: Vec<f64>) -> f64 {
+    seconds.sort_by(f64::total_cmp);
+    seconds[seconds.len() / 2]
+}
