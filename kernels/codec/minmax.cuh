@@ -149,9 +149,10 @@ struct MinMaxFormat : std::conditional<BITS == 4, FewBits<4>, AnyBits>::type {
 
 #if defined(__CUDACC__)
   static __device__ __forceinline__ void conclude(uint32_t log2_block, Summary &summary) {
-    const auto low = [](float a, float b) { return smaller_of(a, b); };
-    const auto high = [](float a, float b) { return larger_of(a, b); };
-    summary = {joined(summary.low, log2_block, low), joined(summary.high, log2_block, high)};
+    join_lanes(log2_block, [&](uint32_t lanes) {
+      summary.low = smaller_of(summary.low, from_lane(summary.low, lanes));
+      summary.high = larger_of(summary.high, from_lane(summary.high, lanes));
+    });
   }
 #endif
 

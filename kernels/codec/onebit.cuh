@@ -39,10 +39,10 @@ struct OneBitFormat : FewBits<1> {
   }
 
   static __device__ __forceinline__ void conclude(uint32_t log2_block, Summary &summary) {
-    const auto join = [](float a, float b) { return larger_magnitude(a, b); };
-    const auto sum = [](uint32_t a, uint32_t b) { return a + b; };
-    summary.most = joined(summary.most, log2_block, join);
-    summary.negative = joined(summary.negative, log2_block, sum);
+    join_lanes(log2_block, [&](uint32_t lanes) {
+      summary.most = larger_magnitude(summary.most, from_lane(summary.most, lanes));
+      summary.negative += from_lane(summary.negative, lanes);
+    });
     if (log2_block >= LOG2_TILE) {
       summary.above = folded(summary.above), summary.below = folded(summary.below);
     }

@@ -64,8 +64,9 @@ struct Scaled : WholeBytes<1> {
   }
 #if defined(__CUDACC__)
   static __device__ __forceinline__ void conclude(uint32_t log2_block, Summary &largest) {
-    const auto join = [](float a, float b) { return larger_magnitude(a, b); };
-    largest = joined(largest, log2_block, join);
+    join_lanes(log2_block, [&](uint32_t lanes) {
+      largest = larger_magnitude(largest, from_lane(largest, lanes));
+    });
   }
 #endif
 

@@ -43,8 +43,9 @@ struct TernGradFormat : FewBits<2> {
   }
 
   static __device__ __forceinline__ void conclude(uint32_t log2_block, Summary &summary) {
-    const auto join = [](float a, float b) { return larger_magnitude(a, b); };
-    summary.most = joined(summary.most, log2_block, join);
+    join_lanes(log2_block, [&](uint32_t lanes) {
+      summary.most = larger_magnitude(summary.most, from_lane(summary.most, lanes));
+    });
     if (log2_block >= LOG2_TILE) summary.sum = folded(summary.sum);
   }
 #endif

@@ -14,16 +14,21 @@ namespace cinch {
 constexpr uint32_t TILE = 512;
 constexpr uint32_t LOG2_TILE = 9;
 
-// Joins what the lanes of each block have, as far as the tile goes: all of them get the result.
-// `join` does not mind the order.
-template <class T, class Join>
-__device__ __forceinline__ T joined(T own, uint32_t log2_block, Join &&join) {
+// The value of the lane whose number differs in the bits of `lanes`.
+template <class T>
+__device__ __forceinline__ T from_lane(T own, uint32_t lanes) {
+  return __shfl_xor_sync(~0u, own, lanes);
+}
+
+// Calls join(lanes) for the distances at which the lanes of each block, as far as the tile goes,
+// join what they have, so that all of them get the whole: by operations that do not mind the order.
+template <class Join>
+__device__ __forceinline__ void join_lanes(uint32_t log2_block, Join &&join) {
   CINCH_UNROLL
   for (uint32_t level = 0; level < 5; ++level) {
     // The same for all lanes: no lane waits for one that has gone another way.
-    if (log2_block >= 5 + level) own = join(own, __shfl_xor_sync(~0u, own, 1u << level));
+    if (log2_block >= 5 + level) join(1u << level);
   }
-  return own;
 }
 
 // 32 partial sums of a block in the order of src/codec/blocked/sums.rs, of which lane p has number
