@@ -14,12 +14,11 @@ struct OneBitFormat : FewBits<1> {
   struct Summary {
     float most;  // the largest magnitude; not finite if an element is not
     uint32_t negative;
-    double above;
-    double below;
+    double sum[2];  // of those from 0 up, and below
   };
 
   static CINCH_HD void prepare() {}
-  static CINCH_HD Summary nothing() { return {0, 0, 0, 0}; }
+  static CINCH_HD Summary nothing() { return {0, 0, {0, 0}}; }
 
 #if defined(__CUDACC__)
   static __device__ __forceinline__ void look(const float (&x)[16], uint32_t, uint32_t log2_block,
@@ -27,14 +26,9 @@ struct OneBitFormat : FewBits<1> {
     summary.most = larger_magnitude(summary.most, largest_of(x));
     CINCH_UNROLL
     for (int k = 0; k < 16; ++k) summary.negative += x[k] < 0 ? 1 : 0;
-    const Rows rows(x);
-    add_rows(log2_block, summary.above, [&](uint32_t row, double part) {
-      const float one = rows.at(row);
-      return __dadd_rn(part, one < 0 ? 0.0f : one);
-    });
-    add_rows(log2_block, summary.below, [&](uint32_t row, double part) {
-      const float one = rows.at(row);
-      return __dadd_rn(part, one < 0 ? one : 0.0f);
+    add_rows(x, log2_block, summary.sum, [](float one, double(&part)[2]) {
+      part[0] = __dadd_rn(part[0], one < 0 ? 0.0f : one);
+      part[1] = __dadd_rn(part[1], one < 0 ? one : 0.0f);
     });
   }
 
@@ -44,7 +38,7 @@ struct OneBitFormat : FewBits<1> {
       summary.negative += from_lane(summary.negative, lanes);
     });
     if (log2_block >= LOG2_TILE) {
-      summary.above = folded(summary.above), summary.below = folded(summary.below);
+      summary.sum[0] = folded(summary.sum[0]), summary.sum[1] = folded(summary.sum[1]);
     }
   }
 #endif
@@ -56,8 +50,8 @@ struct OneBitFormat : FewBits<1> {
       number[0] = number[1] = float_of(QUIET_NAN);
       return;
     }
-    number[0] = mean(summary.above, count - summary.negative);
-    number[1] = mean(summary.below, summary.negative);
+    number[0] = mean(summary.sum[0], count - summary.negative);
+    number[1] = mean(summary.sum[1], summary.negative);
     codes = packed([&](int k) { return x[k] >= 0 ? 1u : 0u; });
   }
 

@@ -7,12 +7,6 @@
 
 namespace cinch {
 
-// The largest magnitude of a block, not finite if an element is not, and a sum of its elements.
-struct WideSummary {
-  float most;
-  double sum;
-};
-
 CINCH_HD double divide_wide(double a, double b) {
 #if defined(__CUDA_ARCH__)
   return __ddiv_rn(a, b);
@@ -24,21 +18,21 @@ CINCH_HD double divide_wide(double a, double b) {
 struct TernGradFormat : FewBits<2> {
   static constexpr int numbers = 1;
   static constexpr bool draws = true;
-  // The sum is of squares.
-  using Summary = WideSummary;
+  struct Summary {
+    float most;  // the largest magnitude; not finite if an element is not
+    double squares[1];
+  };
 
   static CINCH_HD void prepare() {}
-  static CINCH_HD Summary nothing() { return {0, 0}; }
+  static CINCH_HD Summary nothing() { return {0, {0}}; }
 
 #if defined(__CUDACC__)
   static __device__ __forceinline__ void look(const float (&x)[16], uint32_t, uint32_t log2_block,
                                               Summary &summary) {
     summary.most = larger_magnitude(summary.most, largest_of(x));
-    const Rows rows(x);
-    add_rows(log2_block, summary.sum, [&](uint32_t row, double part) {
+    add_rows(x, log2_block, summary.squares, [](double one, double(&part)[1]) {
       // fp64 holds the square exactly.
-      const double one = rows.at(row);
-      return __fma_rn(one, one, part);
+      part[0] = __fma_rn(one, one, part[0]);
     });
   }
 
@@ -46,7 +40,7 @@ struct TernGradFormat : FewBits<2> {
     join_lanes(log2_block, [&](uint32_t lanes) {
       summary.most = larger_magnitude(summary.most, from_lane(summary.most, lanes));
     });
-    if (log2_block >= LOG2_TILE) summary.sum = folded(summary.sum);
+    if (log2_block >= LOG2_TILE) summary.squares[0] = folded(summary.squares[0]);
   }
 #endif
 
@@ -56,7 +50,7 @@ struct TernGradFormat : FewBits<2> {
     codes = no_codes();
     number[0] = float_of(QUIET_NAN);
     if (!is_finite(summary.most)) return;
-    const double deviation = root(divide_wide(summary.sum, (double)count));
+    const double deviation = root(divide_wide(summary.squares[0], (double)count));
     const float clip = (float)(2.5 * deviation);
     const float scale = summary.most < clip ? summary.most : clip;
     number[0] = scale;

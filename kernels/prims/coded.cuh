@@ -64,12 +64,12 @@ class CodedSimple {
   // A stage: of a send SEND_TILES tiles; else two tiles, and two bundles of BUNDLE images each.
   static constexpr uint32_t IMAGE_BYTES = Images<C>::BYTES;
   static constexpr uint32_t SEND_TILES = 2 * STAGE_DEPTH;
-  static constexpr uint32_t BUNDLE =
-      C::code_bits <= 8 ? 2 * STAGE_DEPTH : C::code_bits <= 16 ? STAGE_DEPTH : 1;
   static constexpr uint32_t BUNDLES = 2 * Tiles::BYTES;  // where they begin
-  static_assert(SEND_TILES * Tiles::BYTES <= STAGE_BYTES &&
-                    BUNDLES + 2 * BUNDLE * IMAGE_BYTES <= STAGE_BYTES,
-                "what the host launches with");
+  static constexpr uint32_t ROOM = (STAGE_BYTES - BUNDLES) / (2 * IMAGE_BYTES);
+  static constexpr uint32_t WANTED = C::code_bits <= 8 ? 2 * STAGE_DEPTH : STAGE_DEPTH;
+  // Where shared memory is short, the widest codes have no room, and are not fetched ahead.
+  static constexpr uint32_t BUNDLE = ROOM == 0 ? 1 : WANTED < ROOM ? WANTED : ROOM;
+  static_assert(SEND_TILES * Tiles::BYTES <= STAGE_BYTES, "what the host launches with");
 
   // Whether whole tiles of the chunk may take the loops below, which know the usual cases only:
   // aligned buffers, blocks within a tile, contributions as they are, averages over a power of two.
@@ -77,7 +77,7 @@ class CodedSimple {
     const bool averages = job.is_final() && (work_.flags & CINCH_AVERAGE);
     const bool usual = job.op == CINCH_SEND || job.op == CINCH_RECV ||
                        (job.sums() && job.own != CINCH_OWN_CODED);
-    return usual && job.aligned && tile_elements() == WARP_TILE &&
+    return usual && (job.nrecv == 0 || ROOM > 0) && job.aligned && tile_elements() == WARP_TILE &&
            (!C::scaled || codec_.block() != 0) && !(work_.flags & CINCH_PREMULTIPLY) &&
            !(averages && (job.nrecv == 0 || (nranks_ & (nranks_ - 1)) != 0));
   }

@@ -41,15 +41,15 @@ float most_of(const float *x, uint64_t n) {
   return most;
 }
 
-WideSummary summary_of(const float *x, uint64_t n, TernGradFormat *) {
-  return {most_of(x, n), wide_sum(x, n, [](double one) { return one * one; })};
+TernGradFormat::Summary summary_of(const float *x, uint64_t n, TernGradFormat *) {
+  return {most_of(x, n), {wide_sum(x, n, [](double one) { return one * one; })}};
 }
 
 OneBitFormat::Summary summary_of(const float *x, uint64_t n, OneBitFormat *) {
-  OneBitFormat::Summary summary = {most_of(x, n), 0, 0, 0};
+  OneBitFormat::Summary summary = {most_of(x, n), 0, {0, 0}};
   for (uint64_t i = 0; i < n; ++i) summary.negative += x[i] < 0 ? 1 : 0;
-  summary.above = wide_sum(x, n, [](float one) { return one < 0 ? 0.0f : one; });
-  summary.below = wide_sum(x, n, [](float one) { return one < 0 ? one : 0.0f; });
+  summary.sum[0] = wide_sum(x, n, [](float one) { return one < 0 ? 0.0f : one; });
+  summary.sum[1] = wide_sum(x, n, [](float one) { return one < 0 ? one : 0.0f; });
   return summary;
 }
 
