@@ -1,7 +1,7 @@
 //! The table of settings.
 
 use super::Config;
-use crate::types::{Algorithm, CodecChoice, Protocol, TransportKind};
+use crate::types::{Algorithm, CodecChoice, CodecSpec, LevelCodecs, Protocol, TransportKind};
 use std::time::Duration;
 
 /// One setting.
@@ -202,23 +202,34 @@ pub const KNOBS: &[Knob] = &[
     },
     Knob {
         name: "CINCH_CODEC",
-        range: "[auto:]NAME[:block=B][:tensor=K][:offset=E][:seed=S][:tau=T], see `cinch codecs`",
+        range: "[auto:]NAME[:block=B][:tensor=K][:offset=E][:seed=S][:tau=T], see `cinch codecs`; or \
+                intra=NAME...,inter=NAME...",
         help: "codec of calls that name none and admit it: sums and averages of f16, bf16, f32; \
                with auto only where measured costs say that it pays",
         apply: |config, text| {
-            let choice: CodecChoice = text
-                .trim()
-                .parse()
-                .map_err(|error: crate::Error| error.message().to_string())?;
-            (config.codec, config.codec_auto) = (choice.spec, choice.auto);
+            let message = |error: crate::Error| error.message().to_string();
+            let choice = match LevelCodecs::names_levels(text) {
+                false => text.trim().parse().map_err(message)?,
+                true => CodecChoice {
+                    spec: CodecSpec::RAW,
+                    auto: false,
+                },
+            };
+            let codecs = match LevelCodecs::names_levels(text) {
+                false => LevelCodecs::of(choice.spec),
+                true => text.parse().map_err(message)?,
+            };
+            (config.codec, config.codec_auto) = (codecs.inter, choice.auto);
+            config.codec_intra = (codecs.intra != codecs.inter).then_some(codecs.intra);
             Ok(())
         },
-        show: |config| {
-            CodecChoice {
+        show: |config| match config.codec_intra {
+            Some(_) => config.codecs().to_string(),
+            None => CodecChoice {
                 spec: config.codec,
                 auto: config.codec_auto,
             }
-            .to_string()
+            .to_string(),
         },
     },
     Knob {

@@ -9,7 +9,7 @@ pub use knobs::{KNOBS, Knob};
 pub use launch::{LAUNCHER_VARIABLES, launcher_environment};
 
 use crate::error::{Error, Result};
-use crate::types::{Algorithm, CodecSpec, DeviceChoice, Protocol, TransportKind};
+use crate::types::{Algorithm, CodecSpec, DeviceChoice, LevelCodecs, Protocol, TransportKind};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -41,6 +41,8 @@ pub struct Config {
     pub codec: CodecSpec,
     /// Keeps that codec to the calls where the model of costs says that it pays.
     pub codec_auto: bool,
+    /// Codec of contributions inside a host, where it is another one.
+    pub codec_intra: Option<CodecSpec>,
     /// Below this many bytes of input the default codec stays out: exact is as fast.
     pub codec_min_bytes: usize,
     /// Calls of a group of up to this many bytes each may travel as one; 0: none do.
@@ -103,6 +105,7 @@ impl Default for Config {
             protocol: None,
             codec: CodecSpec::RAW,
             codec_auto: false,
+            codec_intra: None,
             codec_min_bytes: 0,
             fuse_bytes: 64 << 10,
             threads: 1,
@@ -154,6 +157,14 @@ impl Config {
             }
         }
         Ok(config)
+    }
+
+    /// The default codecs of both levels.
+    pub fn codecs(&self) -> LevelCodecs {
+        LevelCodecs {
+            intra: self.codec_intra.unwrap_or(self.codec),
+            inter: self.codec,
+        }
     }
 
     /// Sets one setting by its `CINCH_` name.

@@ -8,6 +8,7 @@ mod codec_spec;
 mod collective;
 mod device;
 mod dtype;
+mod level_codecs;
 mod reduce_op;
 mod signature;
 
@@ -18,5 +19,6 @@ pub use codec_spec::{CodecKind, CodecSpec, DEFAULT_BLOCK, Parameters, ScaleRule}
 pub use collective::{Collective, Extent};
 pub use device::DeviceChoice;
 pub use dtype::{DType, Element};
+pub use level_codecs::LevelCodecs;
 pub use reduce_op::{ReduceOp, Scalar};
 pub use signature::{CallSignature, FORMAT_VERSION, SIGNATURE_WORDS};
