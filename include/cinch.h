@@ -325,6 +325,10 @@ enum cinch_algorithm_t
      * Everyone to the owner of each chunk and back.
      */
     CINCH_ALGORITHM_DIRECT = 5,
+    /**
+     * Inside each host first, then between hosts, then inside again.
+     */
+    CINCH_ALGORITHM_HIERARCHICAL = 6,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L
@@ -554,7 +558,8 @@ typedef struct {
      */
     double l2_norm;
     /**
-     * The codec that ran, with its parameters, as text: `linear8:block=256`.
+     * The codec that ran, with its parameters, as text: `linear8:block=256`; where hosts have one
+     * of their own `intra=raw,inter=linear8:block=256`.
      */
     char codec[64];
     /**

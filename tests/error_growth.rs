@@ -261,7 +261,7 @@ fn encodes(algorithm: Algorithm, nranks: usize) -> Vec<usize> {
         Algorithm::Tree => (0..nranks.ilog2())
             .flat_map(|level| vec![(nranks >> level) - 1; 1 << level])
             .collect(),
-        Algorithm::OneShot => unreachable!("no cell has it"),
+        Algorithm::OneShot | Algorithm::Hierarchical => unreachable!("no cell has it"),
     };
     encodes.push(nranks);
     encodes

@@ -120,6 +120,7 @@ pub(super) mod tests {
             count,
             sequence,
             codec: CodecSpec::RAW,
+            intra: CodecSpec::RAW,
         }
         .words()
     }

@@ -55,7 +55,7 @@ impl Call {
         }
     }
 
-    /// The call with its codec decided and what it ignores zeroed: what ranks must agree on.
+    /// The call with its codecs decided and what it ignores zeroed: what ranks must agree on.
     pub(super) fn request(&self, codec: CodecChoice) -> Request {
         let pair = self.collective == Collective::SendRecv;
         Request {
@@ -75,6 +75,7 @@ impl Call {
             peer: if pair { self.peer } else { 0 },
             codec: codec.spec,
             auto: codec.auto && codec.spec.is_lossy(),
+            intra: codec.intra.unwrap_or(codec.spec),
             algorithm: self.algorithm,
             tensor: self.tensor,
             feedback: self.feedback,

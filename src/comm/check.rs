@@ -194,6 +194,7 @@ pub(super) fn codec(comm: &Communicator, call: &Call) -> Result<CodecChoice> {
             None => Ok(CodecChoice {
                 spec,
                 auto: call.auto,
+                intra: None,
             }),
             Some(why) => Err(Error::invalid_argument(format!(
                 "{} of {}: codec {spec} was asked for, but {why}",
@@ -201,16 +202,19 @@ pub(super) fn codec(comm: &Communicator, call: &Call) -> Result<CodecChoice> {
             ))),
         },
         None => {
-            let spec = comm.config.codec;
+            let codecs = comm.config.codecs().on(comm.info.hosts.count());
             // A default rule speaks for gradients: sums of large float messages.
             let bytes = call.count * call.dtype.size();
             let applies = call.collective.reduces()
                 && bytes >= comm.config.codec_min_bytes
-                && refusal(call, spec).is_none();
+                && [codecs.intra, codecs.inter]
+                    .iter()
+                    .all(|&spec| refusal(call, spec).is_none());
             Ok(match applies {
                 true => CodecChoice {
-                    spec,
+                    spec: codecs.inter,
                     auto: comm.config.codec_auto,
+                    intra: (codecs.intra != codecs.inter).then_some(codecs.intra),
                 },
                 false => CodecSpec::RAW.into(),
             })

@@ -112,6 +112,7 @@ fn message(from: usize, to: usize, bytes: usize) -> Request {
         root: from,
         peer: to,
         codec: CodecSpec::RAW,
+        intra: CodecSpec::RAW,
         auto: false,
         algorithm: None,
         tensor: None,

@@ -12,6 +12,7 @@ use crate::gpu::Context;
 use crate::mem::DeviceBuffers;
 use crate::mem::abi::Protocol;
 use crate::plan::Resident;
+use crate::schedule::Hosts;
 use crate::simd::Isa;
 use crate::sync::Fault;
 use crate::transport::ConnectContext;
@@ -152,6 +153,7 @@ fn info(links: &DeviceLinks) -> CommInfo {
         slot_bytes: fifo.slot_bytes as usize,
         slots: fifo.depth as usize,
         buffer_bytes: links.device_bytes,
+        hosts: Hosts::ONE,
     }
 }
 

@@ -328,6 +328,7 @@ mod tests {
         }
         let all = Report {
             codec: crate::types::CodecSpec::RAW,
+            intra: crate::types::CodecSpec::RAW,
             algorithm: crate::types::Algorithm::Direct,
             transport: None,
             channels: 1,

@@ -6,6 +6,7 @@ use crate::config::{Config, launcher_environment};
 use crate::engine::HostEngine;
 use crate::error::{Error, ErrorKind, Result};
 use crate::plan::Machine;
+use crate::schedule::Hosts;
 use crate::simd::Isa;
 use crate::sync::Fault;
 use crate::sys::log::{self, Level};
@@ -65,10 +66,11 @@ fn log_connected(comm: &Communicator) {
     log::line(
         Level::Info,
         format_args!(
-            "{} of {}: {}; {} slots of {} bytes on {} channels, {} bytes in all; codec {} from {} \
+            "{} of {} on {}: {}; {} slots of {} bytes on {} channels, {} bytes in all; codec {} from {} \
              bytes; algorithm {}",
             comm.peers()[comm.rank()],
             comm.nranks(),
+            comm.info.hosts,
             if counts.is_empty() {
                 "no peers".into()
             } else {
@@ -78,7 +80,7 @@ fn log_connected(comm: &Communicator) {
             comm.info.slot_bytes,
             comm.info.channels,
             comm.info.buffer_bytes,
-            comm.config.codec,
+            comm.config.codecs(),
             comm.config.codec_min_bytes,
             comm.config
                 .algorithm
@@ -142,15 +144,24 @@ fn on_host(
         deadline: Instant::now() + config.init_timeout,
     })
     .inspect_err(|error| exchange.announce(error))?;
-    let machine = machine(exchange, config, links.oversubscribed);
+    let hosts = Hosts::new(exchange.peers().iter().map(|peer| peer.host_id));
+    let machine = machine(&hosts, config, links.oversubscribed);
     let info = CommInfo {
         transports: links.kinds.clone(),
         channels: links.channels,
         slot_bytes: links.slot_bytes,
         slots: links.slots,
         buffer_bytes: links.buffer_bytes,
+        hosts: hosts.clone(),
     };
-    let mut engine = HostEngine::new(links, exchange.clone(), fault.clone(), config, isa, machine);
+    let mut engine = HostEngine::new(
+        links,
+        exchange.clone(),
+        fault.clone(),
+        config,
+        isa,
+        (machine, hosts),
+    );
     if config.codec_auto {
         costs::measure(exchange, config, &mut engine, isa)
             .inspect_err(|error| exchange.announce(error))?;
@@ -171,6 +182,7 @@ fn agree(exchange: &ExchangeRef, config: &Config) -> Result<()> {
         CodecChoice {
             spec: config.codec,
             auto: config.codec_auto,
+            intra: config.codec_intra,
         },
         config.codec_min_bytes,
         config.fuse_bytes,
@@ -197,16 +209,14 @@ fn agree(exchange: &ExchangeRef, config: &Config) -> Result<()> {
 }
 
 /// The facts behind selection: the same on all ranks, from what all ranks said.
-fn machine(exchange: &ExchangeRef, config: &Config, oversubscribed: bool) -> Machine {
-    let peers = exchange.peers();
-    let one_host = peers.iter().all(|peer| peer.host_id == peers[0].host_id);
-    let between = if one_host {
-        TransportKind::Shm
-    } else {
-        TransportKind::Tcp
+fn machine(hosts: &Hosts, config: &Config, oversubscribed: bool) -> Machine {
+    let between = match hosts.count() {
+        1 => TransportKind::Shm,
+        _ => TransportKind::Tcp,
     };
     Machine {
         transport: config.transport.unwrap_or(between),
+        inside: config.transport.unwrap_or(TransportKind::Shm),
         oversubscribed,
         measured: None,
     }

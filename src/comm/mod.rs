@@ -20,6 +20,7 @@ use crate::engine::HostEngine;
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::UserBuffers;
 use crate::plan::{Limits, MeasuredCosts};
+use crate::schedule::Hosts;
 use crate::sync::Fault;
 use crate::types::TransportKind;
 use device::GpuSide;
@@ -72,6 +73,8 @@ pub struct CommInfo {
     pub slots: usize,
     /// Bytes of slot memory on this rank.
     pub buffer_bytes: usize,
+    /// Which ranks share a host.
+    pub hosts: Hosts,
 }
 
 impl Communicator {
@@ -393,8 +396,8 @@ impl Communicator {
     /// Internal if an earlier call panicked.
     pub fn limits(&self) -> Result<Limits> {
         match &self.side {
-            Side::Host(_) => Ok(*self.engine()?.limits()),
-            Side::Gpu(side) => Ok(*side.engine()?.limits()),
+            Side::Host(_) => Ok(self.engine()?.limits().clone()),
+            Side::Gpu(side) => Ok(side.engine()?.limits().clone()),
         }
     }
 }

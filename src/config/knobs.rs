@@ -1,7 +1,7 @@
 //! The table of settings.
 
 use super::Config;
-use crate::types::{Algorithm, CodecChoice, CodecSpec, LevelCodecs, Protocol, TransportKind};
+use crate::types::{Algorithm, CodecChoice, LevelCodecs, Protocol, TransportKind};
 use std::time::Duration;
 
 /// One setting.
@@ -184,7 +184,7 @@ pub const KNOBS: &[Knob] = &[
     },
     Knob {
         name: "CINCH_ALGO",
-        range: "auto, ring, tree, oneshot or direct",
+        range: "auto, ring, tree, oneshot, direct or hierarchical",
         help: "algorithm to use where the collective has it",
         apply: |config, text| {
             one_of(text, Algorithm::from_name).map(|value| config.algorithm = value)
@@ -210,26 +210,26 @@ pub const KNOBS: &[Knob] = &[
             let message = |error: crate::Error| error.message().to_string();
             let choice = match LevelCodecs::names_levels(text) {
                 false => text.trim().parse().map_err(message)?,
-                true => CodecChoice {
-                    spec: CodecSpec::RAW,
-                    auto: false,
-                },
+                true => {
+                    let LevelCodecs { intra, inter } = text.parse().map_err(message)?;
+                    CodecChoice {
+                        spec: inter,
+                        auto: false,
+                        intra: (intra != inter).then_some(intra),
+                    }
+                }
             };
-            let codecs = match LevelCodecs::names_levels(text) {
-                false => LevelCodecs::of(choice.spec),
-                true => text.parse().map_err(message)?,
-            };
-            (config.codec, config.codec_auto) = (codecs.inter, choice.auto);
-            config.codec_intra = (codecs.intra != codecs.inter).then_some(codecs.intra);
+            (config.codec, config.codec_auto) = (choice.spec, choice.auto);
+            config.codec_intra = choice.intra;
             Ok(())
         },
-        show: |config| match config.codec_intra {
-            Some(_) => config.codecs().to_string(),
-            None => CodecChoice {
+        show: |config| {
+            CodecChoice {
                 spec: config.codec,
                 auto: config.codec_auto,
+                intra: config.codec_intra,
             }
-            .to_string(),
+            .to_string()
         },
     },
     Knob {

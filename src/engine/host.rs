@@ -11,6 +11,7 @@ use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::UserBuffers;
 use crate::plan::{Limits, Machine, MeasuredCosts, Planner, Request};
+use crate::schedule::Hosts;
 use crate::simd::Isa;
 use crate::sync::Fault;
 use crate::transport::Links;
@@ -87,7 +88,7 @@ impl HostEngine {
         fault: Arc<Fault>,
         config: &Config,
         isa: Isa,
-        machine: Machine,
+        (machine, hosts): (Machine, Hosts),
     ) -> HostEngine {
         let limits = Limits {
             nranks: links.nranks,
@@ -96,6 +97,7 @@ impl HostEngine {
             channels: links.channels,
             algorithm: config.algorithm,
             machine,
+            hosts,
             gpu: None,
         };
         HostEngine {

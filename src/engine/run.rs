@@ -68,7 +68,7 @@ impl<'a> Run<'a> {
                 chain: Chain::default(),
             }
         }));
-        let stats = Stats::new(plan.codec.is_some());
+        let stats = Stats::new(plan.is_coded());
         let arithmetic = engine.arithmetic(request)?;
         Ok(Run {
             index,
@@ -90,12 +90,12 @@ impl<'a> Run<'a> {
         let sequence = engine.next_sequence(&self.request);
         self.signature = self
             .request
-            .signature(self.plan.algorithm, sequence)
+            .signature(self.plan.algorithm, self.plan.intra_spec, sequence)
             .words();
         engine.note_call(self.signature);
         self.kept = state::scale_key(&self.request, &self.plan, self.signature)
             .map(|key| (key.clone(), engine.take_scales(&key)));
-        let fed = self.request.feedback.filter(|_| self.plan.codec.is_some());
+        let fed = self.request.feedback.filter(|_| self.plan.is_coded());
         self.fed = fed.map(|tensor| (tensor, engine.feedback.take(tensor)));
         let shape = state::shape(&self.request, &self.plan);
         let residuals = self.fed.as_mut().map(|(_, residuals)| (shape, residuals));
@@ -158,7 +158,8 @@ impl<'a> Run<'a> {
             elements,
             input: input.map(|place| plan.start(place, pass)),
             output: output.map(|place| plan.start(place, pass)),
-            bytes: plan.wire_bytes(elements),
+            taken: plan.bytes_for(step.takes, elements),
+            given: plan.bytes_for(step.gives, elements),
             site: pass * plan.schedule.steps.len() + visit.step,
             number: pass * plan.schedule.chunks + step.chunk as usize,
         };
@@ -197,7 +198,7 @@ impl<'a> Run<'a> {
                 continue;
             };
             let header = end.header();
-            if header.signature == self.signature && header.bytes as usize == chunk.bytes {
+            if header.signature == self.signature && header.bytes as usize == chunk.taken {
                 continue;
             }
             if header.signature != self.signature {
@@ -211,7 +212,7 @@ impl<'a> Run<'a> {
                 step.chunk,
                 CallSignature::describe(&self.signature),
                 peers[links.rank],
-                chunk.bytes
+                chunk.taken
             );
             return Err(Error::new(ErrorKind::Mismatch, what));
         }
@@ -315,6 +316,7 @@ impl<'a> Run<'a> {
         }
         Report {
             codec: self.request.codec,
+            intra: self.plan.intra_spec,
             algorithm: self.plan.algorithm,
             transport,
             channels: self.plan.channels,

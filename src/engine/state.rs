@@ -9,7 +9,7 @@ use crate::plan::{Plan, Request};
 use crate::reduce::Reducer;
 use crate::schedule::Own;
 use crate::simd::{Isa, Tile};
-use crate::types::{DType, ReduceOp, SIGNATURE_WORDS, Scalar, ScaleRule};
+use crate::types::{CodecSpec, DType, ReduceOp, SIGNATURE_WORDS, Scalar, ScaleRule};
 
 /// Elements of a tile: a power of two that holds the largest block, small enough for the
 /// accumulators, the source and the destination to share a first-level cache.
@@ -63,8 +63,10 @@ pub(super) struct Chunk {
     pub input: Option<usize>,
     /// First element in the output, if this rank has one.
     pub output: Option<usize>,
-    /// Wire bytes.
-    pub bytes: usize,
+    /// Bytes of each message that the step takes.
+    pub taken: usize,
+    /// Bytes of each message that it gives.
+    pub given: usize,
     /// Number of this encode site within the call, for scales that are kept.
     pub site: usize,
     /// Number of the chunk within the call, for residuals that are kept.
@@ -121,7 +123,7 @@ pub(super) fn begin(
         .steps
         .iter()
         .any(|step| matches!(step.own, Own::Coded { .. }));
-    let wire = if coded && plan.codec.is_some() {
+    let wire = if coded && plan.is_coded() {
         plan.wire_bytes(chunk)
     } else {
         0
@@ -182,10 +184,15 @@ pub(super) fn shape(request: &Request, plan: &Plan) -> Shape {
 }
 
 /// What this rank's encodes of the chunk draw in an operation: those of contributions, and those of
-/// sums.
-pub(super) fn randoms(plan: &Plan, chunk: &Chunk, operation: u64, rank: usize) -> [Random; 2] {
+/// sums, through the codec of one level.
+pub(super) fn randoms(
+    spec: CodecSpec,
+    chunk: &Chunk,
+    operation: u64,
+    rank: usize,
+) -> [Random; 2] {
     let first = chunk.input.or(chunk.output).unwrap_or(0);
-    plan.draws(operation, rank).map(|random| random.from(first))
+    Plan::draws(spec, operation, rank).map(|random| random.from(first))
 }
 
 /// The element arithmetic of a call.

@@ -12,7 +12,7 @@ use crate::reduce;
 use crate::schedule::{MAX_FAN, Op, Own, Step};
 use crate::simd::{Isa, Tile};
 use crate::transport::{Header, RecvEnd, SendEnd};
-use crate::types::{ReduceOp, SIGNATURE_WORDS};
+use crate::types::{ReduceOp, SIGNATURE_WORDS, ScaleRule};
 
 /// One call's side of a step.
 pub(super) struct Job<'r, 'b> {
@@ -35,7 +35,10 @@ pub(super) struct Job<'r, 'b> {
 struct Work<'r, 'b> {
     plan: &'r Plan,
     arithmetic: &'r Arithmetic,
-    codec: Option<&'r dyn Codec>,
+    /// Of the messages that the step takes.
+    takes: Option<&'r dyn Codec>,
+    /// Of those that it gives.
+    gives: Option<&'r dyn Codec>,
     buffers: &'r mut UserBuffers<'b>,
     stats: &'r mut Stats,
     scratch: &'r mut Scratch,
@@ -60,11 +63,12 @@ struct Work<'r, 'b> {
 /// Runs one step whose messages are there and whose slots are free. Returns the payload bytes
 /// that it sent.
 pub(super) fn execute(engine: &mut HostEngine, job: Job<'_, '_>) -> u64 {
-    let randoms = state::randoms(job.plan, job.chunk, job.signature[3], engine.links.rank);
     let Job {
         plan, chunk, chain, ..
     } = job;
     let step = &plan.schedule.steps[job.step];
+    let spec = plan.spec_of(step.gives);
+    let randoms = state::randoms(spec, job.chunk, job.signature[3], engine.links.rank);
     let nranks = engine.links.nranks;
     let base = job.channel * nranks;
     let chained = step.op.sums() && (step.more || chain.acc.is_some());
@@ -74,12 +78,15 @@ pub(super) fn execute(engine: &mut HostEngine, job: Job<'_, '_>) -> u64 {
         let tile = tile.unwrap_or_else(|| Tile::new(plan.geometry.chunk()));
         chain.acc = Some(std::mem::replace(&mut engine.scratch.acc, tile));
     }
-    let scales = job.scales;
+    // Kept are the scales of one codec: settings see to it that the other has none.
+    let tensor = matches!(spec.scale, ScaleRule::Tensor { .. });
+    let scales = job.scales.filter(|_| tensor);
     let whole = chained || scales.is_some();
     let mut work = Work {
         plan,
         arithmetic: job.arithmetic,
-        codec: plan.codec.as_deref(),
+        takes: plan.codec_of(step.takes),
+        gives: plan.codec_of(step.gives),
         buffers: job.buffers,
         stats: job.stats,
         scratch: &mut engine.scratch,
@@ -130,7 +137,7 @@ pub(super) fn execute(engine: &mut HostEngine, job: Job<'_, '_>) -> u64 {
         },
     };
     let header = Header {
-        bytes: chunk.bytes as u32,
+        bytes: chunk.given as u32,
         signature: job.signature,
     };
     publish(&mut engine.links.sends, base, step, header);
@@ -142,7 +149,7 @@ pub(super) fn execute(engine: &mut HostEngine, job: Job<'_, '_>) -> u64 {
             }
         }
     }
-    chunk.bytes as u64 * step.send_to.len() as u64
+    chunk.given as u64 * step.send_to.len() as u64
 }
 
 /// Copies the first target's encoding to the other targets and hands all of them over.
@@ -338,7 +345,8 @@ impl Work<'_, '_> {
                 // Sums that saturate count too; their magnitudes are not the input's. Under a
                 // scale of its own a block cannot saturate.
                 let mut sums = EncodeStats::default();
-                let can = scale.is_some() || !self.plan.spec.kind.has_scale();
+                let kind = self.plan.spec_of(self.step.gives).kind;
+                let can = scale.is_some() || !kind.has_scale();
                 codec.encode(span, values, scale, wire, can.then_some(&mut sums));
                 self.stats.input.saturated += sums.saturated;
             }
@@ -363,8 +371,10 @@ impl Work<'_, '_> {
 
     fn send(&mut self, target: Target<'_>) {
         let Some(end) = target else { return };
-        let bytes = self.chunk.bytes;
-        if self.codec.is_none() && !self.premultiplied {
+        let bytes = self.chunk.given;
+        // Under a codec at the other level the report wants to know the input.
+        let unseen = self.notes_input && self.stats.wanted;
+        if self.gives.is_none() && !self.premultiplied && !unseen {
             let from = self.chunk.input.unwrap_or(0) * self.size();
             self.buffers.read_input(from, &mut end.slot()[..bytes]);
             return;
@@ -372,11 +382,13 @@ impl Work<'_, '_> {
         for (at, n) in self.tiles() {
             self.load(at, n, Into::Sum);
             let wire = &mut end.slot()[..bytes];
-            match self.codec {
-                None => self
-                    .arithmetic
-                    .own
-                    .store(&self.scratch.acc, &mut wire[self.raw(at, n)]),
+            match self.gives {
+                None => {
+                    self.arithmetic
+                        .own
+                        .store(&self.scratch.acc, &mut wire[self.raw(at, n)]);
+                    self.observe(n, Into::Sum);
+                }
                 Some(codec) => self.encode(codec, at, n, wire, self.note_input()),
             }
         }
@@ -386,10 +398,10 @@ impl Work<'_, '_> {
         let Some(payload) = sources.iter().next() else {
             return;
         };
-        match self.codec {
+        match self.takes {
             None => {
                 let to = self.chunk.output.unwrap_or(0) * self.size();
-                self.buffers.write_output(to, &payload[..self.chunk.bytes]);
+                self.buffers.write_output(to, &payload[..self.chunk.taken]);
             }
             Some(codec) => {
                 for (at, n) in self.tiles() {
@@ -402,7 +414,7 @@ impl Work<'_, '_> {
 
     fn forward(&mut self, sources: &Sources<'_>, target: Target<'_>) {
         if let (Some(payload), Some(end)) = (sources.iter().next(), target) {
-            let bytes = self.chunk.bytes;
+            let bytes = self.chunk.taken;
             end.slot()[..bytes].copy_from_slice(&payload[..bytes]);
         }
     }
@@ -429,10 +441,10 @@ impl Work<'_, '_> {
     }
 
     fn recv_reduce(&mut self, sources: &Sources<'_>, mut target: Target<'_>, chain: &mut Chain) {
-        let (step, bytes) = (self.step, self.chunk.bytes);
+        let (step, bytes) = (self.step, self.chunk.given);
         let completes = !chain.complete && (!step.more || !step.send_to.is_empty());
         let divides = completes && self.averaged && step.op.is_final();
-        if sources.len == 0 && !chain.started && self.codec.is_none() && !step.more {
+        if sources.len == 0 && !chain.started && self.gives.is_none() && !step.more {
             let exact = matches!(step.own, Own::Exact { .. });
             if exact && !self.premultiplied && !divides {
                 // The source of an exact broadcast or allgather: nothing to compute.
@@ -461,7 +473,7 @@ impl Work<'_, '_> {
                 continue;
             };
             let wire = &mut end.slot()[..bytes];
-            match self.codec {
+            match self.gives {
                 None => {
                     let raw = self.raw(at, n);
                     self.arithmetic
@@ -495,12 +507,13 @@ impl Work<'_, '_> {
     fn two_exact_terms(&self, sources: &Sources<'_>, divides: bool, chain: &Chain) -> bool {
         let alone = !self.step.more && !chain.started;
         let own = self.step.own.after().is_some();
-        alone && own && sources.len == 1 && self.codec.is_none() && !self.premultiplied && !divides
+        let raw = self.takes.is_none() && self.gives.is_none();
+        alone && own && sources.len == 1 && raw && !self.premultiplied && !divides
     }
 
     /// The commonest sum in one pass over memory instead of three.
     fn pair(&mut self, payload: &[u8], target: Target<'_>) {
-        let (size, bytes) = (self.size(), self.chunk.bytes);
+        let (size, bytes) = (self.size(), self.chunk.taken);
         let reducer = &self.arithmetic.received;
         let from = self.chunk.input.unwrap_or(0) * size;
         let to = self.chunk.output.unwrap_or(0) * size;
@@ -539,7 +552,7 @@ impl Work<'_, '_> {
             };
             let (span, raw) = (self.span(at), self.raw(at, n));
             let acc = &mut self.scratch.acc;
-            match (self.codec, started) {
+            match (self.takes, started) {
                 (None, true) => self.arithmetic.own.combine(&payload[raw], acc),
                 (None, false) => self.arithmetic.received.load(&payload[raw], acc),
                 (Some(codec), true) => codec.decode_reduce(span, payload, acc.f32_mut(n)),
@@ -553,11 +566,11 @@ impl Work<'_, '_> {
         let into = if started { Into::Own } else { Into::Sum };
         self.load(at, n, into);
         let coded = matches!(self.step.own, Own::Coded { .. });
-        if let (true, Some(codec)) = (coded, self.codec) {
+        if let (true, Some(codec)) = (coded, self.takes) {
             // The Send of this chunk took note of it already, and drew the same numbers.
             let span = self.span(at).drawing(self.randoms[0]);
             let Scratch { acc, own, wire, .. } = &mut *self.scratch;
-            let wire = &mut wire[..self.chunk.bytes];
+            let wire = &mut wire[..self.chunk.taken];
             if let Some(residuals) = &self.residuals {
                 // The Send kept what it dropped; here are the same values again.
                 let values = if started { &mut *own } else { &mut *acc };

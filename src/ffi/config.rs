@@ -22,7 +22,8 @@ pub struct cinch_config_t {
     /// Meaning of the fields. Set by `cinch_config_default`.
     pub version: u32,
     /// Codec of calls that name none and admit it, as `CINCH_CODEC`: `linear8:block=128`, or
-    /// `auto:linear8` to have costs measured now and the codec where it pays.
+    /// `auto:linear8` to have costs measured now and the codec where it pays, or by level
+    /// `intra=raw,inter=dynamic8`.
     pub codec: *const c_char,
     /// Network interface for TCP, as `CINCH_SOCKET_IFNAME`.
     pub network_interface: *const c_char,
@@ -239,10 +240,10 @@ mod tests {
             ),
             (
                 cinch_config_t {
-                    algorithm: 6,
+                    algorithm: 7,
                     ..base
                 },
-                "algorithm 6",
+                "algorithm 7",
             ),
             (
                 cinch_config_t {

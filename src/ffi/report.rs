@@ -41,7 +41,8 @@ pub struct cinch_report_t {
     pub abs_max: f64,
     /// Root of the sum of squares of the finite input elements.
     pub l2_norm: f64,
-    /// The codec that ran, with its parameters, as text: `linear8:block=256`.
+    /// The codec that ran, with its parameters, as text: `linear8:block=256`; where hosts have one
+    /// of their own `intra=raw,inter=linear8:block=256`.
     pub codec: [c_char; 64],
     /// Calls of a group that travelled as one with this one, itself included; 1 if it went alone.
     pub fused: u64,
@@ -103,7 +104,10 @@ impl Target {
 fn c_report(report: &Report) -> cinch_report_t {
     let mut codec = [0; 64];
     // The last byte stays NUL, whatever codecs will be called.
-    for (to, from) in codec[..63].iter_mut().zip(report.codec.to_string().bytes()) {
+    for (to, from) in codec[..63]
+        .iter_mut()
+        .zip(report.codecs().to_string().bytes())
+    {
         *to = from as c_char;
     }
     let input = report.input.unwrap_or_default();
@@ -149,7 +153,8 @@ mod tests {
                     scale: ScaleRule::Tensor { refresh: 1 << 20 },
                     ..CodecSpec::of(CodecKind::Dynamic8)
                 },
-                algorithm: Algorithm::Direct,
+                intra: CodecSpec::RAW,
+                algorithm: Algorithm::Hierarchical,
                 transport: Some(TransportKind::Shm),
                 channels: 2,
                 wire_bytes: 1234,
@@ -166,13 +171,13 @@ mod tests {
         assert_eq!(report.size, size);
         assert_eq!((report.magic, report.version), (cinch_report_t::MAGIC, 1));
         assert_eq!(report.valid, CINCH_REPORT_INPUT);
-        assert_eq!((report.algorithm, report.transport), (5, 3));
+        assert_eq!((report.algorithm, report.transport), (6, 3));
         assert_eq!((report.channels, report.wire_bytes), (2, 1234));
         assert_eq!((report.saturated, report.non_finite), (3, 4));
         assert_eq!((report.abs_max, report.l2_norm), (2.5, 12.0));
         assert_eq!(report.fused, 9);
         // SAFETY: the last byte is NUL.
         let codec = unsafe { CStr::from_ptr(report.codec.as_ptr()) };
-        assert_eq!(codec, c"dynamic8:tensor=1048576");
+        assert_eq!(codec, c"intra=raw,inter=dynamic8:tensor=1048576");
     }
 }

@@ -104,6 +104,8 @@ pub enum cinch_algorithm_t {
     CINCH_ALGORITHM_ONESHOT = 4,
     /// Everyone to the owner of each chunk and back.
     CINCH_ALGORITHM_DIRECT = 5,
+    /// Inside each host first, then between hosts, then inside again.
+    CINCH_ALGORITHM_HIERARCHICAL = 6,
 }
 
 /// What carries data between two ranks.
@@ -269,6 +271,7 @@ mod tests {
             (CINCH_ALGORITHM_TREE, "tree"),
             (CINCH_ALGORITHM_ONESHOT, "oneshot"),
             (CINCH_ALGORITHM_DIRECT, "direct"),
+            (CINCH_ALGORITHM_HIERARCHICAL, "hierarchical"),
         ] {
             let Choice::One(found) = algorithm(number as u32).unwrap() else {
                 panic!("{name} is not a choice");
@@ -300,6 +303,6 @@ mod tests {
             transport(CINCH_TRANSPORT_AUTO as u32).unwrap(),
             Choice::Auto
         );
-        assert!(algorithm(6).is_err() && transport(6).is_err());
+        assert!(algorithm(7).is_err() && transport(6).is_err());
     }
 }

@@ -44,6 +44,11 @@
 //! | `tree` | one a level | e sqrt(log2(N) + 1/N), N a power of two |
 //! | `direct` | contributions but the owner's, and the sum once | e sqrt(2 - 1/N) |
 //! | `oneshot` | contributions only | e |
+//! | `hierarchical` | contributions inside a host, sums of hosts on their way, the sum once | as that algorithm over H hosts, and one encode more |
+//!
+//! Of `CINCH_CODEC=intra=A,inter=B`, A encodes contributions on their way inside a host, B all that
+//! goes between hosts; on its last way inside a host that stays as it is. With A raw, the error is
+//! that of B over H hosts. Flat algorithms on several hosts use B alone, one host A alone.
 //!
 //! So codec and algorithm are independent in code and not in quality: a lossy codec on a ring of
 //! many ranks is the worst choice.

@@ -1,7 +1,7 @@
 //! Predicted time of a candidate: a pure function of the call and the communicator.
 
 use super::measured::MeasuredCosts;
-use crate::schedule::CostCounts;
+use crate::schedule::{CostCounts, Hops};
 use crate::types::{CodecKind, TransportKind};
 
 /// What the model knows about the machine, equal on all ranks.
@@ -9,6 +9,8 @@ use crate::types::{CodecKind, TransportKind};
 pub struct Machine {
     /// The slowest transport between any two ranks.
     pub transport: TransportKind,
+    /// The slowest transport between two ranks of one host.
+    pub inside: TransportKind,
     /// Whether some host has more ranks than cores for them.
     pub oversubscribed: bool,
     /// What the communicator measured, if it did; constants otherwise.
@@ -31,8 +33,8 @@ struct Constants {
 impl Constants {
     /// Fitted to `benches/baselines/host-allreduce-vs-openmpi.jsonl`; only their proportions
     /// matter.
-    fn of(machine: Machine) -> Constants {
-        let mut constants = match machine.transport {
+    fn of(transport: TransportKind, machine: Machine) -> Constants {
+        let mut constants = match transport {
             TransportKind::Loopback | TransportKind::Shm => Constants {
                 hop: 0.25e-6,
                 message: 0.1e-6,
@@ -54,6 +56,10 @@ impl Constants {
         constants
     }
 }
+
+/// Seconds for a byte that leaves a host: 10 Gbit/s for all its ranks together. What a machine
+/// really has is not known; this keeps algorithms apart that send a byte once or for each rank.
+const HOST_BYTE: f64 = 0.8e-9;
 
 /// Slots that a rank has in use beyond this no longer fit its second-level cache, and each byte
 /// of them comes from further away.
@@ -86,7 +92,7 @@ pub struct Work {
     /// Steps of one pass of the busiest rank.
     pub counts: CostCounts,
     /// Messages that follow one another in a pass.
-    pub hops: usize,
+    pub hops: Hops,
     /// Passes.
     pub passes: usize,
     /// Slots of a connection.
@@ -95,33 +101,57 @@ pub struct Work {
     pub chunk: usize,
     /// Bytes of an element.
     pub element_bytes: usize,
-    /// Wire bytes of a full chunk.
-    pub wire_bytes: usize,
-    /// The codec.
-    pub codec: CodecKind,
+    /// Wire bytes of a full chunk: inside a host by a codec for that, and everywhere else.
+    pub wire_bytes: [usize; 2],
+    /// The codecs of both.
+    pub codecs: [CodecKind; 2],
+    /// Messages of one pass by which a host's ranks send to other hosts.
+    pub leaving: usize,
 }
 
-/// Predicted seconds. Hops are paid once: passes overlap.
+/// Predicted seconds. Hops are paid once: passes overlap. So do a rank's work and what its host's
+/// link carries.
 pub fn seconds(work: &Work, machine: Machine) -> f64 {
     if let Some(measured) = &machine.measured {
         return measured.seconds(work, machine.transport);
     }
-    let constants = Constants::of(machine);
-    let (encode, decode) = codec_seconds(work.codec);
+    let between = Constants::of(machine.transport, machine);
+    let inside = Constants::of(machine.inside, machine);
     let counts = &work.counts;
+    let [near_bytes, far_bytes] = work.wire_bytes.map(|bytes| bytes as f64);
+    let crossing = (counts.crossing[0] + counts.crossing[1]) as f64;
+    let intra = (counts.intra[0] + counts.intra[1]) as f64;
     let messages = (counts.sends + counts.recvs) as f64;
-    let coded = if work.codec == CodecKind::Raw {
+    // Without a codec nobody looks at the own contribution as peers see it.
+    let coded = if work.codecs[1] == CodecKind::Raw {
         2 * counts.coded
     } else {
         0
     };
     let touched = (counts.encodes + counts.decodes + counts.reduces - coded) as f64;
     let chunk_bytes = (work.chunk * work.element_bytes) as f64;
-    let footprint = counts.connections * work.slots.min(work.passes) * work.wire_bytes;
+    let footprint = counts.connections * work.slots.min(work.passes) * work.wire_bytes[1];
     let distance = if footprint > CACHE { 2.0 } else { 1.0 };
-    let wire = distance * constants.wire_byte * work.wire_bytes as f64;
-    let per_pass = messages * (constants.message + wire)
-        + touched * chunk_bytes * constants.element_byte
-        + work.chunk as f64 * (counts.encodes as f64 * encode + counts.decodes as f64 * decode);
-    work.hops as f64 * constants.hop + work.passes as f64 * per_pass
+    let cost = |link: Constants, messages: f64, bytes: f64| {
+        messages * (link.message + distance * link.wire_byte * bytes)
+    };
+    let coding = |level: usize, encodes: usize, decodes: usize| {
+        let (encode, decode) = codec_seconds(work.codecs[level]);
+        work.chunk as f64 * (encodes as f64 * encode + decodes as f64 * decode)
+    };
+    let [near_encodes, near_decodes] = counts.intra_coded;
+    let per_pass = cost(between, crossing, far_bytes)
+        + cost(inside, intra, near_bytes)
+        + cost(inside, messages - crossing - intra, far_bytes)
+        + touched * chunk_bytes * inside.element_byte
+        + coding(0, near_encodes, near_decodes)
+        + coding(
+            1,
+            counts.encodes - near_encodes,
+            counts.decodes - near_decodes,
+        );
+    let link = work.leaving as f64 * far_bytes * HOST_BYTE;
+    work.hops.between as f64 * between.hop
+        + work.hops.inside as f64 * inside.hop
+        + work.passes as f64 * per_pass.max(link)
 }

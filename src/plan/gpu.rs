@@ -266,7 +266,7 @@ pub(super) fn seconds(
     let (encode, decode) = codec_seconds(request.codec.kind);
     let touched = (counts.encodes + counts.decodes + counts.reduces) as f64;
     launch
-        + candidate.hops as f64 * hop
+        + candidate.hops.total() as f64 * hop
         + passes * counts.sends as f64 * wire_bytes as f64 / wire
         + passes * chunk * touched * request.dtype.size() as f64 * ELEMENT_BYTE
         + passes * chunk * (counts.encodes as f64 * encode + counts.decodes as f64 * decode)
@@ -281,7 +281,7 @@ pub(super) fn candidate(
     algorithm: Algorithm,
     protocol: Protocol,
 ) -> Result<Candidate> {
-    let pattern = super::pattern(request, algorithm, limits.nranks);
+    let pattern = super::pattern(request, limits, (algorithm, Algorithm::Direct));
     let (geometry, channels) = cut(request, limits, gpu, codec, protocol, pattern.parts())?;
     let chunk = geometry.chunk();
     let wire_bytes = codec.map_or(chunk * request.dtype.size(), |codec| {
@@ -289,15 +289,16 @@ pub(super) fn candidate(
     });
     let mut candidate = Candidate {
         algorithm,
+        between: Algorithm::Direct,
         geometry,
         channels,
         counts: CostCounts::default(),
-        hops: schedule::hops(request.collective, algorithm, limits.nranks),
+        hops: pattern.hops(),
         seconds: 0.0,
         protocol,
     };
     for rank in super::select::busiest(request, limits.nranks) {
-        let counts = schedule::cost_counts(&pattern.schedule(rank)?);
+        let counts = schedule::cost_counts(&pattern.schedule(rank)?, &limits.hosts);
         let seconds = seconds(gpu, request, &candidate, &counts, wire_bytes);
         if seconds >= candidate.seconds {
             (candidate.seconds, candidate.counts) = (seconds, counts);

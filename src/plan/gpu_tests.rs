@@ -1,5 +1,6 @@
 use super::*;
 use crate::plan::{Machine, Plan, Planner};
+use crate::schedule::Hosts;
 use crate::simd::Isa;
 use crate::types::{CodecSpec, DType, ReduceOp, TransportKind};
 
@@ -13,9 +14,11 @@ fn limits(nranks: usize, resident: usize) -> Limits {
         algorithm: None,
         machine: Machine {
             transport: TransportKind::Cuda,
+            inside: TransportKind::Cuda,
             oversubscribed: false,
             measured: None,
         },
+        hosts: Hosts::ONE,
         gpu: Some(GpuLimits {
             ll128: true,
             ..GpuLimits::new(&shape, Resident::both(resident), 64)
@@ -33,6 +36,7 @@ fn request(collective: Collective, count: usize, codec: &str) -> Request {
         peer: usize::from(collective == Collective::SendRecv),
         codec: codec.parse::<CodecSpec>().unwrap(),
         auto: false,
+        intra: codec.parse::<CodecSpec>().unwrap(),
         algorithm: None,
         tensor: None,
         feedback: None,
@@ -78,7 +82,7 @@ fn blocks_of_a_fused_kernel_fit_the_gpu_too() {
     let blocks = |limits: &Limits| {
         let mut asked = asked;
         asked.algorithm = Some(Algorithm::OneShot);
-        let plan = plan(*limits, &asked);
+        let plan = plan(limits.clone(), &asked);
         assert_eq!(plan.protocol, Protocol::Fused);
         plan.channels
     };
@@ -243,7 +247,7 @@ fn a_codec_left_to_the_model_runs_where_it_is_predicted_to_pay() {
         let mut planner = Planner::new(limits(8, 132), 0, Isa::Scalar);
         let best = |planner: &Planner, request: &Request| {
             let codec = crate::codec::build(request.codec, Isa::Scalar).unwrap();
-            let all = super::super::candidates(request, planner.limits(), codec.as_deref());
+            let all = super::super::candidates(request, planner.limits(), [codec.as_deref(); 2]);
             let times = all.unwrap().into_iter().map(|candidate| candidate.seconds);
             times.fold(f64::INFINITY, f64::min)
         };

@@ -177,8 +177,9 @@ impl MeasuredCosts {
     /// the core does, or the other way round.
     pub(super) fn seconds(&self, work: &Work, transport: TransportKind) -> f64 {
         let counts = &work.counts;
-        let raw = work.codec == CodecKind::Raw;
-        let kind = work.codec as usize;
+        let codec = work.codecs[1];
+        let raw = codec == CodecKind::Raw;
+        let kind = codec as usize;
         let chunk = work.chunk as f64;
         let (encode, decode) = (self.encode[kind].at(chunk), self.decode[kind].at(chunk));
         let reduce = self.reduce.at(chunk);
@@ -188,14 +189,14 @@ impl MeasuredCosts {
             counts.encodes as f64 * encode + counts.decodes as f64 * decode
         };
         let messages = (counts.sends + counts.recvs) as f64;
-        let wire = self.send.each * work.wire_bytes as f64;
+        let wire = self.send.each * work.wire_bytes[1] as f64;
         let fixed = messages * WORK * self.send.fixed;
         // Either side has half of a message's time; a link that works in both directions at once
         // is as long at it as the busier one takes.
         let on_wire = messages * wire / 2.0;
         let hop = wire + if raw { reduce } else { encode + decode };
         let latency = (1.0 - 2.0 * WORK) * self.send.fixed;
-        let first = (work.hops as f64 * hop).max(fixed + on_wire + core);
+        let first = (work.hops.total() as f64 * hop).max(fixed + on_wire + core);
         let next = match transport {
             TransportKind::Tcp => fixed + on_wire.max(core),
             // The same cores carry the bytes.
@@ -203,7 +204,7 @@ impl MeasuredCosts {
                 fixed + on_wire + core
             }
         };
-        work.hops as f64 * latency + first + (work.passes - 1) as f64 * next
+        work.hops.total() as f64 * latency + first + (work.passes - 1) as f64 * next
     }
 
     /// The lines that a decision about `kind` goes by, as text.
@@ -297,7 +298,7 @@ fn samples() -> Vec<f32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::schedule::CostCounts;
+    use crate::schedule::{CostCounts, Hops};
 
     #[test]
     fn lines_go_through_their_points_and_never_below_zero() {
@@ -371,13 +372,17 @@ mod tests {
                 reduces: 3,
                 ..CostCounts::default()
             },
-            hops: 2,
+            hops: Hops {
+                inside: 2,
+                between: 0,
+            },
             passes,
             slots: 4,
             chunk: (1 << 20) / passes,
             element_bytes: 4,
-            wire_bytes: (1 << 20) / passes * if codec == CodecKind::Raw { 4 } else { 1 },
-            codec,
+            wire_bytes: [(1 << 20) / passes * if codec == CodecKind::Raw { 4 } else { 1 }; 2],
+            codecs: [codec; 2],
+            leaving: 0,
         }
     }
 

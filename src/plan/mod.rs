@@ -21,7 +21,7 @@ use crate::error::{Error, Result};
 use crate::schedule::{Pattern, Place, Schedule};
 use crate::simd::Isa;
 use crate::types::{
-    Algorithm, CallSignature, CodecSpec, Collective, DType, Protocol, ReduceOp, ScaleRule,
+    Algorithm, CallSignature, CodecSpec, Collective, DType, Level, Protocol, ReduceOp, ScaleRule,
 };
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -45,6 +45,8 @@ pub struct Request {
     pub codec: CodecSpec,
     /// Whether it runs only if it is predicted to be faster than none.
     pub auto: bool,
+    /// Codec of contributions on their way inside a host, where the schedule has two levels.
+    pub intra: CodecSpec,
     /// Algorithm asked for by the call.
     pub algorithm: Option<Algorithm>,
     /// Tensor whose scales are kept.
@@ -54,13 +56,28 @@ pub struct Request {
 }
 
 impl Request {
-    /// What all ranks must agree on about the `sequence`-th such call.
-    pub fn signature(&self, algorithm: Algorithm, sequence: u64) -> CallSignature {
+    /// The codec of a level.
+    pub fn codec_of(&self, level: Level) -> CodecSpec {
+        match level {
+            Level::Intra => self.intra,
+            Level::Inter => self.codec,
+        }
+    }
+
+    /// What all ranks must agree on about the `sequence`-th such call, which runs by `algorithm`
+    /// with `intra` inside hosts.
+    pub fn signature(
+        &self,
+        algorithm: Algorithm,
+        intra: CodecSpec,
+        sequence: u64,
+    ) -> CallSignature {
         CallSignature {
             collective: self.collective,
             dtype: self.dtype,
             op: self.op.number(),
             algorithm,
+            intra,
             root: self.root as u32,
             peer: self.peer as u32,
             count: self.count as u64,
@@ -73,6 +90,7 @@ impl Request {
     fn plain(&self) -> Request {
         Request {
             codec: CodecSpec::RAW,
+            intra: CodecSpec::RAW,
             ..*self
         }
     }
@@ -95,6 +113,10 @@ pub struct Plan {
     pub codec: Option<Arc<dyn Codec>>,
     /// Its name.
     pub spec: CodecSpec,
+    /// The codec of messages for [`Level::Intra`]; `None` = raw.
+    pub intra: Option<Arc<dyn Codec>>,
+    /// Its name; [`Plan::spec`] where the schedule has one level.
+    pub intra_spec: CodecSpec,
     /// Elements of the message or of one rank's block.
     pub count: usize,
     /// Where chunks lie.
@@ -113,31 +135,61 @@ impl Plan {
     pub fn decided(&self, request: &Request) -> Request {
         Request {
             codec: self.spec,
+            intra: self.intra_spec,
             auto: false,
             ..*request
         }
     }
 
-    /// Wire bytes of a chunk of `n` elements.
+    /// The codec of messages for `level`; `None` = raw.
     #[inline]
-    pub fn wire_bytes(&self, n: usize) -> usize {
-        match &self.codec {
+    pub fn codec_of(&self, level: Level) -> Option<&dyn Codec> {
+        match level {
+            Level::Intra => self.intra.as_deref(),
+            Level::Inter => self.codec.as_deref(),
+        }
+    }
+
+    /// The name of that codec.
+    #[inline]
+    pub fn spec_of(&self, level: Level) -> CodecSpec {
+        match level {
+            Level::Intra => self.intra_spec,
+            Level::Inter => self.spec,
+        }
+    }
+
+    /// Whether any message is encoded.
+    pub fn is_coded(&self) -> bool {
+        self.codec.is_some() || self.intra.is_some()
+    }
+
+    /// Wire bytes of a chunk of `n` elements for `level`.
+    #[inline]
+    pub fn bytes_for(&self, level: Level, n: usize) -> usize {
+        match self.codec_of(level) {
             None => n * self.dtype.size(),
             Some(codec) => codec.wire_bytes(n),
         }
     }
 
-    /// What the encodes of `rank` draw in an operation: those of its contributions, and those of sums.
-    /// The numbers hang on the place of an element in the message, not on how it is cut: an encoder
-    /// moves them there by [`Random::from`].
-    pub fn draws(&self, operation: u64, rank: usize) -> [Random; 2] {
-        if !self.spec.kind.has_seed() {
+    /// What the encodes of `rank` through `spec` draw in an operation: those of its contributions, and
+    /// those of sums. The numbers hang on the place of an element in the message, not on how it is
+    /// cut: an encoder moves them there by [`Random::from`].
+    pub fn draws(spec: CodecSpec, operation: u64, rank: usize) -> [Random; 2] {
+        if !spec.kind.has_seed() {
             return [Random::NONE; 2];
         }
         [0, 1].map(|sum| {
             let hop = 2 * rank as u64 + sum;
-            Random::new(self.spec.seed.into(), operation, hop)
+            Random::new(spec.seed.into(), operation, hop)
         })
+    }
+
+    /// Wire bytes of a chunk of `n` elements where there is one level, or between hosts.
+    #[inline]
+    pub fn wire_bytes(&self, n: usize) -> usize {
+        self.bytes_for(Level::Inter, n)
     }
 
     /// First element, in its buffer, of a chunk that lies at `place`.
@@ -166,6 +218,7 @@ struct Key {
     peer: usize,
     codec: CodecSpec,
     auto: bool,
+    intra: CodecSpec,
     algorithm: Option<Algorithm>,
 }
 
@@ -235,6 +288,7 @@ impl Planner {
             peer: request.peer,
             codec: request.codec,
             auto: request.auto,
+            intra: request.intra,
             algorithm: request.algorithm,
         };
         if let Some((_, plan)) = self.latest.iter().find(|(known, _)| *known == key) {
@@ -270,8 +324,12 @@ impl Planner {
                 }
             }
         };
-        let (best, codec) = best;
-        let pattern = pattern(request, best.algorithm, self.limits.nranks);
+        let (best, [intra, codec]) = best;
+        let pattern = pattern(request, &self.limits, (best.algorithm, best.between));
+        let intra = match best.algorithm {
+            Algorithm::Hierarchical => intra,
+            _ => codec.clone(),
+        };
         let schedule = pattern.schedule(self.rank)?;
         let mut seen = HashSet::new();
         let notes_input = schedule
@@ -287,6 +345,8 @@ impl Planner {
             geometry: best.geometry,
             spec: codec.as_ref().map_or(CodecSpec::RAW, |codec| codec.spec()),
             codec,
+            intra_spec: intra.as_ref().map_or(CodecSpec::RAW, |codec| codec.spec()),
+            intra,
             count: request.count,
             pattern,
             notes_input,
@@ -295,14 +355,15 @@ impl Planner {
         })
     }
 
-    /// The cheapest candidate for `request` with its codec, and the codec.
-    fn best(&self, request: &Request) -> Result<(Candidate, Option<Arc<dyn Codec>>)> {
-        let codec = self.codec(request.codec)?;
-        let best = candidates(request, &self.limits, codec.as_deref())?
+    /// The cheapest candidate for `request` with its codecs, and the codecs.
+    fn best(&self, request: &Request) -> Result<(Candidate, [Option<Arc<dyn Codec>>; 2])> {
+        let codecs = self.codecs(request)?;
+        let by_level = [codecs[0].as_deref(), codecs[1].as_deref()];
+        let best = candidates(request, &self.limits, by_level)?
             .into_iter()
             .min_by(|a, b| a.seconds.total_cmp(&b.seconds))
             .ok_or_else(|| Error::internal("no candidate for a checked call"))?;
-        Ok((best, codec))
+        Ok((best, codecs))
     }
 
     /// The candidates for `request`, as text. Where it is open whether the codec runs, those
@@ -312,8 +373,9 @@ impl Planner {
     /// As for [`Planner::plan`].
     pub fn explain(&self, request: &Request) -> Result<String> {
         let table = |request: &Request| {
-            let codec = self.codec(request.codec)?;
-            let candidates = candidates(request, &self.limits, codec.as_deref())?;
+            let [intra, codec] = self.codecs(request)?;
+            let codecs = [intra.as_deref(), codec.as_deref()];
+            let candidates = candidates(request, &self.limits, codecs)?;
             Ok(explain(request, &self.limits, &candidates))
         };
         if !request.auto {
@@ -349,25 +411,39 @@ impl Planner {
     /// # Errors
     /// As for [`Planner::plan`].
     pub fn predict(&self, request: &Request) -> Result<f64> {
-        let codec = self.codec(request.codec)?;
-        let candidates = candidates(request, &self.limits, codec.as_deref())?;
+        let [intra, codec] = self.codecs(request)?;
+        let codecs = [intra.as_deref(), codec.as_deref()];
+        let candidates = candidates(request, &self.limits, codecs)?;
         let seconds = candidates.iter().map(|candidate| candidate.seconds);
         Ok(seconds.fold(f64::INFINITY, f64::min))
     }
 
-    fn codec(&self, spec: CodecSpec) -> Result<Option<Arc<dyn Codec>>> {
-        codec::build(spec, self.isa)
+    /// The codecs of both levels, in the order of [`Level`].
+    fn codecs(&self, request: &Request) -> Result<[Option<Arc<dyn Codec>>; 2]> {
+        let inter = codec::build(request.codec, self.isa)?;
+        let intra = match request.intra == request.codec {
+            true => inter.clone(),
+            false => codec::build(request.intra, self.isa)?,
+        };
+        Ok([intra, inter])
     }
 }
 
-/// The schedules of a request, for all ranks.
-fn pattern(request: &Request, algorithm: Algorithm, nranks: usize) -> Pattern {
+/// The schedules of a request by an algorithm, and of a hierarchical one between hosts, for all
+/// ranks.
+fn pattern(
+    request: &Request,
+    limits: &Limits,
+    (algorithm, between): (Algorithm, Algorithm),
+) -> Pattern {
     Pattern {
         collective: request.collective,
         algorithm,
-        nranks,
+        nranks: limits.nranks,
         root: request.root,
         peer: request.peer,
+        hosts: limits.hosts.clone(),
+        between,
     }
 }
 

@@ -5,12 +5,12 @@ use super::gpu::{self, GpuLimits};
 use super::{Geometry, Request, chunk_max, granule};
 use crate::codec::{Codec, Reencode};
 use crate::error::{Error, ErrorKind, Result};
-use crate::schedule::{self, CostCounts, Pattern};
-use crate::types::{Algorithm, Protocol, ScaleRule, TransportKind};
+use crate::schedule::{self, CostCounts, Hops, Hosts, Pattern};
+use crate::types::{Algorithm, Level, Protocol, ScaleRule, TransportKind};
 use std::fmt::Write;
 
 /// What selection goes by besides the request; equal on all ranks.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Limits {
     /// Ranks.
     pub nranks: usize,
@@ -24,6 +24,8 @@ pub struct Limits {
     pub algorithm: Option<Algorithm>,
     /// The machine.
     pub machine: Machine,
+    /// Which ranks share a host.
+    pub hosts: Hosts,
     /// Where the buffers are on GPUs: what counts there.
     pub gpu: Option<GpuLimits>,
 }
@@ -33,6 +35,8 @@ pub struct Limits {
 pub struct Candidate {
     /// The algorithm.
     pub algorithm: Algorithm,
+    /// What a hierarchical one does between hosts; without meaning for others.
+    pub between: Algorithm,
     /// Its cut of the message.
     pub geometry: Geometry,
     /// Lanes that would have work.
@@ -40,11 +44,24 @@ pub struct Candidate {
     /// What the busiest rank does in a pass.
     pub counts: CostCounts,
     /// Messages that follow one another.
-    pub hops: usize,
+    pub hops: Hops,
     /// Predicted time.
     pub seconds: f64,
     /// How messages are carried.
     pub protocol: Protocol,
+}
+
+/// The codecs of both levels, in the order of [`Level`].
+pub type Codecs<'a> = [Option<&'a dyn Codec>; 2];
+
+impl Candidate {
+    /// The algorithm's name, of a hierarchical one with what it does between hosts.
+    pub fn name(&self) -> String {
+        match self.algorithm {
+            Algorithm::Hierarchical => format!("{}/{}", self.algorithm, self.between),
+            flat => flat.name().into(),
+        }
+    }
 }
 
 /// Every way to serve `request`, or the one that was asked for.
@@ -54,16 +71,21 @@ pub struct Candidate {
 pub fn candidates(
     request: &Request,
     limits: &Limits,
-    codec: Option<&dyn Codec>,
+    codecs: Codecs<'_>,
 ) -> Result<Vec<Candidate>> {
+    let codec = codecs[Level::Inter as usize];
     // In the one-shot form every rank must see its own part as the others do, which a scale that
     // is refreshed now and then does not guarantee.
     let kept = matches!(request.codec.scale, ScaleRule::Tensor { .. }) && codec.is_some();
-    let all: Vec<Algorithm> = schedule::algorithms(request.collective)
+    let mut all: Vec<Algorithm> = schedule::algorithms(request.collective)
         .iter()
         .copied()
         .filter(|algorithm| !(kept && *algorithm == Algorithm::OneShot))
         .collect();
+    let no_hierarchy = no_hierarchy(request, limits);
+    if no_hierarchy.is_none() {
+        all.push(Algorithm::Hierarchical);
+    }
     if let Some(asked) = request.algorithm {
         if kept && asked == Algorithm::OneShot {
             return Err(Error::new(
@@ -75,12 +97,15 @@ pub fn candidates(
                 ),
             ));
         }
-        return ways(request, limits, codec, &[asked]);
+        if let (Algorithm::Hierarchical, Some(why)) = (asked, no_hierarchy) {
+            return Err(Error::new(ErrorKind::Unsupported, why));
+        }
+        return ways(request, limits, codecs, &[asked]);
     }
     if let Some(preferred) = limits.algorithm
         && all.contains(&preferred)
     {
-        return ways(request, limits, codec, &[preferred]);
+        return ways(request, limits, codecs, &[preferred]);
     }
     // A ring rounds a partial sum at every hop; with a codec that loses each time, the others
     // have the same bytes and at most two roundings (a tree: one a level).
@@ -92,22 +117,57 @@ pub fn candidates(
         .copied()
         .filter(|&algorithm| !(loses && algorithm == Algorithm::Ring))
         .collect();
-    ways(request, limits, codec, &gentler)
+    ways(request, limits, codecs, &gentler)
+}
+
+/// Why no hierarchical schedule serves `request`, as a sentence.
+fn no_hierarchy(request: &Request, limits: &Limits) -> Option<String> {
+    Pattern::no_hierarchy(request.collective, &limits.hosts).or_else(|| {
+        limits.gpu.as_ref().map(|_| {
+            format!(
+                "{} by hierarchical is for host buffers: kernels do not wait for a network",
+                request.collective
+            )
+        })
+    })
+}
+
+/// What a hierarchical schedule may do between hosts. In a ring between hosts, as in a flat one, a
+/// partial sum is rounded at every hop: where the codec loses each time, only one that is asked for
+/// by its bytes would do that, and a two-shot sends as few.
+fn between(request: &Request, limits: &Limits, codecs: Codecs<'_>) -> Vec<Algorithm> {
+    let codec = codecs[Level::Inter as usize];
+    let loses = codec.is_some_and(|codec| codec.reencode() == Reencode::Lossy);
+    let rings = !(loses && limits.hosts.count() > 2);
+    Pattern::between_hosts(request.collective)
+        .iter()
+        .copied()
+        .filter(|&between| rings || between != Algorithm::Ring)
+        .collect()
 }
 
 /// Every way to serve `request` by one of `algorithms`.
 fn ways(
     request: &Request,
     limits: &Limits,
-    codec: Option<&dyn Codec>,
+    codecs: Codecs<'_>,
     algorithms: &[Algorithm],
 ) -> Result<Vec<Candidate>> {
+    let codec = codecs[Level::Inter as usize];
     let Some(gpu) = &limits.gpu else {
-        let mut found = Vec::new();
-        for &algorithm in algorithms {
-            found.push(cheapest_cut(request, limits, codec, algorithm)?);
-        }
-        return Ok(found);
+        let two_levels = |&algorithm: &Algorithm| match algorithm {
+            Algorithm::Hierarchical => between(request, limits, codecs),
+            // Without meaning.
+            _ => vec![Algorithm::Direct],
+        };
+        return algorithms
+            .iter()
+            .flat_map(|algorithm| {
+                let betweens = two_levels(algorithm).into_iter();
+                betweens.map(|between| (*algorithm, between))
+            })
+            .map(|way| cheapest_cut(request, limits, codecs, way))
+            .collect();
     };
     let mut found = Vec::new();
     for &algorithm in algorithms {
@@ -133,6 +193,43 @@ pub(super) fn busiest(request: &Request, nranks: usize) -> [usize; 3] {
     [request.root, (request.root + 1) % nranks, nranks / 2]
 }
 
+/// Ranks of a host that are looked at for what leaves it; more of them stand for the rest.
+const LOOKED_AT: usize = 8;
+
+/// Messages of a pass by which the ranks of the root's host send to others.
+fn leaving(pattern: &Pattern, limits: &Limits) -> Result<usize> {
+    if limits.hosts.count() == 1 {
+        return Ok(0);
+    }
+    let ranks = limits.hosts.ranks(limits.hosts.of(pattern.root).0);
+    let looked_at = &ranks[..ranks.len().min(LOOKED_AT)];
+    let mut messages = 0;
+    for &rank in looked_at {
+        let schedule = pattern.schedule(rank as usize)?;
+        messages += schedule::cost_counts(&schedule, &limits.hosts).crossing[0];
+    }
+    Ok((messages * ranks.len()).div_ceil(looked_at.len().max(1)))
+}
+
+/// Elements at which both codecs may be cut, and the most whose encodings by both fit a slot.
+fn cut(request: &Request, limits: &Limits, codecs: Codecs<'_>) -> Result<(usize, usize)> {
+    let whole = |level: Level| granule(request.dtype, codecs[level as usize]);
+    let granule = whole(Level::Intra).max(whole(Level::Inter));
+    let mut most = usize::MAX;
+    for level in Level::ALL {
+        let (spec, codec) = (request.codec_of(level), codecs[level as usize]);
+        most = most.min(chunk_max(limits.slot_bytes, request.dtype, spec, codec)?);
+    }
+    match most / granule * granule {
+        0 => Err(Error::invalid_argument(format!(
+            "a slot of {} bytes holds {most} elements in one of codecs intra={} and inter={}, but \
+             they can only be cut every {granule}; raise CINCH_SLOT_BYTES or CINCH_BUFFER_BYTES",
+            limits.slot_bytes, request.intra, request.codec
+        ))),
+        most => Ok((granule, most)),
+    }
+}
+
 /// Most times that a message is cut finer than slots make necessary, each time in two.
 const FINER: usize = 6;
 
@@ -144,14 +241,25 @@ const SMALLEST_CHUNK: usize = 4 << 10;
 fn cheapest_cut(
     request: &Request,
     limits: &Limits,
-    codec: Option<&dyn Codec>,
-    algorithm: Algorithm,
+    codecs: Codecs<'_>,
+    (algorithm, between): (Algorithm, Algorithm),
 ) -> Result<Candidate> {
-    let pattern = super::pattern(request, algorithm, limits.nranks);
-    let granule = granule(request.dtype, codec);
-    let most = chunk_max(limits.slot_bytes, request.dtype, request.codec, codec)?;
+    let two_levels = algorithm == Algorithm::Hierarchical;
+    // With one level there is one codec.
+    let one = Request {
+        intra: request.codec,
+        ..*request
+    };
+    let (request, codecs) = match two_levels {
+        true => (request, codecs),
+        false => (&one, [codecs[Level::Inter as usize]; 2]),
+    };
+    let pattern = super::pattern(request, limits, (algorithm, between));
+    let leaving = leaving(&pattern, limits)?;
+    let (granule, most) = self::cut(request, limits, codecs)?;
     let cut = |most| Geometry::new(request.count, pattern.parts(), granule, most);
-    let mut best = candidate(request, limits, codec, &pattern, cut(most))?;
+    let try_cut = |geometry| candidate(request, limits, codecs, (&pattern, leaving), geometry);
+    let mut best = try_cut(cut(most))?;
     if limits.machine.measured.is_none() {
         return Ok(best);
     }
@@ -162,7 +270,7 @@ fn cheapest_cut(
             break;
         }
         geometry = cut(half);
-        let finer = candidate(request, limits, codec, &pattern, geometry)?;
+        let finer = try_cut(geometry)?;
         if finer.seconds < best.seconds {
             best = finer;
         }
@@ -173,12 +281,12 @@ fn cheapest_cut(
 fn candidate(
     request: &Request,
     limits: &Limits,
-    codec: Option<&dyn Codec>,
-    pattern: &Pattern,
+    codecs: Codecs<'_>,
+    (pattern, leaving): (&Pattern, usize),
     geometry: Geometry,
 ) -> Result<Candidate> {
-    let algorithm = pattern.algorithm;
-    let hops = schedule::hops(request.collective, algorithm, limits.nranks);
+    let (algorithm, between) = (pattern.algorithm, pattern.between);
+    let hops = pattern.hops();
     // One thread drives all lanes, so lanes only pay where the wire works while the core does
     // something else; in shared memory they would only spread the slots over more cache.
     let channels = match limits.machine.transport {
@@ -186,12 +294,14 @@ fn candidate(
         TransportKind::Tcp => limits.channels.min(geometry.passes()),
     };
     let chunk = geometry.chunk();
-    let wire_bytes = codec.map_or(chunk * request.dtype.size(), |codec| {
-        codec.wire_bytes(chunk)
+    let wire_bytes = codecs.map(|codec| {
+        codec.map_or(chunk * request.dtype.size(), |codec| {
+            codec.wire_bytes(chunk)
+        })
     });
     let mut busiest = (0.0, CostCounts::default());
     for rank in self::busiest(request, limits.nranks) {
-        let counts = schedule::cost_counts(&pattern.schedule(rank)?);
+        let counts = schedule::cost_counts(&pattern.schedule(rank)?, &limits.hosts);
         let work = Work {
             counts,
             hops,
@@ -200,7 +310,8 @@ fn candidate(
             chunk,
             element_bytes: request.dtype.size(),
             wire_bytes,
-            codec: request.codec.kind,
+            codecs: Level::ALL.map(|level| request.codec_of(level).kind),
+            leaving,
         };
         let seconds = seconds(&work, limits.machine);
         if seconds >= busiest.0 {
@@ -210,6 +321,7 @@ fn candidate(
     let (seconds, counts) = busiest;
     Ok(Candidate {
         algorithm,
+        between,
         geometry,
         channels,
         counts,
@@ -226,12 +338,19 @@ pub fn explain(request: &Request, limits: &Limits, candidates: &[Candidate]) -> 
         .map(|candidate| candidate.seconds)
         .min_by(f64::total_cmp)
         .unwrap_or_default();
+    let codec = match request.intra == request.codec {
+        true => request.codec.to_string(),
+        false => format!("intra={},inter={}", request.intra, request.codec),
+    };
+    let hosts = match limits.hosts.count() {
+        1 => String::new(),
+        _ => format!(" on {}", limits.hosts),
+    };
     let mut text = format!(
-        "{} of {} {}, codec {}, {} ranks over {}{}\n",
+        "{} of {} {}, codec {codec}, {} ranks{hosts} over {}{}\n",
         request.collective,
         request.count,
         request.dtype,
-        request.codec,
         limits.nranks,
         limits.machine.transport,
         if limits.machine.oversubscribed {
@@ -244,10 +363,12 @@ pub fn explain(request: &Request, limits: &Limits, candidates: &[Candidate]) -> 
         Some(_) => format!("  {name:<8}"),
         None => String::new(),
     };
-    text += "  algorithm";
+    let names: Vec<String> = candidates.iter().map(Candidate::name).collect();
+    let width = names.iter().map(String::len).max().unwrap_or(0).max(9);
+    text += &format!("  {:<width$}", "algorithm");
     text += &protocol("protocol");
     text += "  chunk(elements)  passes  lanes  hops  sends  predicted(us)\n";
-    for candidate in candidates {
+    for (candidate, name) in candidates.iter().zip(names) {
         let mark = if candidate.seconds == best {
             " <- cheapest"
         } else {
@@ -256,16 +377,20 @@ pub fn explain(request: &Request, limits: &Limits, candidates: &[Candidate]) -> 
         // Writing to a string cannot fail.
         let _ = writeln!(
             text,
-            "  {:<9}{}  {:>15}  {:>6}  {:>5}  {:>4}  {:>5}  {:>13.2}{mark}",
-            candidate.algorithm.name(),
+            "  {name:<width$}{}  {:>15}  {:>6}  {:>5}  {:>4}  {:>5}  {:>13.2}{mark}",
             protocol(candidate.protocol.name()),
             candidate.geometry.chunk(),
             candidate.geometry.passes(),
             candidate.channels,
-            candidate.hops,
+            candidate.hops.total(),
             candidate.counts.sends,
             candidate.seconds * 1e6,
         );
+    }
+    // Who has several hosts, or asked for it by a setting, looks for it in the table.
+    let expected = limits.hosts.count() > 1 || limits.algorithm == Some(Algorithm::Hierarchical);
+    if let Some(why) = no_hierarchy(request, limits).filter(|_| expected) {
+        let _ = writeln!(text, "  no hierarchical: {why}");
     }
     text
 }

@@ -3,7 +3,7 @@
 //!
 //! | collective | chunks of a pass | chunk c |
 //! | --- | --- | --- |
-//! | all_reduce, reduce, broadcast | ring: N for all_reduce, else 1; tree 2; oneshot 1; direct N | part c of the pass's range; of N parts, rank c owns part c; of 2, tree c carries it |
+//! | all_reduce, reduce, broadcast | ring: N for all_reduce, else 1; tree 2; oneshot 1; direct N; hierarchical: see there | part c of the pass's range; of N parts, rank c owns part c; of 2, tree c carries it |
 //! | all_gather, gather | N | rank c's block |
 //! | reduce_scatter, scatter | N | the block of rank c |
 //! | all_to_all | N * N | c = source * N + destination |
@@ -11,6 +11,8 @@
 //!
 //! With one rank there is one chunk.
 
+use super::hierarchical;
+use super::hosts::Hosts;
 use crate::types::{Algorithm, Collective};
 use std::ops::Range;
 
@@ -40,7 +42,7 @@ pub enum Contributors {
 }
 
 /// Which schedule: what all ranks agree on before they generate their part.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Pattern {
     /// What is done.
     pub collective: Collective,
@@ -52,16 +54,34 @@ pub struct Pattern {
     pub root: usize,
     /// Receiver of a send/recv. Not used otherwise.
     pub peer: usize,
+    /// Which ranks share a host. Not used by algorithms that treat all ranks alike.
+    pub hosts: Hosts,
+    /// What a hierarchical schedule does between hosts. Not used otherwise.
+    pub between: Algorithm,
 }
 
 const WHOLE: Place = Place::Part { index: 0, of: 1 };
 
 impl Pattern {
+    /// A pattern of ranks of one host, with rank 0 as root and peer.
+    pub const fn flat(collective: Collective, algorithm: Algorithm, nranks: usize) -> Pattern {
+        Pattern {
+            collective,
+            algorithm,
+            nranks,
+            root: 0,
+            peer: 0,
+            hosts: Hosts::ONE,
+            between: Algorithm::Direct,
+        }
+    }
+
     /// Parts into which a pass divides its range of a buffer of `count` elements; 1 where chunks
     /// are blocks.
     pub fn parts(&self) -> usize {
         match (self.collective, self.algorithm) {
             _ if self.nranks == 1 => 1,
+            (_, Algorithm::Hierarchical) => hierarchical::parts(self),
             (Collective::AllReduce, Algorithm::Ring | Algorithm::Direct) => self.nranks,
             (Collective::Broadcast | Collective::Reduce, Algorithm::Direct) => self.nranks,
             (
@@ -173,11 +193,10 @@ mod tests {
             for algorithm in Algorithm::ALL {
                 for nranks in 1..=6 {
                     let pattern = Pattern {
-                        collective,
-                        algorithm,
-                        nranks,
                         root: nranks / 2,
                         peer: nranks - 1,
+                        hosts: Hosts::new((0..nranks).map(|rank| rank % 2)),
+                        ..Pattern::flat(collective, algorithm, nranks)
                     };
                     for rank in 0..nranks {
                         check(&pattern, rank);

@@ -14,11 +14,8 @@ fn schedules(pattern: &Pattern) -> Vec<Schedule> {
 
 fn pattern(collective: Collective, algorithm: Algorithm, nranks: usize) -> Pattern {
     Pattern {
-        collective,
-        algorithm,
-        nranks,
-        root: 0,
         peer: nranks - 1,
+        ..Pattern::flat(collective, algorithm, nranks)
     }
 }
 
@@ -29,16 +26,23 @@ fn patterns(nranks: usize, roots: &[usize]) -> Vec<Pattern> {
         for &algorithm in algorithms(collective) {
             let of = pattern(collective, algorithm, nranks);
             if collective == Collective::SendRecv {
-                let peers = |&root| roots.iter().map(move |&peer| Pattern { root, peer, ..of });
-                patterns.extend(roots.iter().flat_map(peers));
+                for (&root, &peer) in roots.iter().flat_map(|r| roots.iter().map(move |p| (r, p))) {
+                    let of = of.clone();
+                    patterns.push(Pattern { root, peer, ..of });
+                }
             } else if collective.has_root() {
-                patterns.extend(roots.iter().map(|&root| Pattern { root, ..of }));
+                let with = |&root| Pattern { root, ..of.clone() };
+                patterns.extend(roots.iter().map(with));
             } else {
                 patterns.push(of);
             }
         }
     }
     patterns
+}
+
+fn cost_counts(schedule: &Schedule) -> CostCounts {
+    super::cost_counts(schedule, &Hosts::ONE)
 }
 
 fn prove(pattern: &Pattern, passes: usize) {
@@ -53,17 +57,8 @@ fn prove(pattern: &Pattern, passes: usize) {
     let sends: usize = counts.iter().map(|counts| counts.sends).sum();
     let recvs: usize = counts.iter().map(|counts| counts.recvs).sum();
     assert_eq!((sends, recvs), (proof.messages, proof.messages));
-    let Pattern {
-        collective,
-        algorithm,
-        nranks,
-        ..
-    } = *pattern;
-    let expected = if collective == Collective::SendRecv && pattern.root == pattern.peer {
-        0
-    } else {
-        hops(collective, algorithm, nranks)
-    };
+    let to_itself = pattern.collective == Collective::SendRecv && pattern.root == pattern.peer;
+    let expected = if to_itself { 0 } else { pattern.hops().total() };
     assert_eq!(proof.hops, expected, "{pattern:?}");
 }
 
@@ -195,6 +190,7 @@ fn load_is_spread() {
         reduces: 7,
         coded: 0,
         connections: 2,
+        ..CostCounts::default()
     };
     assert_eq!(counts(Algorithm::Ring, 8), ring);
     // The same work, over more connections.
@@ -211,6 +207,7 @@ fn load_is_spread() {
         reduces: 7,
         coded: 1,
         connections: 14,
+        ..CostCounts::default()
     };
     assert_eq!(counts(Algorithm::OneShot, 8), one_shot);
     // Chains count their sum and its encoding once.
@@ -222,6 +219,7 @@ fn load_is_spread() {
         reduces: 30,
         coded: 0,
         connections: 60,
+        ..CostCounts::default()
     };
     assert_eq!(counts(Algorithm::Direct, 31), direct);
 }

@@ -1,8 +1,10 @@
 //! What a schedule does, in numbers for a cost model.
 
+use super::chunks::Pattern;
+use super::hosts::Hosts;
 use super::ir::{Op, Own, Schedule};
-use super::tree;
-use crate::types::{Algorithm, Collective};
+use super::{hierarchical, tree};
+use crate::types::{Algorithm, Collective, Level};
 use std::collections::HashSet;
 
 /// Work of one rank in one pass, in chunks.
@@ -23,16 +25,30 @@ pub struct CostCounts {
     pub coded: usize,
     /// Connections used, both directions counted.
     pub connections: usize,
+    /// Of the sends and the recvs each, those that are encoded for [`Level::Intra`].
+    pub intra: [usize; 2],
+    /// Of the encodes and the decodes each, those for [`Level::Intra`].
+    pub intra_coded: [usize; 2],
+    /// Of the sends and the recvs each, those to and from other hosts.
+    pub crossing: [usize; 2],
 }
 
-/// Counts the work of one rank in one pass.
-pub fn cost_counts(schedule: &Schedule) -> CostCounts {
+/// Counts the work of one rank in one pass; `hosts` tells what crosses between them.
+pub fn cost_counts(schedule: &Schedule, hosts: &Hosts) -> CostCounts {
     let mut counts = CostCounts::default();
     let (mut to, mut from) = (HashSet::<u32>::new(), HashSet::<u32>::new());
     // Terms of the sum that is open.
     let mut terms = 0;
+    let crosses = |peers: &[u32]| {
+        let abroad = |peer: &&u32| !hosts.share(schedule.rank, **peer as usize);
+        match hosts.count() {
+            1 => 0,
+            _ => peers.iter().filter(abroad).count(),
+        }
+    };
     for step in &schedule.steps {
         let last = usize::from(!step.more);
+        let before = counts;
         to.extend(step.send_to.iter());
         from.extend(step.recv_from.iter());
         counts.sends += step.send_to.len();
@@ -64,14 +80,63 @@ pub fn cost_counts(schedule: &Schedule) -> CostCounts {
                 }
             }
         }
+        let received = counts.recvs - before.recvs;
+        if step.gives == Level::Intra {
+            counts.intra[0] += step.send_to.len();
+            counts.intra_coded[0] += counts.encodes - before.encodes;
+        }
+        if step.takes == Level::Intra {
+            counts.intra[1] += received;
+            counts.intra_coded[1] += received;
+        }
+        counts.crossing[0] += crosses(&step.send_to);
+        if received > 0 {
+            counts.crossing[1] += crosses(&step.recv_from);
+        }
     }
     counts.connections = to.len() + from.len();
     counts
 }
 
 /// Messages one after the other, each waiting for the one before it, between the input and the
-/// last output of a pass. Which combinations exist is the business of [`super::algorithms`].
-pub fn hops(collective: Collective, algorithm: Algorithm, nranks: usize) -> usize {
+/// last output of a pass.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Hops {
+    /// Between ranks of one host.
+    pub inside: usize,
+    /// Between hosts, or anywhere where the algorithm does not care.
+    pub between: usize,
+}
+
+impl Hops {
+    /// All of them.
+    pub const fn total(self) -> usize {
+        self.inside + self.between
+    }
+}
+
+impl Pattern {
+    /// The longest way of a message. Which combinations exist is the business of
+    /// [`super::algorithms`].
+    pub fn hops(&self) -> Hops {
+        if self.algorithm == Algorithm::Hierarchical {
+            return hierarchical::hops(self);
+        }
+        let hops = flat_hops(self.collective, self.algorithm, self.nranks);
+        match self.hosts.count() {
+            1 => Hops {
+                inside: hops,
+                between: 0,
+            },
+            _ => Hops {
+                inside: 0,
+                between: hops,
+            },
+        }
+    }
+}
+
+fn flat_hops(collective: Collective, algorithm: Algorithm, nranks: usize) -> usize {
     if nranks <= 1 {
         return 0;
     }
@@ -86,5 +151,6 @@ pub fn hops(collective: Collective, algorithm: Algorithm, nranks: usize) -> usiz
             Collective::Broadcast => 1 + usize::from(nranks > 2),
             _ => 1,
         },
+        Algorithm::Hierarchical => 0,
     }
 }

@@ -1,6 +1,7 @@
 //! Steps towards or from any number of peers, as chains of steps of bounded fan.
 
 use super::ir::{MAX_FAN, Op, Own, Step};
+use crate::types::Level;
 
 /// The ranks behind `rank` on the circle of `nranks`, nearest first. Every rank starts at another
 /// one, so that nobody is everybody's first.
@@ -30,16 +31,32 @@ pub(super) fn sum_in_rank_order(
     own: OwnTerm,
     to: impl IntoIterator<Item = usize>,
 ) -> Vec<Step> {
-    let others = (0..nranks).filter(|&other| other != rank);
-    let mut steps: Vec<Step> = fans(others)
-        .map(|from| at.own(Own::Absent).from(from))
-        .collect();
+    let others: Vec<usize> = (0..nranks).filter(|&other| other != rank).collect();
+    sum(at, &[(at.takes, &others)], (own, rank), to)
+}
+
+/// The sum of what the ranks of each of `groups` send, encoded for the group's level, in this
+/// order, with the own contribution behind `before` terms of the first group; then sent to `to`.
+pub(super) fn sum(
+    at: Step,
+    groups: &[(Level, &[usize])],
+    (own, before): (OwnTerm, usize),
+    to: impl IntoIterator<Item = usize>,
+) -> Vec<Step> {
+    let mut steps = Vec::new();
+    let mut first = 0;
+    for (index, (level, from)) in groups.iter().enumerate() {
+        let fans = fans(from.iter().copied());
+        steps.extend(fans.map(|from| at.own(Own::Absent).takes(*level).from(from)));
+        if index == 0 {
+            first = steps.len();
+        }
+    }
     if steps.is_empty() {
         steps.push(at);
     }
-    // `rank` others stand before the own contribution.
-    let home = (rank / MAX_FAN).min(steps.len() - 1);
-    let after = (rank - home * MAX_FAN) as u8;
+    let home = (before / MAX_FAN).min(first.max(1) - 1);
+    let after = (before - home * MAX_FAN) as u8;
     steps[home].own = match own {
         OwnTerm::Exact => Own::Exact { after },
         OwnTerm::Coded => Own::Coded { after },

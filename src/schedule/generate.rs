@@ -1,15 +1,17 @@
 //! From a pattern to one rank's steps.
 
 use super::chunks::Pattern;
+use super::hosts::Hosts;
 use super::ir::{Op, Schedule, Step};
-use super::{direct, oneshot, ring, tree};
+use super::{direct, hierarchical, oneshot, ring, tree};
 use crate::error::{Error, ErrorKind, Result};
 use crate::types::{Algorithm, Collective};
 
-/// The algorithms of a collective.
+/// The algorithms of a collective on any hosts; those that [`Pattern::between_hosts`] names come
+/// on top.
 pub fn algorithms(collective: Collective) -> &'static [Algorithm] {
     match collective {
-        Collective::AllReduce | Collective::Broadcast | Collective::Reduce => &Algorithm::ALL,
+        Collective::AllReduce | Collective::Broadcast | Collective::Reduce => &Algorithm::FLAT,
         Collective::AllGather | Collective::ReduceScatter => &[Algorithm::Ring, Algorithm::Direct],
         Collective::Gather | Collective::Scatter | Collective::AllToAll | Collective::SendRecv => {
             &[Algorithm::Direct]
@@ -31,11 +33,9 @@ pub fn generate(
     peer: usize,
 ) -> Result<Schedule> {
     Pattern {
-        collective,
-        algorithm,
-        nranks,
         root,
         peer,
+        ..Pattern::flat(collective, algorithm, nranks)
     }
     .schedule(rank)
 }
@@ -61,6 +61,9 @@ impl Pattern {
                     (oneshot::stages(self.collective), oneshot::steps(self, rank))
                 }
                 Algorithm::Direct => (direct::stages(self.collective), direct::steps(self, rank)),
+                Algorithm::Hierarchical => {
+                    (hierarchical::stages(self), hierarchical::steps(self, rank))
+                }
             }
         };
         Ok(Schedule {
@@ -72,6 +75,30 @@ impl Pattern {
         })
     }
 
+    /// What a hierarchical schedule of `collective` may do between hosts.
+    pub const fn between_hosts(collective: Collective) -> &'static [Algorithm] {
+        match collective {
+            Collective::AllReduce => &[Algorithm::Ring, Algorithm::Tree, Algorithm::Direct],
+            Collective::Broadcast | Collective::Reduce => &[Algorithm::Tree],
+            Collective::AllGather | Collective::ReduceScatter => &[Algorithm::Direct],
+            _ => &[],
+        }
+    }
+
+    /// Why a hierarchical schedule of `collective` does not exist on `hosts`, as a sentence.
+    pub fn no_hierarchy(collective: Collective, hosts: &Hosts) -> Option<String> {
+        if Pattern::between_hosts(collective).is_empty() {
+            return Some(format!(
+                "{collective} has no algorithm hierarchical: every block is for one rank alone, \
+                 so hosts have nothing to combine"
+            ));
+        }
+        let why = hosts.obstacle()?;
+        Some(format!(
+            "{collective} by hierarchical needs several hosts with several ranks: {why}"
+        ))
+    }
+
     fn check(&self, rank: usize) -> Result<()> {
         let Pattern {
             collective,
@@ -80,7 +107,9 @@ impl Pattern {
             ..
         } = *self;
         let exists = algorithms(collective);
-        if !exists.contains(&algorithm) {
+        if algorithm == Algorithm::Hierarchical {
+            self.check_hierarchy()?;
+        } else if !exists.contains(&algorithm) {
             let names: Vec<_> = exists.iter().map(|algorithm| algorithm.name()).collect();
             return Err(Error::new(
                 ErrorKind::Unsupported,
@@ -116,6 +145,32 @@ impl Pattern {
                      step can number; split the communicator"
                 ),
             ));
+        }
+        Ok(())
+    }
+}
+
+impl Pattern {
+    fn check_hierarchy(&self) -> Result<()> {
+        let unsupported = |sentence| Err(Error::new(ErrorKind::Unsupported, sentence));
+        if let Some(why) = Pattern::no_hierarchy(self.collective, &self.hosts) {
+            return unsupported(why);
+        }
+        let between = Pattern::between_hosts(self.collective);
+        if !between.contains(&self.between) {
+            let names: Vec<_> = between.iter().map(|algorithm| algorithm.name()).collect();
+            return unsupported(format!(
+                "{} by hierarchical has no algorithm {} between hosts; it has {}",
+                self.collective,
+                self.between,
+                names.join(", ")
+            ));
+        }
+        if self.hosts.nranks() != Some(self.nranks) {
+            return Err(Error::internal(format!(
+                "a map of {} for {} ranks",
+                self.hosts, self.nranks
+            )));
         }
         Ok(())
     }

@@ -1,5 +1,6 @@
 //! The intermediate representation.
 
+use crate::types::Level;
 use std::ops::Deref;
 
 /// Largest fan-in and fan-out of one step.
@@ -181,6 +182,10 @@ pub struct Step {
     pub recv_from: Peers,
     /// To whom, one message each.
     pub send_to: Peers,
+    /// For what the received messages are encoded.
+    pub takes: Level,
+    /// For what the sent messages are encoded; the same where they are forwarded.
+    pub gives: Level,
 }
 
 impl Step {
@@ -194,6 +199,24 @@ impl Step {
             own: if op.sums() { Own::FIRST } else { Own::Absent },
             recv_from: Peers::NONE,
             send_to: Peers::NONE,
+            takes: Level::Inter,
+            gives: Level::Inter,
+        }
+    }
+
+    /// The same step, taking messages that are encoded for `level`.
+    pub const fn takes(self, level: Level) -> Step {
+        Step {
+            takes: level,
+            ..self
+        }
+    }
+
+    /// The same step, encoding for `level`.
+    pub const fn gives(self, level: Level) -> Step {
+        Step {
+            gives: level,
+            ..self
         }
     }
 

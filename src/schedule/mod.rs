@@ -10,6 +10,8 @@ mod cost;
 mod direct;
 mod fan;
 mod generate;
+mod hierarchical;
+mod hosts;
 mod ir;
 mod oneshot;
 mod ring;
@@ -18,9 +20,12 @@ mod verify;
 
 #[cfg(test)]
 mod conformance;
+#[cfg(test)]
+mod hierarchical_tests;
 
 pub use chunks::{Contributors, Pattern, Place};
-pub use cost::{CostCounts, cost_counts, hops};
+pub use cost::{CostCounts, Hops, cost_counts};
 pub use generate::{algorithms, generate};
+pub use hosts::Hosts;
 pub use ir::{Cursor, MAX_FAN, Op, Own, Peers, Schedule, Step, Visit, Walk, walk};
 pub use verify::{Limits, Proof, verify};

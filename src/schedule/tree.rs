@@ -47,10 +47,7 @@ pub(super) fn steps(pattern: &Pattern, rank: usize) -> Vec<Step> {
     let label = (rank + nranks - root) % nranks;
     let mut steps = Vec::new();
     for index in 0..2 {
-        let tree = Tree {
-            inner: nranks - 1,
-            index,
-        };
+        let tree = Tree::new(nranks, index);
         let rank_of = |label: usize| (label + root) % nranks;
         let children: Vec<_> = tree.children(label).map(rank_of).collect();
         let parent = tree.parent(label).map(rank_of);
@@ -104,13 +101,21 @@ pub(super) fn steps(pattern: &Pattern, rank: usize) -> Vec<Step> {
 
 /// One of the two trees over the labels 0 (the root) to `inner`.
 #[derive(Clone, Copy, Debug)]
-struct Tree {
+pub(super) struct Tree {
     inner: usize,
     index: usize,
 }
 
 impl Tree {
-    fn parent(&self, label: usize) -> Option<usize> {
+    /// Tree `index`, 0 or 1, over `nodes` labels.
+    pub(super) fn new(nodes: usize, index: usize) -> Tree {
+        Tree {
+            inner: nodes - 1,
+            index,
+        }
+    }
+
+    pub(super) fn parent(&self, label: usize) -> Option<usize> {
         if label == 0 {
             return None;
         }
@@ -120,7 +125,7 @@ impl Tree {
         Some(self.label(if up > self.inner { node ^ bit } else { up }))
     }
 
-    fn children(&self, label: usize) -> impl Iterator<Item = usize> + use<> {
+    pub(super) fn children(&self, label: usize) -> impl Iterator<Item = usize> + use<> {
         let node = self.node(label);
         let (left, right) = if node == 0 {
             let top = (self.inner > 0).then(|| 1 << self.inner.ilog2());
@@ -140,7 +145,7 @@ impl Tree {
             .map(move |node| tree.label(node))
     }
 
-    fn depth(&self, label: usize) -> usize {
+    pub(super) fn depth(&self, label: usize) -> usize {
         std::iter::successors(self.parent(label), |&up| self.parent(up)).count()
     }
 
@@ -176,10 +181,7 @@ mod tests {
     #[test]
     fn trees_are_trees_and_complement_each_other() {
         for nranks in (2..=70).chain([255, 256, 257, 1000, 65_536]) {
-            let trees = [0, 1].map(|index| Tree {
-                inner: nranks - 1,
-                index,
-            });
+            let trees = [0, 1].map(|index| Tree::new(nranks, index));
             let mut inner = vec![0; nranks];
             for tree in trees {
                 let mut deepest = 0;

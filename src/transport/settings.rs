@@ -97,8 +97,8 @@ pub(super) fn kinds(
             TransportKind::Loopback if own.process_id != peer.process_id => {
                 Some("they are not threads of one process")
             }
-            TransportKind::Shm if own.host_id != peer.host_id => {
-                Some("they do not share a host and its network namespace")
+            TransportKind::Loopback | TransportKind::Shm if own.host_id != peer.host_id => {
+                Some("they do not share a host, its network namespace and CINCH_HOST_ID")
             }
             TransportKind::Cuda => Some("it carries memory of GPUs, and theirs is on the host"),
             _ => None,

@@ -14,11 +14,22 @@ pub enum Algorithm {
     OneShot = 2,
     /// Everyone to the owner of each chunk and back: two steps, the ring's bytes.
     Direct = 3,
+    /// Inside each host first, then between hosts on each rail, then inside again.
+    Hierarchical = 4,
 }
 
 impl Algorithm {
     /// Every algorithm, in numeric order.
-    pub const ALL: [Algorithm; 4] = [
+    pub const ALL: [Algorithm; 5] = [
+        Algorithm::Ring,
+        Algorithm::Tree,
+        Algorithm::OneShot,
+        Algorithm::Direct,
+        Algorithm::Hierarchical,
+    ];
+
+    /// Those that treat all ranks alike, whatever host they are on, in numeric order.
+    pub const FLAT: [Algorithm; 4] = [
         Algorithm::Ring,
         Algorithm::Tree,
         Algorithm::OneShot,
@@ -32,6 +43,7 @@ impl Algorithm {
             Algorithm::Tree => "tree",
             Algorithm::OneShot => "oneshot",
             Algorithm::Direct => "direct",
+            Algorithm::Hierarchical => "hierarchical",
         }
     }
 
@@ -46,6 +58,32 @@ impl Algorithm {
 impl fmt::Display for Algorithm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
+    }
+}
+
+/// For what a message is encoded. A schedule that treats all ranks alike encodes everything for
+/// [`Level::Inter`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Level {
+    /// For the way to a rank of the same host.
+    Intra = 0,
+    /// For the way between hosts. What was encoded for it keeps its encoding on the rest of its
+    /// way inside a host: decoding and encoding again would cost time and, in another lossy codec,
+    /// the agreement of all ranks.
+    Inter = 1,
+}
+
+impl Level {
+    /// Both levels, in numeric order.
+    pub const ALL: [Level; 2] = [Level::Intra, Level::Inter];
+
+    /// As settings name it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Level::Intra => "intra",
+            Level::Inter => "inter",
+        }
     }
 }
 

@@ -13,6 +13,8 @@ pub struct CodecChoice {
     pub spec: CodecSpec,
     /// Whether a call may go without it.
     pub auto: bool,
+    /// The codec of contributions inside hosts, where it is another one.
+    pub intra: Option<CodecSpec>,
 }
 
 /// What stands before a codec that is left to the model.
@@ -21,12 +23,19 @@ const AUTO: &str = "auto:";
 impl From<CodecSpec> for CodecChoice {
     /// The codec, whatever it costs.
     fn from(spec: CodecSpec) -> CodecChoice {
-        CodecChoice { spec, auto: false }
+        CodecChoice {
+            spec,
+            auto: false,
+            intra: None,
+        }
     }
 }
 
 impl fmt::Display for CodecChoice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(intra) = self.intra {
+            return write!(f, "intra={intra},inter={}", self.spec);
+        }
         let before = if self.auto { AUTO } else { "" };
         write!(f, "{before}{}", self.spec)
     }
@@ -49,6 +58,7 @@ impl FromStr for CodecChoice {
         Ok(CodecChoice {
             spec: name.parse()?,
             auto,
+            intra: None,
         })
     }
 }

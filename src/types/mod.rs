@@ -12,7 +12,7 @@ mod level_codecs;
 mod reduce_op;
 mod signature;
 
-pub use algorithm::{Algorithm, Protocol, TransportKind};
+pub use algorithm::{Algorithm, Level, Protocol, TransportKind};
 pub use codec_choice::CodecChoice;
 pub(crate) use codec_spec::is_threshold;
 pub use codec_spec::{CodecKind, CodecSpec, DEFAULT_BLOCK, Parameters, ScaleRule};

@@ -1,7 +1,7 @@
 //! What a rank believes a call to be. It travels in the header of every message, so that ranks
 //! that disagree find out from the first bytes instead of hanging.
 
-use super::{Algorithm, CodecSpec, Collective, DType, ReduceOp};
+use super::{Algorithm, CodecKind, CodecSpec, Collective, DType, ReduceOp};
 use std::fmt;
 
 /// Version of the wire format: message header, codec layouts, chunk geometry.
@@ -31,6 +31,8 @@ pub struct CallSignature {
     pub sequence: u64,
     /// The codec that runs.
     pub codec: CodecSpec,
+    /// The codec of contributions inside hosts; `codec` where the schedule has one level.
+    pub intra: CodecSpec,
 }
 
 impl CallSignature {
@@ -41,12 +43,23 @@ impl CallSignature {
                 | (self.collective as u64) << 8
                 | (self.dtype as u64) << 16
                 | u64::from(self.op) << 24
-                | (self.algorithm as u64) << 32,
+                | (self.algorithm as u64) << 32
+                | self.intra_bits() << 40,
             u64::from(self.root) | u64::from(self.peer) << 32,
             self.count,
             self.sequence,
             self.codec.word(),
         ]
+    }
+
+    /// 24 bits that tell codecs inside hosts apart: 0 where it is the other one, else its number
+    /// plus 1, and a digest of its parameters. Settings are compared in full when ranks join.
+    fn intra_bits(&self) -> u64 {
+        if self.intra == self.codec {
+            return 0;
+        }
+        let mixed = self.intra.word().wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        (self.intra.kind as u64 + 1) | mixed >> 48 << 8
     }
 
     /// Describes words that came from a peer, legal or not.
@@ -68,9 +81,18 @@ impl CallSignature {
         if collective == Some(Collective::SendRecv) {
             text += &format!(" from {} to {}", words[1] as u32, words[1] >> 32);
         }
-        match CodecSpec::from_word(words[4]) {
-            Some(codec) => text += &format!(", codec {codec}"),
-            None => text += ", codec unknown",
+        let intra = byte(40)
+            .checked_sub(1)
+            .map(|number| CodecKind::ALL.get(usize::from(number)))
+            .map(|kind| kind.map_or("unknown", |kind| kind.name()));
+        let inter = CodecSpec::from_word(words[4]);
+        let inter = inter.map_or("unknown".into(), |codec| codec.to_string());
+        match intra {
+            None => text += &format!(", codec {inter}"),
+            Some(intra) => {
+                let digest = words[0] >> 48;
+                text += &format!(", codec intra={intra} (#{digest:04x}),inter={inter}");
+            }
         }
         let algorithm = Algorithm::ALL.get(byte(32) as usize);
         text + ", algorithm " + algorithm.map_or("unknown", |a| a.name())
@@ -80,5 +102,49 @@ impl CallSignature {
 impl fmt::Display for CallSignature {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&CallSignature::describe(&self.words()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codecs_inside_hosts_are_told_apart() {
+        let call = |intra: &str| CallSignature {
+            collective: Collective::AllReduce,
+            dtype: DType::F32,
+            op: 0,
+            algorithm: Algorithm::Hierarchical,
+            root: 0,
+            peer: 0,
+            count: 8,
+            sequence: 3,
+            codec: "dynamic8".parse().unwrap(),
+            intra: intra.parse().unwrap(),
+        };
+        let texts = [
+            "dynamic8",
+            "raw",
+            "linear8",
+            "linear8:block=64",
+            "dynamic8:block=64",
+        ];
+        for (index, one) in texts.iter().enumerate() {
+            for other in &texts[index + 1..] {
+                assert_ne!(call(one).words(), call(other).words(), "{one}, {other}");
+            }
+        }
+        let text = call("dynamic8").to_string();
+        assert!(
+            text.contains("codec dynamic8:block=256, algorithm hierarchical"),
+            "{text}"
+        );
+        let text = call("raw").to_string();
+        assert!(text.contains("codec intra=raw (#"), "{text}");
+        assert!(
+            text.contains("),inter=dynamic8:block=256, algorithm"),
+            "{text}"
+        );
     }
 }

@@ -194,8 +194,8 @@ fn outputs(
     let bytes = cases.iter().map(|case| case.bytes(nranks)).max();
     let arenas = world.arenas(bytes.unwrap_or(0))?;
     let all = world.run(|comm| {
-        if let Some(limits) = limits {
-            comm.imitate(limits)?;
+        if let Some(limits) = &limits {
+            comm.imitate(limits.clone())?;
         }
         let mut done = Vec::new();
         for case in cases {
@@ -205,7 +205,7 @@ fn outputs(
         }
         Ok((done, comm.limits()?))
     })?;
-    let limits = all[0].1;
+    let limits = all[0].1.clone();
     let mut by_case: Vec<Vec<Done>> = cases.iter().map(|_| Vec::new()).collect();
     for (done, _) in all {
         for (case, one) in by_case.iter_mut().zip(done) {

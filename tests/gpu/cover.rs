@@ -173,7 +173,7 @@ fn possible() -> usize {
         RANKS.len(),
         PROTOCOLS.len(),
         COUNTS.len(),
-        Algorithm::ALL.len() + 1,
+        Algorithm::FLAT.len() + 1,
         2,
         2,
     ];
@@ -185,7 +185,7 @@ fn possible() -> usize {
     }
     // Not every collective has every algorithm; messages are never in place.
     for (collective, _) in works {
-        all -= Algorithm::ALL.len() + 1 - choices(collective).len();
+        all -= Algorithm::FLAT.len() + 1 - choices(collective).len();
         all -= usize::from(collective == Collective::SendRecv);
     }
     all
@@ -198,7 +198,7 @@ fn case(mut call: Call, choice: &Choice, nranks: usize, rng: &mut Rng) -> Case {
     if large && spreads(call.collective) {
         call.count = LARGE / nranks;
     }
-    call.algorithm = Algorithm::ALL.get(algorithm.wrapping_sub(1)).copied();
+    call.algorithm = Algorithm::FLAT.get(algorithm.wrapping_sub(1)).copied();
     finish(call, nranks, place == 1, shift == 1, large, rng)
 }
 

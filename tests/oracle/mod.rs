@@ -405,7 +405,7 @@ fn combine_floats(
         let encodes = match report.algorithm {
             Algorithm::OneShot => 1.0,
             Algorithm::Direct => 2.0,
-            Algorithm::Ring | Algorithm::Tree => nranks as f64,
+            Algorithm::Ring | Algorithm::Tree | Algorithm::Hierarchical => nranks as f64,
         };
         let step = half_step(report.codec, sum_of_maxima);
         let n = if case.call.op == ReduceOp::Avg {

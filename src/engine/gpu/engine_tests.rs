@@ -207,6 +207,7 @@ fn request(problem: &Problem, codec: &str) -> Request {
         },
         codec: codec.parse::<CodecSpec>().unwrap(),
         auto: false,
+        intra: codec.parse::<CodecSpec>().unwrap(),
         algorithm: None,
         tensor: None,
         feedback: None,
@@ -534,7 +535,7 @@ fn trouble_becomes_a_sentence_on_all_ranks_and_ends_their_kernels() {
     let signature = |count| {
         let problem = Problem::new(Collective::AllReduce, DType::F32, 3, count);
         request(&problem, "raw")
-            .signature(Algorithm::Direct, 4)
+            .signature(Algorithm::Direct, CodecSpec::RAW, 4)
             .words()
     };
     let report = Trouble {

@@ -150,7 +150,7 @@ fn codec_words(plan: &Plan, operation: u64) -> abi::CodecWords {
     match plan.codec {
         // Scales are of blocks: tensor scales were refused.
         Some(_) => {
-            let draws = plan.draws(operation, plan.schedule.rank);
+            let draws = Plan::draws(plan.spec, operation, plan.schedule.rank);
             word = codec::kernel_params(plan.spec, 0.0, draws);
         }
         None => word[0] = plan.dtype.size() as u32,

@@ -29,6 +29,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::{Context, Event, PinnedMemory, Stream};
 use crate::mem::{DeviceBuffers, abi as shared};
 use crate::plan::{GpuLimits, Limits, Machine, Plan, Planner, Request, Resident};
+use crate::schedule::Hosts;
 use crate::simd::Isa;
 use crate::sync::Fault;
 use crate::sys::cuda::CuStream;
@@ -143,9 +144,12 @@ impl GpuEngine {
             algorithm: config.algorithm,
             machine: Machine {
                 transport: TransportKind::Cuda,
+                inside: TransportKind::Cuda,
                 oversubscribed: false,
                 measured: None,
             },
+            // The transport between GPUs refuses ranks of several hosts.
+            hosts: Hosts::ONE,
             gpu: Some(gpu),
         };
         Ok(GpuEngine {
@@ -298,7 +302,9 @@ impl GpuEngine {
     ) -> [u64; SIGNATURE_WORDS] {
         let sequence = self.numbers.next(&call.request);
         let request = plan.decided(&call.request);
-        let signature = request.signature(plan.algorithm, sequence).words();
+        let signature = request
+            .signature(plan.algorithm, plan.intra_spec, sequence)
+            .words();
         if capture.is_none() {
             self.exchange.note_call(signature);
         }
@@ -477,6 +483,7 @@ impl GpuEngine {
                 || call.request.root != call.request.peer);
         Report {
             codec: run.plan.spec,
+            intra: run.plan.intra_spec,
             algorithm: run.plan.algorithm,
             transport: moves.then_some(TransportKind::Cuda),
             channels: run.plan.channels,

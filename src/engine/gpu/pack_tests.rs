@@ -31,11 +31,9 @@ impl Case {
             ..
         } = self.problem;
         let pattern = Pattern {
-            collective,
-            algorithm: self.algorithm,
-            nranks,
             root,
             peer,
+            ..Pattern::flat(collective, self.algorithm, nranks)
         };
         let geometry = Geometry::new(count, pattern.parts(), self.granule, self.chunk_max);
         Plan {
@@ -46,6 +44,8 @@ impl Case {
             geometry,
             codec: self.codec.clone(),
             spec: self.codec.as_ref().map_or(CodecSpec::RAW, |c| c.spec()),
+            intra: self.codec.clone(),
+            intra_spec: self.codec.as_ref().map_or(CodecSpec::RAW, |c| c.spec()),
             count,
             pattern,
             notes_input: Vec::new(),
@@ -117,11 +117,9 @@ fn case(collective: Collective, algorithm: Algorithm, nranks: usize, channels: u
         problem.root = nranks / 2;
     }
     let pattern = Pattern {
-        collective,
-        algorithm,
-        nranks,
         root: problem.root,
         peer: problem.peer,
+        ..Pattern::flat(collective, algorithm, nranks)
     };
     // All overlaps of passes, and a ragged end.
     let stages = pattern.schedule(0).unwrap().stages;

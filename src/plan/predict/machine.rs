@@ -254,16 +254,10 @@ impl Shape {
             // As the planner: no rounding of partial sums at every hop.
             .filter(|algorithm| !(loses && nranks > 2 && **algorithm == Algorithm::Ring))
             .map(|&algorithm| {
-                let pattern = Pattern {
-                    collective: Collective::AllReduce,
-                    algorithm,
-                    nranks,
-                    root: 0,
-                    peer: 0,
-                };
+                let pattern = Pattern::flat(Collective::AllReduce, algorithm, nranks);
                 let mut busiest = schedule::CostCounts::default();
                 for rank in [0, 1 % nranks, nranks / 2] {
-                    let counts = schedule::cost_counts(&pattern.schedule(rank)?);
+                    let counts = schedule::cost_counts(&pattern.schedule(rank)?, &pattern.hosts);
                     if counts.sends + counts.recvs >= busiest.sends + busiest.recvs {
                         busiest = counts;
                     }
@@ -271,7 +265,7 @@ impl Shape {
                 let coded = if codec.is_none() { busiest.coded } else { 0 };
                 Ok(Shape {
                     parts: pattern.parts(),
-                    hops: schedule::hops(Collective::AllReduce, algorithm, nranks) as f64,
+                    hops: pattern.hops().total() as f64,
                     messages: busiest.sends.max(busiest.recvs) as f64,
                     sends: busiest.sends as f64,
                     encodes: (busiest.encodes - coded) as f64,

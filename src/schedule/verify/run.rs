@@ -5,6 +5,7 @@ use super::{Limits, Proof};
 use crate::error::{Error, Result};
 use crate::schedule::chunks::{Contributors, Pattern, Place};
 use crate::schedule::ir::{Op, Own, Schedule, Step, Visit, Walk, walk};
+use crate::types::Level;
 use std::collections::VecDeque;
 
 pub(super) struct Run<'a> {
@@ -45,6 +46,7 @@ struct PassState {
 #[derive(Clone, Copy)]
 struct Message {
     value: Value,
+    level: Level,
     pass: u32,
     chunk: u32,
 }
@@ -125,7 +127,7 @@ impl<'a> Run<'a> {
         match step.op {
             Op::Send => {
                 let value = self.read(rank, visit, step)?;
-                self.send(rank, visit, step, value.coded())
+                self.send(rank, visit, step, value.coded(step.gives))
             }
             Op::Recv => {
                 let value = self.receive(rank, visit, step, 0, true)?;
@@ -158,7 +160,8 @@ impl<'a> Run<'a> {
                 for at in 0..=step.recv_from.len() {
                     if step.own.after() == Some(at) {
                         let own = self.read(rank, visit, step)?;
-                        add(&mut sum, if is_coded(step.own) { own.coded() } else { own });
+                        let coded = is_coded(step.own);
+                        add(&mut sum, if coded { own.coded(step.takes) } else { own });
                     }
                     if at < step.recv_from.len() {
                         let received = self.receive(rank, visit, step, at, true)?;
@@ -186,14 +189,14 @@ impl<'a> Run<'a> {
     fn pass_sum_on(&mut self, rank: usize, visit: Visit, step: &Step, sum: Value) -> Result<()> {
         let divides = step.op.is_final() && self.pattern.collective.reduces();
         let total = if divides { sum.divided() } else { sum };
-        self.send(rank, visit, step, total.coded())?;
+        self.send(rank, visit, step, total.coded(step.gives))?;
         if step.more {
             self.ranks[rank].open = Some(sum);
             return Ok(());
         }
         match step.op {
             Op::RecvReduceCopy => self.write(rank, visit, step, total),
-            Op::RecvReduceCopySend => self.write(rank, visit, step, total.coded()),
+            Op::RecvReduceCopySend => self.write(rank, visit, step, total.coded(step.gives)),
             _ => Ok(()),
         }
     }
@@ -247,6 +250,10 @@ impl<'a> Run<'a> {
             );
             return Err(self.wrong(rank, visit, step, &what));
         }
+        if message.level != step.takes {
+            let what = format!("rank {from} has encoded it for {}", message.level.name());
+            return Err(self.wrong(rank, visit, step, &what));
+        }
         if release {
             self.wires.pop(wire);
             if self.ranks[from].waits_for == Some(wire) {
@@ -260,6 +267,7 @@ impl<'a> Run<'a> {
     fn send(&mut self, rank: usize, visit: Visit, step: &Step, value: Value) -> Result<()> {
         let message = Message {
             value: value.sent(),
+            level: step.gives,
             pass: visit.pass as u32,
             chunk: step.chunk,
         };

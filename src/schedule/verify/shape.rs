@@ -74,6 +74,8 @@ fn wrong_with(step: &Step, schedule: &Schedule) -> Option<&'static str> {
         Some("the own term stands behind more terms than there are")
     } else if matches!(step.op, Op::Recv | Op::RecvCopySend) && step.recv_from.len() != 1 {
         Some("its op receives from one rank")
+    } else if step.op == Op::RecvCopySend && step.takes != step.gives {
+        Some("it forwards bytes and cannot change their level")
     } else if step.more && (!step.op.receives() || step.op == Op::Recv) {
         Some("its op cannot be continued")
     } else if step.op.sends() && step.send_to.is_empty() && !step.more {

@@ -1,6 +1,7 @@
 //! Symbolic contents of a chunk.
 
 use crate::schedule::chunks::Contributors;
+use crate::types::Level;
 
 /// An expression over the ranks' contributions to one chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,9 +30,10 @@ impl Value {
         }
     }
 
-    /// dec(enc(value)).
-    pub fn coded(self) -> Value {
-        let identity = mix(self.identity, 2);
+    /// dec(enc(value)) in the codec of a level. Levels are told apart: what holds for two codecs
+    /// holds for one.
+    pub fn coded(self, level: Level) -> Value {
+        let identity = mix(self.identity, [5, 2][level as usize]);
         Value { identity, ..self }
     }
 

@@ -79,7 +79,7 @@ pub fn share<W: World>(
         identical: outcome
             .filter(|_| same_on_all_ranks(row.collective))
             .map(|_| same()),
-        codec: report.codec,
+        codecs: report.codecs(),
         algorithm: report.algorithm,
         transport: TransportKind::ALL
             .into_iter()

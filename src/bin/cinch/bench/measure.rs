@@ -6,12 +6,12 @@
 use super::combine::share;
 use super::data::Source;
 use super::row::{Row, buffer_bytes, call_of, is_root, keeps_scales, set_count};
-use super::verify::{Check, Outcome};
+use super::verify::{Check, Outcome, coarser};
 use super::world::World;
 use cinch::comm::Call;
 use cinch::mem::{UserBuffers, bytes_of_mut};
-use cinch::types::TransportKind;
-use cinch::{Algorithm, CodecSpec, Collective, Report, Result};
+use cinch::types::{LevelCodecs, TransportKind};
+use cinch::{Algorithm, Collective, Report, Result};
 use std::hash::{Hash, Hasher};
 use std::ops::Range;
 use std::time::Instant;
@@ -49,7 +49,7 @@ pub struct Measured {
     /// Whether all ranks hold the same bits, where they must.
     pub identical: Option<bool>,
     /// What ran.
-    pub codec: CodecSpec,
+    pub codecs: LevelCodecs,
     /// What ran.
     pub algorithm: Algorithm,
     /// The slowest transport of any rank.
@@ -280,7 +280,7 @@ impl<'a, W: World> Bench<'a, W> {
             nranks: self.world.nranks(),
             set,
             shift: 0,
-            codec: report.codec,
+            codec: coarser(report.codecs()),
             algorithm: report.algorithm,
         };
         outcome.merge(&check.run(&self.sets[set].work.bytes()[range]));

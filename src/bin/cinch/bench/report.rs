@@ -111,7 +111,7 @@ impl Entry {
                 true => row.root as i64,
                 false => -1,
             },
-            codec: out.codec.to_string(),
+            codec: out.codecs.to_string(),
             algo: out.algorithm.name().into(),
             transport: out.transport.map_or("none", |kind| kind.name()).into(),
             wire_bytes: out.wire_bytes,

@@ -5,7 +5,7 @@ use super::number::{decode, decode_integer, largest, smallest, unit_roundoff, wr
 use super::row::{Row, factor};
 use cinch::codec::{self, ErrorLaw};
 use cinch::simd::Isa;
-use cinch::types::ScaleRule;
+use cinch::types::{LevelCodecs, ScaleRule};
 use cinch::{Algorithm, CodecSpec, Collective, ReduceOp};
 use std::hash::Hasher;
 
@@ -423,12 +423,34 @@ fn error_law(spec: CodecSpec) -> ErrorLaw {
     }
 }
 
+/// The codec whose bound holds for both levels: the one that loses more, in the longer blocks.
+pub fn coarser(codecs: LevelCodecs) -> CodecSpec {
+    let both = [codecs.intra, codecs.inter];
+    let loss = |spec: CodecSpec| {
+        let law = error_law(spec);
+        law.of_scale + law.of_value + law.floor
+    };
+    let worse = both[usize::from(loss(codecs.inter) >= loss(codecs.intra))];
+    let block = |spec: &CodecSpec| match spec.scale {
+        ScaleRule::Block(block) if spec.kind.has_scale() => block,
+        _ => 0,
+    };
+    match (worse.scale, both.iter().map(block).max()) {
+        (ScaleRule::Block(own), Some(longest)) if worse.kind.has_scale() => CodecSpec {
+            scale: ScaleRule::Block(own.max(longest)),
+            ..worse
+        },
+        _ => worse,
+    }
+}
+
 /// Encodes on the longest way of a contribution into the result.
 fn encodes(collective: Collective, algorithm: Algorithm, contributions: usize) -> f64 {
     let n = contributions as f64;
     match (collective.reduces(), algorithm) {
         (false, _) => 1.0,
-        (true, Algorithm::Ring) => n,
+        // Of two levels: a ring between hosts has the longest way, one encode inside and one a host.
+        (true, Algorithm::Ring | Algorithm::Hierarchical) => n,
         (true, Algorithm::Tree) => 2.0 * n.log2().ceil() + 2.0,
         (true, Algorithm::OneShot | Algorithm::Direct) => 2.0,
     }

@@ -302,6 +302,7 @@ pub mod threads {
     fn report(call: &Call, wire_bytes: u64) -> Report {
         Report {
             codec: call.codec.unwrap_or(CodecSpec::RAW),
+            intra: call.codec.unwrap_or(CodecSpec::RAW),
             algorithm: call.algorithm.unwrap_or(Algorithm::Direct),
             transport: Some(TransportKind::Loopback),
             channels: 1,

@@ -99,6 +99,7 @@ impl Lane for Paper<'_> {
     fn report(&self) -> Result<Report> {
         Ok(Report {
             codec: CodecSpec::RAW,
+            intra: CodecSpec::RAW,
             algorithm: Algorithm::Direct,
             transport: Some(TransportKind::Cuda),
             channels: 8,

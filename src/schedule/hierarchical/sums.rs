@@ -1,0 +1,105 @@
+//! all_reduce in rings and two-shots between hosts. Chunk c is part `c / H` by rail, and part
+//! `c % H` of that by host: the rank of that host on that rail owns it.
+
+use super::Seat;
+use crate::schedule::fan;
+use crate::schedule::ir::{Op, Step};
+
+/// One stage. Chunk k of a rail starts at host k+1 and is complete at host k, as in a flat ring.
+/// At each turn a rank gives its contributions to the other rails' chunks of that turn away, so
+/// that one message on each connection inside the host is on its way.
+pub(super) fn ring(seat: &Seat<'_>) -> Vec<Step> {
+    let hosts = seat.hosts.count();
+    let mut steps = Vec::new();
+    for back in 1..=hosts {
+        let owner = seat.back(back);
+        contribute(seat, 0, owner, &mut steps);
+        let Some(rail) = rail(seat) else { continue };
+        let chunk = chunk(seat, rail, owner);
+        let before = (back > 1).then(|| seat.at(seat.back(1), rail));
+        let next = seat.at(seat.ahead(1), rail);
+        steps.extend(match back == hosts {
+            false => seat.sum(0, Op::RecvReduceSend, chunk, before, [next]),
+            true => {
+                let to = std::iter::once(next).chain(seat.others());
+                seat.sum(0, Op::RecvReduceCopySend, chunk, before, to)
+            }
+        });
+    }
+    for back in 0..hosts {
+        let owner = seat.back(back);
+        if let Some(rail) = rail(seat).filter(|_| back > 0) {
+            let before = seat.at(seat.back(1), rail);
+            // The host behind the owner's is the last that gets it.
+            let next = (back + 1 < hosts).then(|| seat.at(seat.ahead(1), rail));
+            let to = next.into_iter().chain(seat.others());
+            steps.extend(fan::forward(0, chunk(seat, rail, owner), before, to));
+        }
+        collect(seat, 0, owner, &mut steps);
+    }
+    steps
+}
+
+/// The sums of a host go to the owners in stage 0, the owners' sums to everyone in stage 1, and
+/// are received in stage 2. Inside a host everything is received in the stage in which it is sent.
+pub(super) fn direct(seat: &Seat<'_>) -> Vec<Step> {
+    let hosts = seat.hosts.count();
+    let mut steps = Vec::new();
+    for ahead in 1..hosts {
+        let owner = seat.ahead(ahead);
+        contribute(seat, 0, owner, &mut steps);
+        if let Some(rail) = rail(seat) {
+            let (chunk, to) = (chunk(seat, rail, owner), seat.at(owner, rail));
+            steps.extend(seat.sum(0, Op::RecvReduceSend, chunk, None, [to]));
+        }
+    }
+    contribute(seat, 1, seat.host, &mut steps);
+    if let Some(rail) = rail(seat) {
+        let chunk = chunk(seat, rail, seat.host);
+        let from = (0..hosts).filter(|&host| host != seat.host);
+        let from = from.map(|host| seat.at(host, rail));
+        let to = (1..hosts).map(|ahead| seat.at(seat.ahead(ahead), rail));
+        let to = to.chain(seat.others());
+        steps.extend(seat.sum(1, Op::RecvReduceCopySend, chunk, from, to));
+    }
+    collect(seat, 1, seat.host, &mut steps);
+    for back in 1..hosts {
+        let owner = seat.back(back);
+        if let Some(rail) = rail(seat) {
+            let (chunk, from) = (chunk(seat, rail, owner), seat.at(owner, rail));
+            steps.extend(fan::forward(2, chunk, from, seat.others()));
+        }
+        collect(seat, 2, owner, &mut steps);
+    }
+    steps
+}
+
+/// My contributions to what the other rails have for `owner`.
+fn contribute(seat: &Seat<'_>, stage: usize, owner: usize, steps: &mut Vec<Step>) {
+    for rail in other_rails(seat) {
+        let to = seat.at(seat.host, rail);
+        steps.push(seat.contribute(stage, chunk(seat, rail, owner), to));
+    }
+}
+
+/// What the other rails have from `owner`.
+fn collect(seat: &Seat<'_>, stage: usize, owner: usize, steps: &mut Vec<Step>) {
+    for rail in other_rails(seat) {
+        let from = seat.at(seat.host, rail);
+        let step = Step::new(stage, Op::Recv, chunk(seat, rail, owner));
+        steps.push(step.from([from]));
+    }
+}
+
+fn rail(seat: &Seat<'_>) -> Option<usize> {
+    (seat.place < seat.hosts.rails()).then_some(seat.place)
+}
+
+fn other_rails(seat: &Seat<'_>) -> impl Iterator<Item = usize> + use<> {
+    let place = seat.place;
+    (0..seat.hosts.rails()).filter(move |&rail| rail != place)
+}
+
+fn chunk(seat: &Seat<'_>, rail: usize, owner: usize) -> usize {
+    rail * seat.hosts.count() + owner
+}

@@ -1,0 +1,136 @@
+//! Trees between hosts: one chunk a tree. Hosts are labelled by their distance from the root's
+//! host (all_reduce: from host 0).
+//!
+//! A host at depth d of D sends up in stage 1 + D - d, and its ranks give their contributions one
+//! stage before that. Down it sends in stage 1 + d (all_reduce: 1 + D + d), and its ranks receive
+//! one stage later. A root that is not on the rail is one more message away, at either end.
+
+use super::{Seat, Tree, tree};
+use crate::schedule::fan;
+use crate::schedule::hosts::Hosts;
+use crate::schedule::ir::{Op, Own, Step};
+
+/// Trees, and so chunks of a pass: one a rail, or both on the only one.
+pub(super) fn count(hosts: &Hosts) -> usize {
+    match hosts.rails() {
+        1 => 2,
+        rails => rails,
+    }
+}
+
+/// The rank of `host` that is in tree `index`.
+pub(super) fn owner(hosts: &Hosts, host: usize, index: usize) -> usize {
+    match hosts.ranks(host) {
+        [] => 0,
+        ranks => ranks[index % hosts.rails()] as usize,
+    }
+}
+
+pub(super) fn all_reduce(seat: &Seat<'_>) -> Vec<Step> {
+    let deepest = tree::depth(seat.hosts.count());
+    let mut steps = Vec::new();
+    for index in 0..count(seat.hosts) {
+        let node = Node::new(seat, index, 0);
+        let turn = 1 + deepest;
+        let (up, down) = (turn - node.depth, turn + node.depth);
+        if !node.mine {
+            steps.push(seat.contribute(up - 1, index, node.owner));
+            steps.push(Step::new(down + 1, Op::Recv, index).from([node.owner]));
+            continue;
+        }
+        let children = || node.children.iter().copied();
+        let below = children().chain(seat.others());
+        steps.extend(match node.parent {
+            None => seat.sum(turn, Op::RecvReduceCopySend, index, children(), below),
+            Some(parent) => {
+                let mut both = seat.sum(up, Op::RecvReduceSend, index, children(), [parent]);
+                both.extend(fan::forward(down, index, parent, below));
+                both
+            }
+        });
+    }
+    steps
+}
+
+pub(super) fn broadcast(seat: &Seat<'_>, root: usize) -> Vec<Step> {
+    let home = seat.hosts.of(root).0;
+    let mut steps = Vec::new();
+    for index in 0..count(seat.hosts) {
+        let node = Node::new(seat, index, home);
+        let down = 1 + node.depth;
+        let others = seat.others().filter(|&other| other != root);
+        let below = node.children.iter().copied().chain(others);
+        if seat.rank == root && !node.mine {
+            let give = Step::new(0, Op::RecvReduceCopySend, index);
+            steps.push(give.to([node.owner]));
+        } else if seat.rank == root {
+            steps.extend(fan::source(down, index, below));
+        } else if node.mine {
+            let above = node.parent.unwrap_or(root);
+            steps.extend(fan::forward(down, index, above, below));
+        } else {
+            steps.push(Step::new(down + 1, Op::Recv, index).from([node.owner]));
+        }
+    }
+    steps
+}
+
+pub(super) fn reduce(seat: &Seat<'_>, root: usize) -> Vec<Step> {
+    let home = seat.hosts.of(root).0;
+    let deepest = tree::depth(seat.hosts.count());
+    let mut steps = Vec::new();
+    for index in 0..count(seat.hosts) {
+        let node = Node::new(seat, index, home);
+        let up = 1 + deepest - node.depth;
+        if !node.mine {
+            steps.push(seat.contribute(up - 1, index, node.owner));
+            if seat.rank == root {
+                // The sum is complete, but only a final op divides an average.
+                let end = Step::new(up + 1, Op::RecvReduceCopy, index);
+                steps.push(end.own(Own::Absent).from([node.owner]));
+            }
+            continue;
+        }
+        let children = node.children.iter().copied();
+        steps.extend(match seat.rank == root {
+            true => seat.sum(up, Op::RecvReduceCopy, index, children, None),
+            false => {
+                let above = node.parent.unwrap_or(root);
+                seat.sum(up, Op::RecvReduceSend, index, children, [above])
+            }
+        });
+    }
+    steps
+}
+
+/// A host in one tree, as one of its ranks sees it.
+struct Node {
+    /// The host's rank in the tree.
+    owner: usize,
+    /// Whether that is the rank that looks.
+    mine: bool,
+    /// The ranks of other hosts above and below it; nobody for ranks that are not in the tree.
+    parent: Option<usize>,
+    children: Vec<usize>,
+    depth: usize,
+}
+
+impl Node {
+    fn new(seat: &Seat<'_>, index: usize, home: usize) -> Node {
+        let hosts = seat.hosts.count();
+        let tree = Tree::new(hosts, index % 2);
+        let label = (seat.host + hosts - home) % hosts;
+        let owner_of = |label: usize| owner(seat.hosts, (label + home) % hosts, index);
+        let mine = owner_of(label) == seat.rank;
+        Node {
+            owner: owner_of(label),
+            parent: tree.parent(label).filter(|_| mine).map(owner_of),
+            children: match mine {
+                true => tree.children(label).map(owner_of).collect(),
+                false => Vec::new(),
+            },
+            depth: tree.depth(label),
+            mine,
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! Which rank is on which host: what schedules of two levels are made from.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::hash::Hash;
+use std::sync::Arc;
+
+/// Which ranks share a host, the same on all ranks. Hosts are numbered by their lowest rank, and
+/// the ranks of a host stand in rank order: a rank's index there is its place.
+///
+/// Cheap to clone.
+#[derive(Clone, PartialEq, Eq, Hash, Default)]
+pub struct Hosts(Option<Arc<Map>>);
+
+#[derive(PartialEq, Eq, Hash)]
+struct Map {
+    /// Host and place of each rank.
+    of: Vec<(u32, u32)>,
+    /// All ranks, host by host.
+    ranks: Vec<u32>,
+    /// Where each host begins there, and where the last one ends.
+    begin: Vec<u32>,
+    /// Ranks of the smallest and of the largest host.
+    least: usize,
+    most: usize,
+}
+
+impl Hosts {
+    /// All ranks on one host.
+    pub const ONE: Hosts = Hosts(None);
+
+    /// From what names the host of each rank, in rank order.
+    pub fn new<Name: Eq + Hash>(names: impl IntoIterator<Item = Name>) -> Hosts {
+        let mut numbers = HashMap::new();
+        let mut members: Vec<Vec<u32>> = Vec::new();
+        let mut of = Vec::new();
+        for (rank, name) in names.into_iter().enumerate() {
+            let host = *numbers.entry(name).or_insert(members.len());
+            if host == members.len() {
+                members.push(Vec::new());
+            }
+            of.push((host as u32, members[host].len() as u32));
+            members[host].push(rank as u32);
+        }
+        if members.len() < 2 {
+            return Hosts::ONE;
+        }
+        let mut begin = vec![0];
+        for host in &members {
+            begin.push(begin[begin.len() - 1] + host.len() as u32);
+        }
+        let sizes = || members.iter().map(Vec::len);
+        Hosts(Some(Arc::new(Map {
+            least: sizes().min().unwrap_or(0),
+            most: sizes().max().unwrap_or(0),
+            ranks: members.concat(),
+            begin,
+            of,
+        })))
+    }
+
+    /// `hosts` hosts of `ranks` ranks each, in rank order.
+    pub fn even(hosts: usize, ranks: usize) -> Hosts {
+        Hosts::new((0..hosts * ranks).map(|rank| rank / ranks.max(1)))
+    }
+
+    /// How many hosts.
+    pub fn count(&self) -> usize {
+        self.0.as_ref().map_or(1, |map| map.begin.len() - 1)
+    }
+
+    /// Whether two ranks share a host.
+    pub fn share(&self, one: usize, other: usize) -> bool {
+        self.of(one).0 == self.of(other).0
+    }
+
+    /// Host of a rank, and its place among the ranks there.
+    ///
+    /// # Panics
+    /// If there are several hosts and the rank is on none of them.
+    pub fn of(&self, rank: usize) -> (usize, usize) {
+        match &self.0 {
+            None => (0, rank),
+            Some(map) => (map.of[rank].0 as usize, map.of[rank].1 as usize),
+        }
+    }
+
+    /// The ranks of a host, in order; nothing where all share one, which is not listed.
+    ///
+    /// # Panics
+    /// If there is no such host.
+    pub fn ranks(&self, host: usize) -> &[u32] {
+        match &self.0 {
+            None => &[],
+            Some(map) => &map.ranks[map.begin[host] as usize..map.begin[host + 1] as usize],
+        }
+    }
+
+    /// Parallel ways between hosts: as many as the smallest host has ranks. The rank at place p of
+    /// each host is on rail p. A host with more ranks has no use for more rails: the smallest one
+    /// has to carry as many bytes.
+    pub fn rails(&self) -> usize {
+        self.0.as_ref().map_or(1, |map| map.least)
+    }
+
+    /// Why a schedule of two levels makes no sense here, as the end of a sentence.
+    pub fn obstacle(&self) -> Option<String> {
+        match &self.0 {
+            None => Some("all ranks are on one host".into()),
+            Some(map) if map.most == 1 => {
+                Some(format!("each of the {} hosts has one rank", self.count()))
+            }
+            Some(_) => None,
+        }
+    }
+
+    /// Ranks in all; `None` where they share one host.
+    pub fn nranks(&self) -> Option<usize> {
+        self.0.as_ref().map(|map| map.of.len())
+    }
+}
+
+impl fmt::Display for Hosts {
+    /// `1 host`, `4 hosts of 2 ranks`, `3 hosts of 1 to 8 ranks`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            None => f.write_str("1 host"),
+            Some(map) if map.least == map.most => {
+                write!(f, "{} hosts of {} ranks", self.count(), map.least)
+            }
+            Some(map) => write!(
+                f,
+                "{} hosts of {} to {} ranks",
+                self.count(),
+                map.least,
+                map.most
+            ),
+        }
+    }
+}
+
+impl fmt::Debug for Hosts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            None => f.write_str("Hosts(1)"),
+            Some(map) if map.of.len() > 64 => write!(f, "Hosts({self})"),
+            Some(map) => f
+                .debug_tuple("Hosts")
+                .field(&map.of.iter().map(|(host, _)| host).collect::<Vec<_>>())
+                .finish(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hosts_are_numbered_by_their_lowest_rank() {
+        let hosts = Hosts::new(["b", "a", "b", "c", "a", "b"]);
+        assert_eq!(hosts.count(), 3);
+        let found: Vec<_> = (0..6).map(|rank| hosts.of(rank)).collect();
+        assert_eq!(found, [(0, 0), (1, 0), (0, 1), (2, 0), (1, 1), (0, 2)]);
+        assert_eq!(hosts.ranks(0), [0, 2, 5]);
+        assert_eq!(hosts.ranks(2), [3]);
+        assert_eq!((hosts.rails(), hosts.nranks()), (1, Some(6)));
+        assert!(hosts.share(0, 5) && !hosts.share(0, 1));
+        assert_eq!(hosts.to_string(), "3 hosts of 1 to 3 ranks");
+        assert_eq!(hosts.obstacle(), None);
+    }
+
+    #[test]
+    fn where_two_levels_make_no_sense() {
+        for one in [Hosts::ONE, Hosts::new([7, 7, 7]), Hosts::even(1, 9)] {
+            assert_eq!(one, Hosts::ONE);
+            assert_eq!((one.count(), one.of(5), one.nranks()), (1, (0, 5), None));
+            assert!(one.obstacle().unwrap().contains("one host"));
+        }
+        let thin = Hosts::even(4, 1);
+        assert!(thin.obstacle().unwrap().contains("4 hosts has one rank"));
+        let even = Hosts::even(4, 2);
+        assert_eq!((even.of(5), even.rails()), ((2, 1), 2));
+        assert_eq!(even.to_string(), "4 hosts of 2 ranks");
+    }
+}
