@@ -79,6 +79,10 @@ pub fn share<W: World>(
         identical: outcome
             .filter(|_| same_on_all_ranks(row.collective))
             .map(|_| same()),
+        bits: outcome.map(|_| {
+            let hashes = ranks.iter().map(|words| words[4]);
+            hashes.fold(0, |all: u64, hash| all.rotate_left(7) ^ hash)
+        }),
         codecs: report.codecs(),
         algorithm: report.algorithm,
         transport: TransportKind::ALL

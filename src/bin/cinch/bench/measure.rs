@@ -48,6 +48,8 @@ pub struct Measured {
     pub rms_rel_err: Option<f64>,
     /// Whether all ranks hold the same bits, where they must.
     pub identical: Option<bool>,
+    /// Hash of all ranks' outputs, in rank order.
+    pub bits: Option<u64>,
     /// What ran.
     pub codecs: LevelCodecs,
     /// What ran.

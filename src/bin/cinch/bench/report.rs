@@ -93,6 +93,9 @@ pub struct Figures {
     pub rms_rel_err: Option<f64>,
     /// Same bits on all ranks; null if unchecked or if ranks get different data.
     pub identical: Option<bool>,
+    /// Hash of all ranks' outputs, in hexadecimal, to compare runs by; null if unchecked.
+    #[serde(default)]
+    pub bits: Option<String>,
 }
 
 impl Entry {
@@ -163,6 +166,7 @@ impl Figures {
             max_abs_err: measured.max_abs_err,
             rms_rel_err: measured.rms_rel_err,
             identical: measured.identical,
+            bits: measured.bits.map(|bits| format!("{bits:016x}")),
         }
     }
 }
@@ -263,6 +267,7 @@ pub mod tests {
             max_abs_err: Some(0.015625),
             rms_rel_err: Some(0.0075),
             identical: Some(true),
+            bits: Some("00c1c400c1c400c1".into()),
         };
         Entry {
             size,
