@@ -4,6 +4,7 @@ mod combine;
 mod compare;
 mod data;
 pub mod gpu;
+mod hosts;
 mod measure;
 pub mod metrics;
 mod number;
@@ -21,6 +22,7 @@ use crate::machine::{Machine, available_memory};
 use crate::run::Launch;
 use crate::{FAILURE, USAGE, WRONG};
 use cinch::config::{KNOBS, Origin};
+use cinch::schedule::Hosts;
 use cinch::{Communicator, Config};
 use measure::{Bench, Effort, Placement};
 use options::BenchOptions;
@@ -28,6 +30,7 @@ use output::Output;
 use plan::Plan;
 use report::{Entry, Results, RunConfig};
 use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 use std::time::{Duration, Instant};
 use world::World;
 
@@ -47,6 +50,15 @@ pub fn main(options: &BenchOptions, mut config: Config) -> Result<i32, (i32, Str
     }
     // Rows that are left to the model go by measured costs.
     config.codec_auto |= options.codec.iter().any(|codec| codec.auto);
+    if let Some((hosts, ranks)) = options.explain_hosts {
+        let shape = Hosts::even(hosts, ranks);
+        return hosts::main(
+            options,
+            &config,
+            (hosts * ranks, shape),
+            &mut io::stdout().lock(),
+        );
+    }
     if let Some(ranks) = starts(options, join::launched_size(), join::launcher()).map_err(usage)? {
         return start(options, ranks, &config);
     }

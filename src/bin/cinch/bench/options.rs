@@ -57,7 +57,7 @@ pub struct BenchOptions {
     /// What carries the data: auto, shm or tcp
     #[arg(long, default_value = "auto", value_parser = parse_transport)]
     pub transport: Named<TransportKind>,
-    /// Schedule: auto, ring, tree, oneshot or direct
+    /// Schedule: auto, ring, tree, oneshot, direct or hierarchical
     #[arg(long, default_value = "auto", value_parser = parse_algorithm)]
     pub algo: Named<Algorithm>,
     /// Codecs, as [auto:]NAME[:block=B][:tensor=K][:offset=E][:seed=S][:tau=T],...; see `cinch
@@ -79,6 +79,10 @@ pub struct BenchOptions {
     /// Print candidates, predicted costs and the winner of each size
     #[arg(long)]
     pub explain: bool,
+    /// Print candidates and predicted costs for this many hosts of that many ranks, as in 4096x8,
+    /// prove their schedules, and run nothing
+    #[arg(long, value_name = "HOSTSxRANKS", value_parser = parse_hosts)]
+    pub explain_hosts: Option<(usize, usize)>,
     /// Input from .npy files: one for all ranks, one with {rank} in its name, a folder with one
     /// for each rank, or the option repeated
     #[arg(long, value_name = "FILE|DIR", action = ArgAction::Append)]
@@ -95,6 +99,15 @@ pub struct BenchOptions {
     /// What only buffers on GPUs have.
     #[command(flatten)]
     pub gpu: GpuOptions,
+}
+
+/// `4096x8`: hosts, and ranks of each.
+fn parse_hosts(text: &str) -> Result<(usize, usize), String> {
+    let number = |text: &str| text.parse::<usize>().ok().filter(|&number| number > 0);
+    text.split_once('x')
+        .and_then(|(hosts, ranks)| Some((number(hosts)?, number(ranks)?)))
+        .filter(|(hosts, ranks)| hosts.saturating_mul(*ranks) <= 1 << 20)
+        .ok_or_else(|| "HOSTSxRANKS, two numbers from 1, 1048576 ranks at most".into())
 }
 
 /// `auto` or a name.

@@ -1,0 +1,193 @@
+//! `--explain-hosts`: what would run on hosts that are not here, and the proof of its schedules.
+
+use super::options::BenchOptions;
+use super::plan::Plan;
+use super::row::Row;
+use crate::{FAILURE, USAGE};
+use cinch::codec;
+use cinch::plan::{Candidate, Limits, Machine, Planner, Request, candidates};
+use cinch::schedule::{self, Hosts, Pattern, Schedule};
+use cinch::simd::Isa;
+use cinch::types::{LevelCodecs, TransportKind};
+use cinch::{Algorithm, CodecSpec, Config, DType};
+use std::io::Write;
+use std::time::Instant;
+
+/// Steps of all ranks in one pass, up to which a schedule is proved whole.
+const PROVED_STEPS: usize = 20_000_000;
+
+/// Prints the candidates of each row, and what proving them shows.
+///
+/// # Errors
+/// Exit code and sentence: an option that cannot be, a schedule that is wrong.
+pub fn main(
+    options: &BenchOptions,
+    config: &Config,
+    (nranks, hosts): (usize, Hosts),
+    out: &mut impl Write,
+) -> Result<i32, (i32, String)> {
+    let plan = Plan::new(options, nranks).map_err(|sentence| (USAGE, sentence))?;
+    let failure = |error: cinch::Error| (FAILURE, error.to_string());
+    for row in &plan.rows {
+        let text = explain(row, config, nranks, &hosts).map_err(failure)?;
+        // Whoever closes the output has read enough.
+        let _ = out.write_all(text.as_bytes());
+    }
+    Ok(0)
+}
+
+/// What all ranks of such a communicator would select by.
+fn limits(config: &Config, nranks: usize, hosts: &Hosts) -> Limits {
+    let between = match hosts.count() {
+        1 => TransportKind::Shm,
+        _ => TransportKind::Tcp,
+    };
+    Limits {
+        nranks,
+        slot_bytes: config.slot_bytes,
+        slots: config.slots,
+        channels: config.channels,
+        algorithm: config.algorithm,
+        machine: Machine {
+            transport: config.transport.unwrap_or(between),
+            inside: config.transport.unwrap_or(TransportKind::Shm),
+            oversubscribed: false,
+            measured: None,
+        },
+        hosts: hosts.clone(),
+        gpu: None,
+    }
+}
+
+fn request(row: &Row, config: &Config, hosts: &Hosts) -> Request {
+    let floats = matches!(row.dtype, DType::F32 | DType::F16 | DType::BF16);
+    let sums = row.collective.reduces() && row.op.is_additive() && floats;
+    let large = row.count * row.dtype.size() >= config.codec_min_bytes;
+    let codecs = match row.codec {
+        Some(codec) => LevelCodecs::of(codec.spec),
+        None if sums && large => config.codecs().on(hosts.count()),
+        None => LevelCodecs::of(CodecSpec::RAW),
+    };
+    Request {
+        collective: row.collective,
+        dtype: row.dtype,
+        op: row.op,
+        count: row.count,
+        root: row.root,
+        peer: 0,
+        codec: codecs.inter,
+        intra: codecs.intra,
+        auto: row.codec.map_or(config.codec_auto, |codec| codec.auto),
+        algorithm: row.algorithm,
+        tensor: None,
+        feedback: None,
+    }
+}
+
+fn explain(row: &Row, config: &Config, nranks: usize, hosts: &Hosts) -> cinch::Result<String> {
+    let limits = limits(config, nranks, hosts);
+    let request = request(row, config, hosts);
+    let since = Instant::now();
+    let mut text = Planner::new(limits.clone(), 0, Isa::Scalar).explain(&request)?;
+    text += &format!("  predicted in {:.2} s\n", since.elapsed().as_secs_f64());
+    let codecs = [request.intra, request.codec].map(|spec| codec::build(spec, Isa::Scalar));
+    let [intra, inter] = codecs;
+    let (intra, inter) = (intra?, inter?);
+    for candidate in candidates(&request, &limits, [intra.as_deref(), inter.as_deref()])? {
+        text += &prove(&candidate, &request, &limits)?;
+    }
+    Ok(text)
+}
+
+/// Generates all ranks of a candidate's schedule and runs them symbolically, where they are few
+/// enough; else one rank.
+fn prove(candidate: &Candidate, request: &Request, limits: &Limits) -> cinch::Result<String> {
+    let pattern = Pattern {
+        root: request.root,
+        hosts: limits.hosts.clone(),
+        between: candidate.between,
+        ..Pattern::flat(request.collective, candidate.algorithm, limits.nranks)
+    };
+    let since = Instant::now();
+    let one = pattern.schedule(limits.nranks / 2)?;
+    let generated = since.elapsed().as_secs_f64();
+    let name = candidate.name();
+    let steps = one.steps.len() * limits.nranks;
+    if steps > PROVED_STEPS {
+        return Ok(format!(
+            "  {name}: one rank's {} steps generated in {generated:.3} s; not proved whole: about \
+             {steps} steps\n",
+            one.steps.len()
+        ));
+    }
+    let schedules: Vec<Schedule> = (0..limits.nranks)
+        .map(|rank| pattern.schedule(rank))
+        .collect::<cinch::Result<_>>()?;
+    let generated = since.elapsed().as_secs_f64();
+    let since = Instant::now();
+    // Rings in one stage repeat themselves; stages overlap with as many passes.
+    let passes = match candidate.algorithm {
+        Algorithm::Ring => 2,
+        _ => (one.stages + 2).min(candidate.geometry.passes()).max(2),
+    };
+    let depth = schedule::Limits {
+        slots: limits.slots,
+        passes,
+    };
+    let proof = schedule::verify(&pattern, &schedules, depth)?;
+    Ok(format!(
+        "  {name}: all {} ranks generated in {generated:.2} s; {passes} passes at {} slots proved in \
+         {:.2} s: {} messages a pass, {} hops\n",
+        limits.nranks,
+        limits.slots,
+        since.elapsed().as_secs_f64(),
+        proof.messages,
+        proof.hops
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        bench: BenchOptions,
+    }
+
+    fn said(line: &str) -> Result<String, (i32, String)> {
+        let words = ["bench"].into_iter().chain(line.split_whitespace());
+        let options = Line::try_parse_from(words)
+            .map_err(|error| (USAGE, error.to_string()))?
+            .bench;
+        let (hosts, ranks) = options.explain_hosts.unwrap();
+        let mut out = Vec::new();
+        let shape = (hosts * ranks, Hosts::even(hosts, ranks));
+        main(&options, &Config::default(), shape, &mut out)?;
+        Ok(String::from_utf8(out).unwrap())
+    }
+
+    #[test]
+    fn hosts_that_are_not_here_are_explained_and_proved() {
+        let text = said("all_reduce -b 64M --explain-hosts 16x4 --codec dynamic8").unwrap();
+        assert!(
+            text.contains("64 ranks on 16 hosts of 4 ranks over tcp"),
+            "{text}"
+        );
+        for name in ["tree", "direct", "hierarchical/tree", "hierarchical/direct"] {
+            let line = format!("  {name}: all 64 ranks generated");
+            assert!(text.contains(&line), "{name}: {text}");
+        }
+        assert!(
+            !text.contains("/ring"),
+            "a lossy codec in a ring of hosts: {text}"
+        );
+        let text = said("all_to_all -b 1M --explain-hosts 3x2").unwrap();
+        assert!(text.contains("no hierarchical: all_to_all"), "{text}");
+        for bad in ["0x8", "8", "8x", "1048576x2"] {
+            assert!(said(&format!("all_reduce --explain-hosts {bad}")).is_err());
+        }
+    }
+}
