@@ -41,6 +41,15 @@ pub fn join(config: Config) -> Result<Communicator> {
     }
 }
 
+/// A new id for ranks of several hosts, whose rendezvous runs in this process: at the address of
+/// `CINCH_SOCKET_IFNAME`, or of the first interface that is up.
+///
+/// # Errors
+/// Those of listening.
+pub fn create_id_between_hosts(config: &Config) -> Result<UniqueId> {
+    UniqueId::create(config)
+}
+
 /// A new id for ranks of this host, whose rendezvous runs in this process.
 ///
 /// # Errors

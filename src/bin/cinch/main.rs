@@ -8,6 +8,7 @@ mod arrays;
 mod bench;
 mod codecs;
 mod gpus;
+mod hosts;
 mod info;
 mod join;
 mod machine;
@@ -44,7 +45,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Start local ranks of a program
+    /// Start ranks of a program, here or over ssh on the hosts of a file
     Run(run::RunOptions),
     /// Measure a collective and check its results
     ///

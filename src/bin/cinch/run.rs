@@ -1,4 +1,5 @@
-//! `cinch run`: starts local ranks, watches them, and leaves none behind.
+//! `cinch run`: starts local ranks, watches them, and leaves none behind. Ranks of other hosts are
+//! started by a `cinch run` there: see `hosts`.
 //!
 //! Each rank is a process group of its own, so that a signal reaches what the rank has started as
 //! well, and an interrupt from the terminal reaches it once, by way of the launcher. The kernel
@@ -21,35 +22,53 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// Options of `cinch run`.
 #[derive(Args, Clone, Debug)]
 pub struct RunOptions {
-    /// Ranks to start on this machine
-    #[arg(short = 'n', long = "ranks", value_parser = clap::value_parser!(u32).range(1..=4096))]
-    ranks: u32,
+    /// Ranks to start; with --hosts, as many as the hosts have slots
+    #[arg(short = 'n', long = "ranks", required_unless_present_any = ["hosts", "agent"],
+          value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub(super) ranks: Option<u32>,
+    /// Start the ranks on the hosts of this file over ssh: lines of `HOST [slots=N]`
+    #[arg(long, value_name = "FILE")]
+    pub(super) hosts: Option<std::path::PathBuf>,
+    /// Program that runs a command on a host, called with the host and the command
+    #[arg(long, value_name = "PROGRAM", default_value = "ssh")]
+    pub(super) ssh: OsString,
+    /// Where cinch is on the hosts [default: where it is here]
+    #[arg(long, value_name = "PATH")]
+    pub(super) remote_cinch: Option<String>,
+    /// Variables that ranks on other hosts get besides those that begin with CINCH_
+    #[arg(long = "env", value_name = "NAME")]
+    pub(super) environment: Vec<String>,
+    /// Be what --hosts starts on a host
+    #[arg(long, hide = true)]
+    agent: bool,
     /// What carries the data: auto, shm or tcp
     #[arg(long, default_value = "auto", value_parser = super::bench::options::parse_transport)]
-    transport: super::bench::options::Named<TransportKind>,
+    pub(super) transport: super::bench::options::Named<TransportKind>,
     /// Put the rank in front of each line of output
     #[arg(long)]
-    label: bool,
+    pub(super) label: bool,
     /// Give each rank one core; an error if there are fewer cores than ranks
     #[arg(long)]
-    bind: bool,
+    pub(super) bind: bool,
     /// Seconds that the other ranks have to end by themselves after one failed
     #[arg(long, default_value_t = 3.0, value_parser = parse_grace)]
-    grace: f64,
+    pub(super) grace: f64,
     /// Program and its arguments
     #[arg(
-        required = true,
+        required_unless_present = "agent",
         trailing_var_arg = true,
         allow_hyphen_values = true,
         value_name = "PROGRAM"
     )]
-    command: Vec<OsString>,
+    pub(super) command: Vec<OsString>,
 }
 
 /// Ranks to start on this machine.
@@ -67,10 +86,14 @@ pub struct Launch {
     pub cores: Vec<usize>,
     /// From the first failure to SIGTERM for the others.
     pub grace: Duration,
+    /// Ranks on other hosts before these, and all ranks; none elsewhere if unset.
+    pub world: Option<(usize, usize)>,
+    /// Becomes true when whoever asked for the ranks is gone.
+    pub orphaned: Option<Arc<AtomicBool>>,
 }
 
 /// From SIGTERM to SIGKILL.
-const TERM_TO_KILL: Duration = Duration::from_secs(2);
+pub(super) const TERM_TO_KILL: Duration = Duration::from_secs(2);
 
 /// How long output of ranks that have ended is waited for: something that a rank left behind may
 /// hold its end of the pipe.
@@ -81,6 +104,9 @@ const DRAIN: Duration = Duration::from_millis(500);
 /// # Errors
 /// A sentence, if the ranks cannot be started.
 pub fn run(options: &RunOptions, mut config: Config) -> Result<i32, String> {
+    if options.agent {
+        return super::hosts::agent();
+    }
     let mut variables = Vec::new();
     if let Some(kind) = options.transport.0 {
         variables.push(("CINCH_TRANSPORT".to_string(), kind.name().to_string()));
@@ -88,25 +114,37 @@ pub fn run(options: &RunOptions, mut config: Config) -> Result<i32, String> {
             .set("CINCH_TRANSPORT", kind.name(), Origin::Program)
             .map_err(|error| error.to_string())?;
     }
+    if let Some(file) = &options.hosts {
+        return super::hosts::run(options, file, variables, &config);
+    }
+    let ranks = options.ranks.unwrap_or(1) as usize;
     let launch = Launch {
         command: options.command.clone(),
-        ranks: options.ranks as usize,
+        ranks,
         variables,
         label: options.label,
-        cores: match (options.bind, one_core_each(options.ranks as usize)) {
-            (false, _) => Vec::new(),
-            (true, Some(cores)) => cores,
-            (true, None) => {
-                return Err(format!(
-                    "--bind gives each rank a core, but {} ranks have {} cores",
-                    options.ranks,
-                    cpu::count(&cpu::allowed())
-                ));
-            }
-        },
+        cores: bound(options.bind, ranks)?,
         grace: Duration::from_secs_f64(options.grace),
+        world: None,
+        orphaned: None,
     };
     launch.run_with_rendezvous(&config)
+}
+
+/// The core of each rank, if each is to have one.
+///
+/// # Errors
+/// A sentence, if there are too few.
+pub(super) fn bound(bind: bool, ranks: usize) -> Result<Vec<usize>, String> {
+    if !bind {
+        return Ok(Vec::new());
+    }
+    one_core_each(ranks).ok_or_else(|| {
+        format!(
+            "--bind gives each rank a core, but {ranks} ranks have {} cores",
+            cpu::count(&cpu::allowed())
+        )
+    })
 }
 
 /// A core for each rank, if there are as many.
@@ -136,12 +174,13 @@ impl Launch {
 
     /// Runs the ranks and returns the exit code: 0, or the first failure's, 128 + signal for
     /// signals.
-    fn run(&self, signals: &Signals) -> Result<i32, String> {
+    pub(super) fn run(&self, signals: &Signals) -> Result<i32, String> {
+        let before = self.world.map_or(0, |(before, _)| before);
         let mut ranks = Ranks::default();
         for rank in 0..self.ranks {
             // An early return drops `ranks`, which kills those already started.
             let child = self.spawn(rank)?;
-            ranks.add(rank, child, self.label);
+            ranks.add(before + rank, child, self.label);
         }
         let mut first: Option<i32> = None;
         let mut term_at: Option<Instant> = None;
@@ -172,7 +211,13 @@ impl Launch {
                 ranks.signal(Signal::SIGKILL);
                 kill_at = Some(now + TERM_TO_KILL);
             }
-            if let Some(signal) = signals.wait(Duration::from_millis(50))? {
+            let orphaned = || {
+                let flag = self.orphaned.as_ref()?;
+                let ended = kill_at.is_some() || !flag.load(Ordering::Relaxed);
+                (!ended).then_some(Signal::SIGTERM)
+            };
+            let asked = signals.wait(Duration::from_millis(50))?;
+            if let Some(signal) = asked.or_else(orphaned) {
                 // A second request is not asked again.
                 let again = kill_at.is_some();
                 ranks.signal(if again { Signal::SIGKILL } else { signal });
@@ -187,15 +232,16 @@ impl Launch {
 
     fn spawn(&self, rank: usize) -> Result<Child, String> {
         let program = self.command.first().ok_or("no program was given")?;
+        let (before, all) = self.world.unwrap_or((0, self.ranks));
         let mut command = Command::new(program);
         command
             .args(&self.command[1..])
             .envs(self.variables.iter().map(|(name, value)| (name, value)))
-            .env("CINCH_LAUNCH_RANK", rank.to_string())
-            .env("CINCH_LAUNCH_SIZE", self.ranks.to_string())
-            .env("RANK", rank.to_string())
+            .env("CINCH_LAUNCH_RANK", (before + rank).to_string())
+            .env("CINCH_LAUNCH_SIZE", all.to_string())
+            .env("RANK", (before + rank).to_string())
             .env("LOCAL_RANK", rank.to_string())
-            .env("WORLD_SIZE", self.ranks.to_string())
+            .env("WORLD_SIZE", all.to_string())
             .env("LOCAL_WORLD_SIZE", self.ranks.to_string())
             .stdin(Stdio::null())
             .process_group(0);
@@ -321,10 +367,10 @@ fn forward(
 }
 
 /// Signals that the launcher takes as events.
-struct Signals(SignalFd);
+pub(super) struct Signals(SignalFd);
 
 impl Signals {
-    fn block() -> Result<Signals, String> {
+    pub(super) fn block() -> Result<Signals, String> {
         let mut set = SigSet::empty();
         for signal in [
             Signal::SIGINT,
@@ -344,7 +390,7 @@ impl Signals {
 
     /// A signal for the ranks; `None` when time is up or a child has changed. The time bounds how
     /// late an end is seen whose signal another thread took.
-    fn wait(&self, time: Duration) -> Result<Option<Signal>, String> {
+    pub(super) fn wait(&self, time: Duration) -> Result<Option<Signal>, String> {
         let timeout = PollTimeout::try_from(time).unwrap_or(PollTimeout::ZERO);
         let mut entries = [PollFd::new(self.0.as_fd(), PollFlags::POLLIN)];
         match nix::poll::poll(&mut entries, timeout) {
@@ -361,7 +407,7 @@ impl Signals {
     }
 }
 
-fn exit_code(status: ExitStatus) -> i32 {
+pub(super) fn exit_code(status: ExitStatus) -> i32 {
     status
         .code()
         .or(status.signal().map(|signal| 128 + signal))
@@ -383,7 +429,7 @@ fn describe(status: ExitStatus, left: usize) -> String {
     }
 }
 
-fn hex(id: &UniqueId) -> String {
+pub(super) fn hex(id: &UniqueId) -> String {
     id.as_bytes()
         .iter()
         .map(|byte| format!("{byte:02x}"))
@@ -410,6 +456,8 @@ mod tests {
             label: false,
             cores: Vec::new(),
             grace: Duration::from_secs_f64(grace),
+            world: None,
+            orphaned: None,
         };
         std::thread::spawn(move || launch.run(&Signals::block().unwrap()).unwrap())
             .join()
@@ -531,6 +579,8 @@ mod tests {
             label: false,
             cores: Vec::new(),
             grace: Duration::ZERO,
+            world: None,
+            orphaned: None,
         };
         let error = std::thread::spawn(move || launch.run(&Signals::block().unwrap()))
             .join()

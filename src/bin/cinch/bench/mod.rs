@@ -134,6 +134,8 @@ fn start(options: &BenchOptions, ranks: usize, config: &Config) -> Result<i32, (
         // As mpirun does: where each rank can have a core, the system must not move them about.
         cores: super::run::one_core_each(ranks).unwrap_or_default(),
         grace: Duration::from_secs(3),
+        world: None,
+        orphaned: None,
     };
     launch
         .run_with_rendezvous(config)

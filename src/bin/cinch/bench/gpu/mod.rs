@@ -145,6 +145,8 @@ fn start(ranks: usize, config: &Config) -> Ended {
         // A rank has threads besides: its watchdog, the other library's.
         cores: Vec::new(),
         grace: Duration::from_secs(3),
+        world: None,
+        orphaned: None,
     };
     launch
         .run_with_rendezvous(&on_host(config))
