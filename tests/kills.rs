@@ -1,6 +1,7 @@
 //! A rank that is killed becomes an error on every survivor, which names it, and leaves nothing
 //! behind. Ranks are processes: the test runs itself again with `CINCH_TEST_CHILD` set.
 //! `CINCH_TEST_KILLS=200 cargo test --test kills -- --nocapture` is the full measurement.
+//! `scripts/test-net` starts the same rank processes on hosts of its own.
 
 mod common;
 
@@ -243,7 +244,11 @@ fn rank_process() {
 fn be_a_rank(task: &str) -> Result<(), Box<dyn std::error::Error>> {
     let words: Vec<&str> = task.split(' ').collect();
     let (rank, nranks): (usize, usize) = (words[0].parse()?, words[1].parse()?);
-    let config = config(TransportKind::from_name(words[2]).ok_or("no such transport")?);
+    let mut config = config(TransportKind::Tcp);
+    config.transport = match words[2] {
+        "auto" => None,
+        name => Some(TransportKind::from_name(name).ok_or("no such transport")?),
+    };
     let mut rng = Rng(words[3].parse()?);
 
     let before = holdings();
