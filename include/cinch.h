@@ -45,6 +45,10 @@
 #define cinch_report_default(report) \
     cinch_report_init((report), sizeof *(report), CINCH_API_VERSION)
 
+/** Initialises a cinch_comm_stats_t. */
+#define cinch_comm_stats_default(stats) \
+    cinch_comm_stats_init((stats), sizeof *(stats), CINCH_API_VERSION)
+
 /** Initialises a cinch_awp_t. */
 #define cinch_awp_default(awp) cinch_awp_init((awp), sizeof *(awp), CINCH_API_VERSION)
 
@@ -67,6 +71,56 @@
  * are while this rank's input is encoded, so not with codec raw, nor on a rank without input.
  */
 #define CINCH_REPORT_INPUT 1
+
+/**
+ * Reasons in `cinch_comm_stats_t.exact_calls`; new ones are only ever added at the end, up to 16.
+ */
+#define CINCH_EXACT_REASONS 16
+
+/**
+ * Index: nobody asked for a codec.
+ */
+#define CINCH_EXACT_NOT_ASKED 0
+
+/**
+ * Index: compression is off for good, by process or communicator.
+ */
+#define CINCH_EXACT_OFF 1
+
+/**
+ * Index: the call asked for it.
+ */
+#define CINCH_EXACT_BY_CALL 2
+
+/**
+ * Index: the codec is not for this collective unless it is named.
+ */
+#define CINCH_EXACT_COLLECTIVE 3
+
+/**
+ * Index: codecs carry f32, f16 and bf16.
+ */
+#define CINCH_EXACT_DTYPE 4
+
+/**
+ * Index: codecs carry sums and averages.
+ */
+#define CINCH_EXACT_OPERATION 5
+
+/**
+ * Index: below the smallest size.
+ */
+#define CINCH_EXACT_SMALL 6
+
+/**
+ * Index: the codec keeps scales for tensors, and the call names none.
+ */
+#define CINCH_EXACT_NO_TENSOR 7
+
+/**
+ * Index: a sample was beyond the bound.
+ */
+#define CINCH_EXACT_SWITCHED_OFF 8
 
 /**
  * What every function returns. Numbers are never reused; those up to 7 are NCCL's.
@@ -501,6 +555,10 @@ typedef struct {
      * current context, else 0) or `cuda:1`.
      */
     const char *device;
+    /**
+     * The communicator's name, by which the rules of `CINCH_CODEC_RULES` find it.
+     */
+    const char *name;
 } cinch_config_t;
 
 /**
@@ -567,6 +625,56 @@ typedef struct {
      */
     uint64_t fused;
 } cinch_report_t;
+
+/**
+ * Counts since the communicator was made, on this rank. A captured call counts once, when it is
+ * recorded.
+ *
+ * Initialise it with `cinch_comm_stats_default(&stats)`. New fields are only ever added at the
+ * end.
+ */
+typedef struct {
+    /**
+     * Bytes of the struct in the program's header. Set by `cinch_comm_stats_default`.
+     */
+    size_t size;
+    /**
+     * Tells an initialised struct from garbage. Set by `cinch_comm_stats_default`.
+     */
+    uint32_t magic;
+    /**
+     * Meaning of the fields. Set by `cinch_comm_stats_default`.
+     */
+    uint32_t version;
+    /**
+     * Calls that a codec carried.
+     */
+    uint64_t coded_calls;
+    /**
+     * Bytes that this rank sent.
+     */
+    uint64_t wire_bytes;
+    /**
+     * Bytes that it would have sent with the same algorithms and no codec.
+     */
+    uint64_t raw_bytes;
+    /**
+     * Coded calls of which a slice was also run exactly.
+     */
+    uint64_t sampled;
+    /**
+     * The largest relative RMS error of those.
+     */
+    double worst_error;
+    /**
+     * 1 if such an error was beyond the bound, so that calls have been exact since; else 0.
+     */
+    uint64_t switched_off;
+    /**
+     * Calls that ran exactly, by reason: `CINCH_EXACT_SMALL` and so on.
+     */
+    uint64_t exact_calls[CINCH_EXACT_REASONS];
+} cinch_comm_stats_t;
 
 /**
  * One call. Fields that the collective does not use are ignored.
@@ -1049,6 +1157,21 @@ cinch_result_t cinch_op_destroy(cinch_comm_t *comm, cinch_op_t op);
 cinch_result_t cinch_report_init(cinch_report_t *report,
                                  size_t size,
                                  uint32_t version);
+
+/**
+ * Empties `*stats`. `size` and `version` are `sizeof(cinch_comm_stats_t)` and `CINCH_API_VERSION`
+ * of the program's header: C programs use `cinch_comm_stats_default(&stats)`.
+ */
+cinch_result_t cinch_comm_stats_init(cinch_comm_stats_t *stats,
+                                     size_t size,
+                                     uint32_t version);
+
+/**
+ * What the calls of `comm` did so far on this rank, to `*stats`. Does not wait; may be called from
+ * any thread.
+ */
+cinch_result_t cinch_comm_stats(const cinch_comm_t *comm,
+                                cinch_comm_stats_t *stats);
 
 /**
  * Sets nothing in `*call`: an all_reduce sum of no i8 elements. `size` and `version` are

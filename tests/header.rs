@@ -20,6 +20,7 @@ const FILES: &[&str] = &[
     "group",
     "op",
     "report",
+    "stats",
     "call",
     "codec",
     "feedback",

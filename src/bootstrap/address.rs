@@ -13,14 +13,14 @@ struct Candidate {
     up: bool,
 }
 
-/// The address to listen on: of the interface that `CINCH_SOCKET_IFNAME` names (or the first
-/// address that starts with its text), else of the first interface that is up and no loopback,
-/// IPv4 before IPv6, else the loopback address.
+/// The address to listen on: of the interfaces that `CINCH_SOCKET_IFNAME` admits, else of the first
+/// interface that is up and no loopback, IPv4 before IPv6 unless `CINCH_SOCKET_FAMILY` says which,
+/// else the loopback address.
 ///
 /// # Errors
-/// Invalid argument, with the names there are, if nothing is as the setting says.
+/// Invalid argument, with the names there are, if nothing is as the settings say.
 pub fn choose(config: &Config) -> Result<IpAddr> {
-    pick(config.interface.as_deref(), &candidates()?)
+    pick(config.interface.as_deref(), config.ipv6, &candidates()?)
 }
 
 /// The address for a job that is known to stay on this host: nobody outside can reach it.
@@ -28,32 +28,84 @@ pub fn for_one_host() -> IpAddr {
     IpAddr::V4(Ipv4Addr::LOCALHOST)
 }
 
-fn pick(wanted: Option<&str>, candidates: &[Candidate]) -> Result<IpAddr> {
-    let usable = || {
-        // IPv4 first; a stable sort keeps the kernel's order of interfaces.
-        let mut list: Vec<&Candidate> = candidates.iter().filter(|one| one.up).collect();
-        list.sort_by_key(|one| one.ip.is_ipv6());
-        list.into_iter()
+fn pick(wanted: Option<&str>, ipv6: Option<bool>, candidates: &[Candidate]) -> Result<IpAddr> {
+    // IPv4 first; a stable sort keeps the kernel's order of interfaces.
+    let mut usable: Vec<&Candidate> = candidates
+        .iter()
+        .filter(|one| one.up && ipv6.is_none_or(|ipv6| one.ip.is_ipv6() == ipv6))
+        .collect();
+    usable.sort_by_key(|one| one.ip.is_ipv6());
+    let outside = |one: &&&Candidate| !one.ip.is_loopback();
+    let found = match wanted {
+        None => match usable.iter().find(outside) {
+            Some(one) => Some(one.ip),
+            None if ipv6 == Some(true) => usable.first().map(|one| one.ip),
+            None => Some(for_one_host()),
+        },
+        Some(text) => match text.strip_prefix('^') {
+            None => admitted(text, &usable),
+            Some(text) => {
+                let others = usable.iter().filter(|one| !named(text, one));
+                let others: Vec<&Candidate> = others.copied().collect();
+                let first = others.iter().find(outside).or(others.first());
+                first.map(|one| one.ip)
+            }
+        },
     };
-    match wanted {
-        Some(text) => usable()
-            .find(|one| one.interface == text)
-            .or_else(|| usable().find(|one| one.ip.to_string().starts_with(text)))
-            .map(|one| one.ip)
-            .ok_or_else(|| {
-                let known: Vec<String> = usable()
-                    .map(|one| format!("{} ({})", one.interface, one.ip))
-                    .collect();
-                Error::invalid_argument(format!(
-                    "CINCH_SOCKET_IFNAME=\"{text}\" is neither an interface that is up nor the \
-                     start of an address; there are {}",
-                    known.join(", ")
-                ))
-            }),
-        None => Ok(usable()
-            .find(|one| !one.ip.is_loopback())
-            .map_or_else(for_one_host, |one| one.ip)),
-    }
+    found.ok_or_else(|| {
+        let known: Vec<String> = usable
+            .iter()
+            .map(|one| format!("{} ({})", one.interface, one.ip))
+            .collect();
+        let family = match ipv6 {
+            None => "",
+            Some(false) => ", CINCH_SOCKET_FAMILY=ipv4",
+            Some(true) => ", CINCH_SOCKET_FAMILY=ipv6",
+        };
+        Error::invalid_argument(format!(
+            "CINCH_SOCKET_IFNAME=\"{}\"{family}: no interface that is up, and no address, is \
+             called so or begins so; there are {}",
+            wanted.unwrap_or_default(),
+            known.join(", ")
+        ))
+    })
+}
+
+/// The address of the first text of a list that something is called, or begins like: whole names
+/// first, so that `eth1` is not `eth10`.
+fn admitted(list: &str, usable: &[&Candidate]) -> Option<IpAddr> {
+    list.split(',').map(str::trim).find_map(|text| {
+        let exact = text.strip_prefix('=');
+        let name = exact.unwrap_or(text);
+        let whole = usable.iter().find(|one| one.interface == name);
+        let begins = || {
+            let name = usable.iter().find(|one| one.interface.starts_with(text));
+            name.or_else(|| {
+                usable
+                    .iter()
+                    .find(|one| one.ip.to_string().starts_with(text))
+            })
+        };
+        let found = match exact {
+            Some(_) => whole,
+            None if text.is_empty() => None,
+            None => whole.or_else(begins),
+        };
+        found.map(|one| one.ip)
+    })
+}
+
+/// Whether a list names an interface, by its whole name after `=` or else by its beginning.
+fn named(list: &str, one: &Candidate) -> bool {
+    // NCCL writes `^=a,b`: the sign is said once, and holds for all.
+    let (list, exact) = match list.strip_prefix('=') {
+        Some(list) => (list, true),
+        None => (list, false),
+    };
+    list.split(',').map(str::trim).any(|name| match exact {
+        true => one.interface == name,
+        false => !name.is_empty() && one.interface.starts_with(name),
+    })
 }
 
 fn candidates() -> Result<Vec<Candidate>> {
@@ -105,7 +157,7 @@ mod tests {
             candidate("eth0", "10.1.0.7", true),
             candidate("ib0", "10.2.0.7", true),
         ];
-        let ip = |wanted| pick(wanted, &all).map(|ip| ip.to_string());
+        let ip = |wanted| pick(wanted, None, &all).map(|ip| ip.to_string());
         assert_eq!(ip(None).unwrap(), "10.1.0.7");
         assert_eq!(ip(Some("ib0")).unwrap(), "10.2.0.7");
         assert_eq!(ip(Some("10.2.")).unwrap(), "10.2.0.7");
@@ -113,7 +165,19 @@ mod tests {
         assert_eq!(ip(Some("lo")).unwrap(), "127.0.0.1");
         let error = ip(Some("eth9")).unwrap_err();
         assert!(error.message().contains("ib0 (10.2.0.7)"), "{error}");
-        assert_eq!(pick(None, &all[..2]).unwrap(), for_one_host());
+        assert_eq!(pick(None, None, &all[..2]).unwrap(), for_one_host());
+        assert_eq!(ip(Some("eth1,eth")).unwrap(), "10.1.0.7");
+        assert_eq!(ip(Some("=ib0")).unwrap(), "10.2.0.7");
+        assert_eq!(ip(Some("=ib,eth0")).unwrap(), "10.1.0.7");
+        assert_eq!(ip(Some("^eth,lo")).unwrap(), "10.2.0.7");
+        assert_eq!(ip(Some("^=eth,lo")).unwrap(), "10.1.0.7");
+        assert!(ip(Some("=ib")).is_err() && ip(Some("^eth,lo,ib")).is_err());
+        let of = |ipv6| pick(None, Some(ipv6), &all).unwrap().to_string();
+        assert_eq!(
+            (of(false), of(true)),
+            ("10.1.0.7".into(), "2001:db8::1".into())
+        );
+        assert!(pick(Some("ib0"), Some(true), &all).is_err());
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use super::{Call, Communicator};
 use crate::error::{Error, Result};
 use crate::mem::{DeviceBuffers, UserBuffers};
-use crate::types::{CodecChoice, CodecSpec, Collective, DType, ReduceOp, Scalar, ScaleRule};
+use crate::types::{Collective, ReduceOp, Scalar};
 
 /// Where a call's buffers are: address and bytes of each.
 pub(super) struct Places {
@@ -185,67 +185,4 @@ pub(super) fn alone(comm: &Communicator, call: &Call) -> Result<()> {
         )));
     }
     Ok(())
-}
-
-/// The codec that will run, or may.
-pub(super) fn codec(comm: &Communicator, call: &Call) -> Result<CodecChoice> {
-    match call.codec {
-        Some(spec) => match refusal(call, spec) {
-            None => Ok(CodecChoice {
-                spec,
-                auto: call.auto,
-                intra: None,
-            }),
-            Some(why) => Err(Error::invalid_argument(format!(
-                "{} of {}: codec {spec} was asked for, but {why}",
-                call.collective, call.dtype
-            ))),
-        },
-        None => {
-            let codecs = comm.config.codecs().on(comm.info.hosts.count());
-            // A default rule speaks for gradients: sums of large float messages.
-            let bytes = call.count * call.dtype.size();
-            let applies = call.collective.reduces()
-                && bytes >= comm.config.codec_min_bytes
-                && [codecs.intra, codecs.inter]
-                    .iter()
-                    .all(|&spec| refusal(call, spec).is_none());
-            Ok(match applies {
-                true => CodecChoice {
-                    spec: codecs.inter,
-                    auto: comm.config.codec_auto,
-                    intra: (codecs.intra != codecs.inter).then_some(codecs.intra),
-                },
-                false => CodecSpec::RAW.into(),
-            })
-        }
-    }
-}
-
-/// Why this codec may not carry this call.
-fn refusal(call: &Call, spec: CodecSpec) -> Option<String> {
-    if !spec.is_lossy() {
-        return None;
-    }
-    if !matches!(call.dtype, DType::F32 | DType::F16 | DType::BF16) {
-        return Some(format!(
-            "it carries f32, f16 and bf16 only, not {}",
-            call.dtype
-        ));
-    }
-    if call.collective.reduces() && !call.op.is_additive() {
-        return Some(format!(
-            "rounded values may only be summed or averaged, not {}",
-            call.op
-        ));
-    }
-    if matches!(spec.scale, ScaleRule::Tensor { .. })
-        && spec.kind.has_scale()
-        && call.tensor.is_none()
-    {
-        return Some(
-            "a tensor scale needs the call's tensor id, to know whose scale to keep".into(),
-        );
-    }
-    None
 }

@@ -1,12 +1,13 @@
 //! Communicators whose buffers are on GPUs: joining, checks, calls on a stream.
 
 use super::check::{self, Places};
+use super::sample::Picked;
 use super::{Call, CommInfo, Communicator, PanicGuard, Report, Side};
 use crate::bootstrap::ExchangeRef;
-use crate::config::Config;
+use crate::config::{CodecPolicy, Config};
 use crate::engine::gpu::device;
-use crate::engine::gpu::kernels::Kernels;
-use crate::engine::gpu::{GpuCall, GpuEngine, Parts, Wiring};
+use crate::engine::gpu::kernels::{self, Kernels};
+use crate::engine::gpu::{GpuCall, GpuEngine, Parts, Slices, Wiring};
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::Context;
 use crate::mem::DeviceBuffers;
@@ -16,8 +17,8 @@ use crate::schedule::Hosts;
 use crate::simd::Isa;
 use crate::sync::Fault;
 use crate::transport::ConnectContext;
-use crate::transport::cuda::{self, DeviceLinks};
-use crate::types::{CodecChoice, ReduceOp, Scalar, TransportKind};
+use crate::transport::cuda::{self, DeviceLinks, PeerPath};
+use crate::types::{Collective, DType, ReduceOp, Scalar, TransportKind};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// The part of a communicator that is on a GPU.
@@ -25,6 +26,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 pub(super) struct GpuSide {
     context: Arc<Context>,
     engine: Mutex<GpuEngine>,
+    /// For samples of coded sums, if there are to be any. Behind the engine, whose kernels use it.
+    slices: Option<Slices>,
 }
 
 impl GpuSide {
@@ -32,6 +35,11 @@ impl GpuSide {
         self.engine.lock().map_err(|_| {
             Error::internal("an earlier call on this communicator panicked; it cannot go on")
         })
+    }
+
+    pub(super) fn slices(&self) -> Result<&Slices> {
+        let none = || Error::internal("a communicator without samples has one");
+        self.slices.as_ref().ok_or_else(none)
     }
 
     pub(super) fn context(&self) -> &Arc<Context> {
@@ -44,18 +52,23 @@ pub(super) fn connect(
     exchange: &ExchangeRef,
     fault: &Arc<Fault>,
     config: &Config,
+    policy: &CodecPolicy,
     isa: Isa,
 ) -> Result<(CommInfo, GpuSide)> {
     // Told to the others, so that they do not wait for a rank that cannot come.
-    try_connect(exchange, fault, config, isa).inspect_err(|error| exchange.announce(error))
+    try_connect(exchange, fault, config, policy, isa).inspect_err(|error| exchange.announce(error))
 }
 
 fn try_connect(
     exchange: &ExchangeRef,
     fault: &Arc<Fault>,
     config: &Config,
+    policy: &CodecPolicy,
     isa: Isa,
 ) -> Result<(CommInfo, GpuSide)> {
+    let default = Call::new(Collective::AllReduce, DType::F32, 1);
+    kernels::check(&default.request(policy.codec))
+        .map_err(|error| error.context(format!("the codec of this communicator ({policy})")))?;
     let context = device::open(config.device)?;
     let kernels = Kernels::of(&context)?;
     let whole = kernels.resident()?;
@@ -66,6 +79,9 @@ fn try_connect(
         deadline: std::time::Instant::now() + config.init_timeout,
     };
     let links = cuda::connect(&connecting, &context)?;
+    if config.shm_disable {
+        refuse_pinned(exchange, &links)?;
+    }
     let asked = config.gpu_channels.is_some();
     let resident = resident(exchange, &context, whole, asked)?;
     let info = info(&links);
@@ -78,10 +94,19 @@ fn try_connect(
         resident,
     };
     let engine = Mutex::new(GpuEngine::new(parts, config, isa)?);
+    let slices = match policy.sample {
+        0 => None,
+        _ => Some(Slices::new(&context, config.init_timeout)?),
+    };
     // What a rank still allocates may wait for the kernels of another rank on its GPU, which may
     // wait for this rank: nobody launches before all have what they need.
     exchange.barrier()?;
-    Ok((info, GpuSide { context, engine }))
+    let side = GpuSide {
+        context,
+        engine,
+        slices,
+    };
+    Ok((info, side))
 }
 
 /// Blocks that each rank may have resident at once, where a GPU holds `whole`: the ranks of a GPU
@@ -142,10 +167,29 @@ fn resident(
     }
 }
 
+/// GPUs without peer access have host memory between them, and nothing else in this version.
+fn refuse_pinned(exchange: &ExchangeRef, links: &DeviceLinks) -> Result<()> {
+    for (path, peer) in links.paths.iter().zip(exchange.peers()) {
+        if let Some(PeerPath::PinnedHost { reason }) = path {
+            let me = &exchange.peers()[exchange.rank()];
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                format!(
+                    "CINCH_SHM_DISABLE=1 leaves nothing between {me} and {peer}, whose GPUs cannot \
+                     use each other's memory ({reason}): unset it"
+                ),
+            ));
+        }
+    }
+    Ok(())
+}
+
 fn info(links: &DeviceLinks) -> CommInfo {
     let fifo = links.shape().fifo(Protocol::Simple);
     let served = links.paths.iter();
+    let classes = served.clone().flatten();
     CommInfo {
+        classes: classes.map(|path| path.class().name().into()).collect(),
         transports: served
             .map(|path| path.as_ref().map(|_| TransportKind::Cuda))
             .collect(),
@@ -182,23 +226,33 @@ impl Communicator {
     /// communicator has failed.
     pub fn call_on(&self, call: &Call, buffers: DeviceBuffers<'_>) -> Result<Report> {
         self.check_fault()?;
-        let codec = self.check_on(call, &buffers)?;
+        self.check_on(call, &buffers)?;
         check::alone(self, call)?;
+        let picked = self.pick_on(call, &buffers)?;
         let side = self.gpu_side()?;
         let mut engine = side.engine()?;
         let _guard = PanicGuard(self);
-        let call = GpuCall {
-            request: call.request(codec),
+        let queued = GpuCall {
+            request: call.request(picked.choice.codec),
             buffers,
         };
-        let mut reports = self.queue(&mut engine, &[call])?;
-        reports
-            .pop()
-            .ok_or_else(|| Error::internal("a call has no report"))
+        let mut reports = self.queue(side, &mut engine, &[(queued, picked)])?;
+        let none = || Error::internal("a call has no report");
+        let report = reports.pop().ok_or_else(none)?;
+        self.counters.ran(call, picked.choice.exact, &report);
+        Ok(report)
     }
 
-    /// Everything that can be said of a call on this GPU; the codec that will run, or may.
-    pub(super) fn check_on(&self, call: &Call, buffers: &DeviceBuffers<'_>) -> Result<CodecChoice> {
+    /// Decides about a call on this GPU that is to run, in the order of calls.
+    pub(super) fn pick_on(&self, call: &Call, buffers: &DeviceBuffers<'_>) -> Result<Picked> {
+        // What a graph replays cannot be looked at in between.
+        let sampled =
+            self.policy.sample > 0 && !device::is_capturing(self.gpu_side()?.context(), buffers)?;
+        self.pick(call, sampled)
+    }
+
+    /// Everything that can be said of a call on this GPU.
+    pub(super) fn check_on(&self, call: &Call, buffers: &DeviceBuffers<'_>) -> Result<()> {
         let side = self.gpu_side()?;
         check::call(self, call, &Places::from(buffers))?;
         let size = call.dtype.size();
@@ -227,21 +281,49 @@ impl Communicator {
             }
             device::check_factor(side.context(), &what, address)?;
         }
-        check::codec(self, call)
+        Ok(())
     }
 
     /// Queues calls that were checked. What is refused before the first launch leaves the
     /// communicator as it was.
     pub(super) fn queue(
         &self,
+        side: &GpuSide,
         engine: &mut GpuEngine,
-        calls: &[GpuCall<'_>],
+        calls: &[(GpuCall<'_>, Picked)],
     ) -> Result<Vec<Report>> {
-        match engine.run(calls) {
-            Ok(reports) => Ok(reports),
-            Err(error) if engine.is_untouched() => Err(error),
-            Err(error) => self.settle(Err(error)),
+        let mut reports = Vec::with_capacity(calls.len());
+        // A sampled call runs by itself, with what it is compared with right behind it: the place
+        // of that in the order of calls must not depend on what is grouped with it.
+        for part in calls.chunk_by(|one, next| one.1.slice.is_none() && next.1.slice.is_none()) {
+            let ran = match part {
+                [
+                    (
+                        call,
+                        Picked {
+                            slice: Some(slice), ..
+                        },
+                    ),
+                ] => side
+                    .slices()
+                    .and_then(|slices| self.sample_on(slices, engine, call, slice))
+                    .map(|report| vec![report]),
+                part => {
+                    let calls: Vec<GpuCall<'_>> = part.iter().map(|(call, _)| *call).collect();
+                    engine.run(&calls)
+                }
+            };
+            let sampled = part[0].1.slice.is_some();
+            match ran {
+                Ok(ran) => reports.extend(ran),
+                // Of a sample, more may be queued than its last part says.
+                Err(error) if reports.is_empty() && !sampled && engine.is_untouched() => {
+                    return Err(error);
+                }
+                Err(error) => return self.settle(Err(error)),
+            }
         }
+        Ok(reports)
     }
 
     pub(super) fn gpu_side(&self) -> Result<&GpuSide> {

@@ -2,6 +2,7 @@
 
 use super::check::{self, Places};
 use super::fuse::{self, Parcel};
+use super::sample::Picked;
 use super::{Call, Communicator, PanicGuard, Report};
 use crate::codec::EncodeStats;
 use crate::engine::Batch;
@@ -9,7 +10,7 @@ use crate::engine::gpu::GpuCall;
 use crate::error::{Error, Result};
 use crate::mem::{DeviceBuffers, UserBuffers};
 use crate::plan::Request;
-use crate::types::{CodecChoice, Collective};
+use crate::types::Collective;
 
 /// Calls that run together: needed for sends and receives that depend on each other, and for one
 /// thread that holds several ranks.
@@ -22,7 +23,7 @@ pub struct Group<'a> {
 struct Entry<'a> {
     comm: &'a Communicator,
     call: Call,
-    codec: CodecChoice,
+    picked: Picked,
     buffers: Option<Buffers<'a>>,
 }
 
@@ -76,11 +77,11 @@ impl<'a> Group<'a> {
         comm.check_fault()?;
         comm.host_side()?;
         check::call(comm, call, &Places::from(&buffers))?;
-        let codec = check::codec(comm, call)?;
+        let picked = comm.pick(call, false)?;
         self.calls.push(Entry {
             comm,
             call: *call,
-            codec,
+            picked,
             buffers: Some(Buffers::Host(buffers)),
         });
         Ok(())
@@ -97,11 +98,12 @@ impl<'a> Group<'a> {
         buffers: DeviceBuffers<'a>,
     ) -> Result<()> {
         comm.check_fault()?;
-        let codec = comm.check_on(call, &buffers)?;
+        comm.check_on(call, &buffers)?;
+        let picked = comm.pick_on(call, &buffers)?;
         self.calls.push(Entry {
             comm,
             call: *call,
-            codec,
+            picked,
             buffers: Some(Buffers::Gpu(buffers)),
         });
         Ok(())
@@ -195,10 +197,15 @@ impl<'a> Group<'a> {
                 parcel.end(comm);
             }
         }
-        reports
+        let reports: Vec<Report> = reports
             .into_iter()
             .map(|report| report.ok_or_else(|| Error::internal("a call of a group has no report")))
-            .collect()
+            .collect::<Result<_>>()?;
+        for (entry, report) in self.calls.iter().zip(&reports) {
+            let exact = entry.picked.choice.exact;
+            entry.comm.counters.ran(&entry.call, exact, report);
+        }
+        Ok(reports)
     }
 
     /// The small calls of `comm` that travel as one, with what is known of their inputs.
@@ -206,7 +213,7 @@ impl<'a> Group<'a> {
         let own = self.calls.iter().enumerate();
         let own: Vec<_> = own
             .filter(|(_, entry)| std::ptr::eq(entry.comm, comm))
-            .map(|(index, entry)| (index, &entry.call, entry.codec))
+            .map(|(index, entry)| (index, &entry.call, entry.picked.choice.codec))
             .collect();
         let mut ready = Vec::new();
         for mut parcel in fuse::parcels(comm, &own)? {
@@ -252,13 +259,13 @@ impl<'a> Group<'a> {
             }
             let starts = |(parcel, _): &&mut (Parcel, _)| parcel.members.first() == Some(&index);
             if let Some((parcel, _)) = parcels.next_if(starts) {
-                let request = parcel.call(&entry.call).request(entry.codec);
+                let request = parcel.call(&entry.call).request(entry.picked.choice.codec);
                 let (together, buffers) = parcel.buffers()?;
                 members = together;
                 requests.push((index, request, buffers));
                 continue;
             }
-            let (call, codec) = (entry.call, entry.codec);
+            let (call, codec) = (entry.call, entry.picked.choice.codec);
             if let Some(Buffers::Host(buffers)) = self.calls[index].buffers.take() {
                 requests.push((index, call.request(codec), buffers));
             }
@@ -292,16 +299,17 @@ impl<'a> Group<'a> {
                     && let Some(Buffers::Gpu(buffers)) = entry.buffers.take()
                 {
                     indices.push(index);
-                    calls.push(GpuCall {
-                        request: entry.call.request(entry.codec),
+                    let call = GpuCall {
+                        request: entry.call.request(entry.picked.choice.codec),
                         buffers,
-                    });
+                    };
+                    calls.push((call, entry.picked));
                 }
             }
             let side = comm.gpu_side()?;
             let ran = side
                 .engine()
-                .and_then(|mut engine| comm.queue(&mut engine, &calls));
+                .and_then(|mut engine| comm.queue(side, &mut engine, &calls));
             match ran {
                 Ok(ran) => {
                     for (index, report) in indices.into_iter().zip(ran) {

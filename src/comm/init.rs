@@ -1,8 +1,10 @@
 //! Joining and splitting.
 
+use super::sample::Sampler;
+use super::stats::Counters;
 use super::{CommInfo, Communicator, Side, costs, device};
 use crate::bootstrap::{self, ExchangeRef, Star, UniqueId};
-use crate::config::{Config, launcher_environment};
+use crate::config::{CodecPolicy, Config, launcher_environment};
 use crate::engine::HostEngine;
 use crate::error::{Error, ErrorKind, Result};
 use crate::plan::Machine;
@@ -11,7 +13,7 @@ use crate::simd::Isa;
 use crate::sync::Fault;
 use crate::sys::log::{self, Level};
 use crate::transport::{self, ConnectContext};
-use crate::types::{CodecChoice, DeviceChoice, TransportKind};
+use crate::types::{DeviceChoice, Subsystem, TransportKind};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, Once, OnceLock};
 use std::time::Instant;
@@ -37,37 +39,60 @@ pub(super) fn by_id(
 fn start_log(config: &Config) {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        log::configure(
-            &config.log_level,
-            config.log_file.as_deref(),
-            &bootstrap::host_name(),
-        );
+        log::configure(&log::Settings {
+            level: &config.log_level,
+            subsystems: config.log_subsystems,
+            file: config.log_file.as_deref(),
+            host: &bootstrap::host_name(),
+            as_nccl: config.as_nccl,
+        });
+        if config.as_nccl {
+            let version = crate::VERSION;
+            log::line(
+                Level::Version,
+                format_args!("cinch {version} answers in NCCL's place"),
+            );
+        }
         for name in Config::unknown_names() {
             log::line(
                 Level::Warn,
                 format_args!("no setting is called {name}; it has no effect"),
             );
         }
+        for note in &config.notes {
+            let level = if note.warns { Level::Warn } else { Level::Info };
+            log::line_of(Subsystem::Env, level, format_args!("{}", note.text));
+        }
     });
 }
 
 /// One line about a communicator: what carries it, and how.
 fn log_connected(comm: &Communicator) {
-    let counts = TransportKind::ALL.iter().filter_map(|&kind| {
-        let peers = comm
-            .info
-            .transports
-            .iter()
-            .filter(|other| **other == Some(kind))
-            .count();
-        (peers > 0).then(|| format!("{kind} to {peers}"))
-    });
-    let counts: Vec<String> = counts.collect();
+    let served = comm.info.transports.iter().flatten();
+    let names: Vec<&str> = match comm.info.classes.is_empty() {
+        true => served.map(|kind| kind.name()).collect(),
+        false => comm.info.classes.iter().map(String::as_str).collect(),
+    };
+    let mut counts: Vec<(&str, usize)> = Vec::new();
+    for name in names {
+        match counts.iter_mut().find(|(known, _)| *known == name) {
+            Some((_, count)) => *count += 1,
+            None => counts.push((name, 1)),
+        }
+    }
+    let counts: Vec<String> = counts
+        .iter()
+        .map(|(name, count)| format!("{name} to {count}"))
+        .collect();
+    let named = match comm.config.comm_name.as_str() {
+        "" => String::new(),
+        name => format!(" of communicator \"{name}\""),
+    };
     log::line(
         Level::Info,
         format_args!(
-            "{} of {} on {}: {}; {} slots of {} bytes on {} channels, {} bytes in all; codec {} from {} \
-             bytes; algorithm {}",
+            "{} of {} on {}{named}: {}; {} slots of {} bytes on {} channels, {} bytes in all; \
+             algorithm {}; {}",
             comm.peers()[comm.rank()],
             comm.nranks(),
             comm.info.hosts,
@@ -80,11 +105,10 @@ fn log_connected(comm: &Communicator) {
             comm.info.slot_bytes,
             comm.info.channels,
             comm.info.buffer_bytes,
-            comm.config.codecs(),
-            comm.config.codec_min_bytes,
             comm.config
                 .algorithm
                 .map_or("by cost", |algorithm| algorithm.name()),
+            comm.policy,
         ),
     );
 }
@@ -106,12 +130,14 @@ pub(super) fn connect(
     config: Config,
 ) -> Result<Communicator> {
     let isa = Isa::from_setting(&config.simd)?;
-    agree(&exchange, &config)?;
+    let one_host = one_host(&exchange);
+    let policy = CodecPolicy::new(&config, one_host);
+    agree(&exchange, &config, &policy)?;
     let (info, side) = if config.device == DeviceChoice::Host {
         let (info, engine) = on_host(&exchange, &fault, &config, isa)?;
         (info, Side::Host(Box::new(Mutex::new(engine))))
     } else {
-        let (info, side) = device::connect(&exchange, &fault, &config, isa)?;
+        let (info, side) = device::connect(&exchange, &fault, &config, &policy, isa)?;
         (info, Side::Gpu(Box::new(side)))
     };
     let comm = Communicator {
@@ -119,6 +145,9 @@ pub(super) fn connect(
         fault,
         announced: AtomicBool::new(false),
         config,
+        policy,
+        sampler: Sampler::default(),
+        counters: Counters::default(),
         info,
         side,
         spare: Mutex::default(),
@@ -148,6 +177,7 @@ fn on_host(
     let machine = machine(&hosts, config, links.oversubscribed);
     let info = CommInfo {
         transports: links.kinds.clone(),
+        classes: Vec::new(),
         channels: links.channels,
         slot_bytes: links.slot_bytes,
         slots: links.slots,
@@ -170,21 +200,15 @@ fn on_host(
 }
 
 /// Compares the settings that decide what runs.
-fn agree(exchange: &ExchangeRef, config: &Config) -> Result<()> {
+fn agree(exchange: &ExchangeRef, config: &Config, policy: &CodecPolicy) -> Result<()> {
     let mine = format!(
-        "CINCH_DEVICE={} CINCH_CODEC={} CINCH_CODEC_MIN_BYTES={} CINCH_FUSE_BYTES={} CINCH_ALGO={} \
-         CINCH_PROTO={}",
+        "CINCH_DEVICE={} {} CINCH_FUSE_BYTES={} CINCH_ALGO={} CINCH_PROTO={}",
         // Which GPU is each rank's own business.
         match config.device {
             DeviceChoice::Host => "host",
             DeviceChoice::Current | DeviceChoice::Cuda(_) => "cuda",
         },
-        CodecChoice {
-            spec: config.codec,
-            auto: config.codec_auto,
-            intra: config.codec_intra,
-        },
-        config.codec_min_bytes,
+        policy.shared(),
         config.fuse_bytes,
         config
             .algorithm
@@ -220,6 +244,12 @@ fn machine(hosts: &Hosts, config: &Config, oversubscribed: bool) -> Machine {
         oversubscribed,
         measured: None,
     }
+}
+
+/// Whether all ranks are on one host.
+fn one_host(exchange: &ExchangeRef) -> bool {
+    let peers = exchange.peers();
+    peers.iter().all(|peer| peer.host_id == peers[0].host_id)
 }
 
 pub(super) fn split(

@@ -2,20 +2,25 @@
 
 mod call;
 mod check;
+mod choice;
 mod costs;
 mod device;
 mod feedback;
 mod fuse;
 mod group;
 mod init;
+mod sample;
+mod stats;
 mod typed;
 
 pub use call::{Call, Report};
 use check::Places;
+pub use choice::Exact;
 pub use group::Group;
+pub use stats::CodecStats;
 
 use crate::bootstrap::{ExchangeRef, PeerInfo, Refuge, UniqueId};
-use crate::config::Config;
+use crate::config::{CodecPolicy, Config};
 use crate::engine::HostEngine;
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::UserBuffers;
@@ -24,6 +29,8 @@ use crate::schedule::Hosts;
 use crate::sync::Fault;
 use crate::types::TransportKind;
 use device::GpuSide;
+use sample::Sampler;
+use stats::Counters;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
@@ -42,6 +49,10 @@ pub struct Communicator {
     /// another communicator, the one that this was split from; its ranks hear of it from us.
     announced: AtomicBool,
     config: Config,
+    /// What holds for calls that name no codec.
+    policy: CodecPolicy,
+    sampler: Sampler,
+    counters: Counters,
     info: CommInfo,
     side: Side,
     /// Memory of small calls that travelled as one, for the next ones.
@@ -65,6 +76,8 @@ enum Side {
 pub struct CommInfo {
     /// Transport to each rank; `None` for this rank itself.
     pub transports: Vec<Option<TransportKind>>,
+    /// What lies between this rank's GPU and that of each other rank; empty on host memory.
+    pub classes: Vec<String>,
     /// Lanes.
     pub channels: usize,
     /// Payload bytes of a slot.
@@ -138,6 +151,11 @@ impl Communicator {
         self.info.clone()
     }
 
+    /// What holds for calls that name no codec, and who said so.
+    pub fn codec_policy(&self) -> &CodecPolicy {
+        &self.policy
+    }
+
     /// The settings in effect.
     pub fn config(&self) -> &Config {
         &self.config
@@ -154,13 +172,21 @@ impl Communicator {
         self.host_side()?;
         check::call(self, call, &Places::from(&buffers))?;
         check::alone(self, call)?;
-        let codec = check::codec(self, call)?;
+        let picked = self.pick(call, true)?;
+        let request = call.request(picked.choice.codec);
         let mut engine = self.engine()?;
         let _guard = PanicGuard(self);
-        let run = engine.prepare(call.request(codec), buffers)?;
-        let result = engine.run(run);
+        let result = match &picked.slice {
+            Some(slice) => self.sample(&mut engine, request, buffers, slice),
+            None => {
+                let run = engine.prepare(request, buffers)?;
+                engine.run(run)
+            }
+        };
         drop(engine);
-        self.settle(result)
+        let report = self.settle(result)?;
+        self.counters.ran(call, picked.choice.exact, &report);
+        Ok(report)
     }
 
     /// Returns when every rank has called it. On a GPU it does not wait for calls that are queued.
@@ -182,8 +208,7 @@ impl Communicator {
     /// Invalid argument if the call is impossible.
     pub fn explain(&self, call: &Call) -> Result<String> {
         check::shape(self, call)?;
-        let codec = check::codec(self, call)?;
-        let request = call.request(codec);
+        let request = call.request(self.choose(call)?.codec);
         match &self.side {
             Side::Host(_) => self.engine()?.explain(&request),
             Side::Gpu(side) => side.engine()?.explain(&request),
@@ -196,8 +221,7 @@ impl Communicator {
     /// Invalid argument if the call is impossible.
     pub fn predict(&self, call: &Call) -> Result<f64> {
         check::shape(self, call)?;
-        let codec = check::codec(self, call)?;
-        let request = call.request(codec);
+        let request = call.request(self.choose(call)?.codec);
         match &self.side {
             Side::Host(_) => self.engine()?.predict(&request),
             Side::Gpu(side) => side.engine()?.predict(&request),

@@ -1,7 +1,8 @@
 //! The table of settings.
 
 use super::Config;
-use crate::types::{Algorithm, CodecChoice, LevelCodecs, Protocol, TransportKind};
+use super::codec_policy::{CodecLinks, CodecRules, CollectiveSet, parse_choice};
+use crate::types::{Algorithm, CodecSpec, Protocol, Subsystems, TransportKind};
 use std::time::Duration;
 
 /// One setting.
@@ -167,6 +168,13 @@ pub const KNOBS: &[Knob] = &[
         show: |config| u8::from(config.p2p_disable).to_string(),
     },
     Knob {
+        name: "CINCH_SHM_DISABLE",
+        range: "0 or 1",
+        help: "keeps ranks from sharing host memory: TCP carries it, and GPUs need peer memory",
+        apply: |config, text| count(text, 0, 1).map(|value| config.shm_disable = value == 1),
+        show: |config| u8::from(config.shm_disable).to_string(),
+    },
+    Knob {
         name: "CINCH_GPU_CHANNELS",
         range: "auto or 1 to 128",
         help: "upper bound of a call's blocks; auto is 64, or half of what the GPU holds if less",
@@ -202,34 +210,61 @@ pub const KNOBS: &[Knob] = &[
     },
     Knob {
         name: "CINCH_CODEC",
-        range: "[auto:]NAME[:block=B][:tensor=K][:offset=E][:seed=S][:tau=T], see `cinch codecs`; or \
-                intra=NAME...,inter=NAME...",
+        range: "off, [auto:]NAME[:block=B][:tensor=K][:offset=E][:seed=S][:tau=T], see `cinch codecs`, \
+                or intra=NAME...,inter=NAME...",
         help: "codec of calls that name none and admit it: sums and averages of f16, bf16, f32; \
-               with auto only where measured costs say that it pays",
+               with auto only where measured costs say that it pays; off is final for rules and calls",
         apply: |config, text| {
-            let message = |error: crate::Error| error.message().to_string();
-            let choice = match LevelCodecs::names_levels(text) {
-                false => text.trim().parse().map_err(message)?,
-                true => {
-                    let LevelCodecs { intra, inter } = text.parse().map_err(message)?;
-                    CodecChoice {
-                        spec: inter,
-                        auto: false,
-                        intra: (intra != inter).then_some(intra),
-                    }
-                }
-            };
-            (config.codec, config.codec_auto) = (choice.spec, choice.auto);
-            config.codec_intra = choice.intra;
+            if text.trim() == "off" {
+                (config.codec, config.codec_auto) = (CodecSpec::RAW, false);
+                config.codec_intra = None;
+                config.codec_off = true;
+                return Ok(());
+            }
+            let choice = parse_choice(text)?;
+            // Nothing narrower turns on what was turned off for good.
+            if !config.codec_off {
+                (config.codec, config.codec_auto) = (choice.spec, choice.auto);
+                config.codec_intra = choice.intra;
+            }
             Ok(())
         },
-        show: |config| {
-            CodecChoice {
-                spec: config.codec,
-                auto: config.codec_auto,
-                intra: config.codec_intra,
-            }
-            .to_string()
+        show: |config| match config.codec_off {
+            true => "off".into(),
+            false => config.codec_choice().to_string(),
+        },
+    },
+    Knob {
+        name: "CINCH_CODEC_RULES",
+        range: "PATTERN=off or PATTERN=CODEC[:min=BYTES][:for=COLLECTIVE+...], commas between",
+        help: "codecs by names of communicators, in which * and ? stand for any text and character; the first that fits counts",
+        apply: |config, text| CodecRules::parse(text).map(|value| config.codec_rules = value),
+        show: |config| config.codec_rules.to_string(),
+    },
+    Knob {
+        name: "CINCH_CODEC_COLLECTIVES",
+        range: "names of collectives, commas between",
+        help: "collectives that a codec carries which no call asked for",
+        apply: |config, text| {
+            CollectiveSet::parse(text, ',').map(|value| config.codec_collectives = value)
+        },
+        show: |config| config.codec_collectives.to_string(),
+    },
+    Knob {
+        name: "CINCH_CODEC_LINKS",
+        range: "all or network",
+        help: "network keeps calls exact that ask for no codec, where all ranks are on one host",
+        apply: |config, text| {
+            config.codec_links = match text.trim() {
+                "all" => CodecLinks::All,
+                "network" => CodecLinks::Network,
+                _ => return Err("no such name".into()),
+            };
+            Ok(())
+        },
+        show: |config| match config.codec_links {
+            CodecLinks::All => "all".into(),
+            CodecLinks::Network => "network".into(),
         },
     },
     Knob {
@@ -240,6 +275,28 @@ pub const KNOBS: &[Knob] = &[
             bytes_between(text, 0, 64 << 30).map(|value| config.codec_min_bytes = value)
         },
         show: |config| config.codec_min_bytes.to_string(),
+    },
+    Knob {
+        name: "CINCH_CODEC_SAMPLE",
+        range: "0 to 1000000000 calls",
+        help: "every so many coded sums of a communicator, one is also run exactly on a slice and its error logged; 0 is never",
+        apply: |config, text| {
+            count(text, 0, 1_000_000_000).map(|value| config.codec_sample = value as u32)
+        },
+        show: |config| config.codec_sample.to_string(),
+    },
+    Knob {
+        name: "CINCH_CODEC_BOUND",
+        range: "a number above 0, or inf",
+        help: "relative RMS error of such a slice beyond which a communicator goes on without its codec",
+        apply: |config, text| match text.trim().parse::<f64>() {
+            Ok(value) if value > 0.0 => {
+                config.codec_bound = value;
+                Ok(())
+            }
+            _ => Err("no such bound".into()),
+        },
+        show: |config| config.codec_bound.to_string(),
     },
     Knob {
         name: "CINCH_FUSE_BYTES",
@@ -281,10 +338,29 @@ pub const KNOBS: &[Knob] = &[
     },
     Knob {
         name: "CINCH_SOCKET_IFNAME",
-        range: "an interface name or an address prefix",
+        range: "names or beginnings of names or addresses, commas between; =NAME is exact, ^ excludes",
         help: "network interface for TCP; unset takes the first that is up, loopback for one host",
         apply: |config, text| non_empty(text).map(|value| config.interface = Some(value)),
         show: |config| config.interface.clone().unwrap_or_default(),
+    },
+    Knob {
+        name: "CINCH_SOCKET_FAMILY",
+        range: "auto, ipv4 or ipv6",
+        help: "addresses that count when an interface is chosen; auto takes IPv4 before IPv6",
+        apply: |config, text| {
+            config.ipv6 = match text.trim() {
+                "auto" => None,
+                "ipv4" => Some(false),
+                "ipv6" => Some(true),
+                _ => return Err("no such name".into()),
+            };
+            Ok(())
+        },
+        show: |config| match config.ipv6 {
+            None => "auto".into(),
+            Some(false) => "ipv4".into(),
+            Some(true) => "ipv6".into(),
+        },
     },
     Knob {
         name: "CINCH_TCP_SOCKETS",
@@ -311,12 +387,26 @@ pub const KNOBS: &[Knob] = &[
     },
     Knob {
         name: "CINCH_LOG",
-        range: "none, warn, info or trace",
+        range: "none, version, warn, info or trace",
         help: "log threshold",
         apply: |config, text| {
-            word(text, &["none", "warn", "info", "trace"]).map(|value| config.log_level = value)
+            word(text, &["none", "version", "warn", "info", "trace"])
+                .map(|value| config.log_level = value)
         },
         show: |config| config.log_level.clone(),
+    },
+    Knob {
+        name: "CINCH_LOG_SUBSYS",
+        range: "ALL or names such as INIT,COLL,ENV, commas between; ^ in front excludes them",
+        help: "what lines of info and trace may be about",
+        apply: |config, text| match Subsystems::parse(text) {
+            (subsystems, unknown) if unknown.is_empty() => {
+                config.log_subsystems = subsystems;
+                Ok(())
+            }
+            (_, unknown) => Err(format!("no subsystem is called {}", unknown.join(", "))),
+        },
+        show: |config| config.log_subsystems.to_string(),
     },
     Knob {
         name: "CINCH_LOG_FILE",

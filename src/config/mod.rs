@@ -2,14 +2,22 @@
 //!
 //! No other module reads the environment (the tool's launcher sets it for its children).
 
+mod codec_policy;
 mod knobs;
 mod launch;
+mod nccl;
 
+pub use codec_policy::{CodecLinks, CodecPolicy, CodecRules, CollectiveSet, call_codec};
 pub use knobs::{KNOBS, Knob};
 pub use launch::{LAUNCHER_VARIABLES, launcher_environment};
+pub use nccl::{NCCL_NAMES, NcclName};
 
 use crate::error::{Error, Result};
-use crate::types::{Algorithm, CodecSpec, DeviceChoice, LevelCodecs, Protocol, TransportKind};
+use crate::types::{
+    Algorithm, CodecChoice, CodecSpec, DeviceChoice, LevelCodecs, Protocol, Subsystems,
+    TransportKind,
+};
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -30,6 +38,8 @@ pub struct Config {
     pub device: DeviceChoice,
     /// Keeps GPUs from writing each other's memory: their slots lie in pinned host memory.
     pub p2p_disable: bool,
+    /// Keeps ranks from sharing host memory.
+    pub shm_disable: bool,
     /// Upper bound of the parallel lanes between two GPUs, and so of a call's blocks; `None` =
     /// [`Config::GPU_CHANNELS`], and no more than half of what a GPU holds at once.
     pub gpu_channels: Option<usize>,
@@ -43,8 +53,24 @@ pub struct Config {
     pub codec_auto: bool,
     /// Codec of contributions inside a host, where it is another one.
     pub codec_intra: Option<CodecSpec>,
+    /// Whether compression is off for good: neither rules nor calls turn it on.
+    pub codec_off: bool,
+    /// Whether the program, not the environment, chose `codec`.
+    pub codec_by_program: bool,
+    /// Codecs by names of communicators.
+    pub codec_rules: CodecRules,
+    /// Collectives that a codec carries which no call asked for.
+    pub codec_collectives: CollectiveSet,
+    /// Communicators that a codec is for which no call asked for.
+    pub codec_links: CodecLinks,
     /// Below this many bytes of input the default codec stays out: exact is as fast.
     pub codec_min_bytes: usize,
+    /// Every so many coded calls, one is also run exactly on a slice; 0 = never.
+    pub codec_sample: u32,
+    /// Relative error of such a slice from which the codec is switched off; infinite = none.
+    pub codec_bound: f64,
+    /// The communicator's name, by which rules find it; empty if it has none.
+    pub comm_name: String,
     /// Calls of a group of up to this many bytes each may travel as one; 0: none do.
     pub fuse_bytes: usize,
     /// Threads of calls that encode or decode a large array outside a collective.
@@ -57,14 +83,18 @@ pub struct Config {
     pub heartbeat: Duration,
     /// Network interface, by name or by an address prefix; `None` = the first that is up.
     pub interface: Option<String>,
+    /// Whether only addresses of IPv6 (or of IPv4) count; `None` = both.
+    pub ipv6: Option<bool>,
     /// Sockets for each connected pair and channel.
     pub tcp_sockets: usize,
     /// Stands for the machine's identity, so that one machine can play several hosts.
     pub host_id: Option<String>,
     /// Widest instruction set to use: `auto`, `scalar`, `avx2`, `avx512`.
     pub simd: String,
-    /// Log threshold: `none`, `warn`, `info`, `trace`.
+    /// Log threshold: `none`, `version`, `warn`, `info`, `trace`.
     pub log_level: String,
+    /// What lines of `info` and `trace` may be about.
+    pub log_subsystems: Subsystems,
     /// Log destination; `None` = standard error.
     pub log_file: Option<PathBuf>,
     /// `host:port` of the rendezvous where ranks are discovered from the environment.
@@ -77,6 +107,19 @@ pub struct Config {
     pub nccl_version: u32,
     /// Where each setting came from, in the order of [`KNOBS`].
     pub origins: Vec<Origin>,
+    /// Whether NCCL's names count and its manners hold ([`Config::for_nccl`]).
+    pub as_nccl: bool,
+    /// What is to be said about the environment.
+    pub notes: Vec<Note>,
+}
+
+/// A sentence about the environment, for the log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Note {
+    /// Whether something is not as it was asked for; else it is information.
+    pub warns: bool,
+    /// The sentence.
+    pub text: String,
 }
 
 /// Where a setting came from.
@@ -100,29 +143,42 @@ impl Default for Config {
             transport: None,
             device: DeviceChoice::Host,
             p2p_disable: false,
+            shm_disable: false,
             gpu_channels: None,
             algorithm: None,
             protocol: None,
             codec: CodecSpec::RAW,
             codec_auto: false,
             codec_intra: None,
+            codec_off: false,
+            codec_by_program: false,
+            codec_rules: CodecRules::default(),
+            codec_collectives: CollectiveSet::GRADIENTS,
+            codec_links: CodecLinks::All,
             codec_min_bytes: 0,
+            codec_sample: 0,
+            codec_bound: f64::INFINITY,
+            comm_name: String::new(),
             fuse_bytes: 64 << 10,
             threads: 1,
             timeout: Duration::from_secs(60),
             init_timeout: Duration::from_secs(60),
             heartbeat: Duration::from_millis(100),
             interface: None,
+            ipv6: None,
             tcp_sockets: 2,
             host_id: None,
             simd: "auto".into(),
             log_level: "warn".into(),
+            log_subsystems: Subsystems::ALL,
             log_file: None,
             comm_id: None,
             secret_file: None,
             allow_unauthenticated: false,
             nccl_version: 22809,
             origins: vec![Origin::Default; KNOBS.len()],
+            as_nccl: false,
+            notes: Vec::new(),
         }
     }
 }
@@ -144,18 +200,7 @@ impl Config {
     /// that it does not take. Unknown `CINCH_` names are returned by [`Config::unknown_names`].
     pub fn from_env() -> Result<Config> {
         let mut config = Config::default();
-        for knob in KNOBS {
-            match std::env::var(knob.name) {
-                Ok(value) => config.set(knob.name, &value, Origin::Environment)?,
-                Err(std::env::VarError::NotPresent) => {}
-                Err(std::env::VarError::NotUnicode(_)) => {
-                    return Err(Error::invalid_argument(format!(
-                        "{} is not UTF-8",
-                        knob.name
-                    )));
-                }
-            }
-        }
+        config.take(&|name| std::env::var_os(name))?;
         Ok(config)
     }
 
@@ -164,6 +209,29 @@ impl Config {
         LevelCodecs {
             intra: self.codec_intra.unwrap_or(self.codec),
             inter: self.codec,
+        }
+    }
+
+    /// Sets what `environment` holds under our own names.
+    fn take(&mut self, environment: &dyn Fn(&str) -> Option<OsString>) -> Result<()> {
+        for knob in KNOBS {
+            let Some(value) = environment(knob.name) else {
+                continue;
+            };
+            let value = value
+                .into_string()
+                .map_err(|_| Error::invalid_argument(format!("{} is not UTF-8", knob.name)))?;
+            self.set(knob.name, &value, Origin::Environment)?;
+        }
+        Ok(())
+    }
+
+    /// The codec of calls that name none, and whether it has to pay.
+    pub fn codec_choice(&self) -> CodecChoice {
+        CodecChoice {
+            spec: self.codec,
+            auto: self.codec_auto,
+            intra: self.codec_intra,
         }
     }
 
@@ -185,6 +253,9 @@ impl Config {
             ))
         })?;
         self.origins[index] = origin;
+        if name == "CINCH_CODEC" {
+            self.codec_by_program = origin == Origin::Program;
+        }
         Ok(())
     }
 
@@ -252,6 +323,16 @@ mod tests {
             ("CINCH_ALGO", "magic"),
             ("CINCH_PROTO", "ll64"),
             ("CINCH_SIMD", "avx1024"),
+            ("CINCH_CODEC", "of"),
+            ("CINCH_CODEC_RULES", "dp*=dynamic9"),
+            ("CINCH_CODEC_COLLECTIVES", "all_reduce,allgather"),
+            ("CINCH_CODEC_LINKS", "nvlink"),
+            ("CINCH_CODEC_SAMPLE", "-1"),
+            ("CINCH_CODEC_BOUND", "0"),
+            ("CINCH_CODEC_BOUND", "NaN"),
+            ("CINCH_SOCKET_FAMILY", "ipx"),
+            ("CINCH_SHM_DISABLE", "2"),
+            ("CINCH_LOG_SUBSYS", "INIT,NVLS"),
         ] {
             let error = Config::default()
                 .set(name, value, Origin::Program)

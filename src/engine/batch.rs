@@ -74,7 +74,7 @@ impl<'a> Batch<'a> {
                 let (stepped, complete) = self.active[at].poll(engine)?;
                 moved |= stepped;
                 if complete {
-                    let run = self.active.remove(at);
+                    let mut run = self.active.remove(at);
                     let index = run.index();
                     reports[index] = Some(run.report(engine));
                     finished = true;

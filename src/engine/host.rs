@@ -143,6 +143,14 @@ impl HostEngine {
     /// # Errors
     /// What stopped it; the communicator cannot go on after that.
     pub fn run(&mut self, mut run: Run<'_>) -> Result<Report> {
+        self.drive(&mut run)
+    }
+
+    /// As [`HostEngine::run`], for whoever looks at the buffers afterwards.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn drive(&mut self, run: &mut Run<'_>) -> Result<Report> {
         run.start(self);
         let mut clock = WaitClock::default();
         let mut scans = 0;

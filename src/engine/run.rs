@@ -102,6 +102,11 @@ impl<'a> Run<'a> {
         state::begin(engine, &self.plan, self.kept.as_mut(), residuals);
     }
 
+    /// The caller's buffers.
+    pub fn buffers(&self) -> &UserBuffers<'a> {
+        &self.buffers
+    }
+
     pub(super) fn index(&self) -> usize {
         self.index
     }
@@ -284,7 +289,7 @@ impl<'a> Run<'a> {
     }
 
     /// What the call did; it is over.
-    pub(super) fn report(self, engine: &mut HostEngine) -> Report {
+    pub(super) fn report(&mut self, engine: &mut HostEngine) -> Report {
         let steps = &self.plan.schedule.steps;
         let transport = match engine.common_transport {
             Some(kind) => {
@@ -306,11 +311,11 @@ impl<'a> Run<'a> {
                 kinds.max_by_key(|kind| *kind as u8)
             }
         };
-        engine.spare_lanes = self.lanes;
-        if let Some((key, scales)) = self.kept {
+        engine.spare_lanes = std::mem::take(&mut self.lanes);
+        if let Some((key, scales)) = self.kept.take() {
             engine.keep_scales(key, scales);
         }
-        if let Some((tensor, mut residuals)) = self.fed {
+        if let Some((tensor, mut residuals)) = self.fed.take() {
             residuals.commit();
             engine.feedback.give_back(tensor, residuals);
         }

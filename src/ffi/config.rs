@@ -52,6 +52,8 @@ pub struct cinch_config_t {
     /// Memory that calls work on, as `CINCH_DEVICE`: `host`, `cuda` (the GPU of the thread's
     /// current context, else 0) or `cuda:1`.
     pub device: *const c_char,
+    /// The communicator's name, by which the rules of `CINCH_CODEC_RULES` find it.
+    pub name: *const c_char,
 }
 
 // SAFETY: `repr(C)`, integers and pointers, without padding (asserted below).
@@ -62,7 +64,7 @@ unsafe impl Versioned for cinch_config_t {
 }
 
 #[cfg(target_pointer_width = "64")]
-const _: () = assert!(size_of::<cinch_config_t>() == 104);
+const _: () = assert!(size_of::<cinch_config_t>() == 112);
 
 /// Sets nothing in `*config`. `size` and `version` are `sizeof(cinch_config_t)` and
 /// `CINCH_API_VERSION` of the program's header: C programs use `cinch_config_default(&config)`.
@@ -96,11 +98,12 @@ pub(super) unsafe fn read(config: *const cinch_config_t) -> Result<Config> {
     let number = |value: u64| (value != 0).then(|| value.to_string());
     let seconds = |ms: u64| (ms != 0).then(|| format!("{}", ms as f64 / 1000.0));
     // SAFETY: NULL or strings, by the documented contract.
-    let (codec, interface, device) = unsafe {
+    let (codec, interface, device, name) = unsafe {
         (
             text::read(config.codec, "config.codec")?,
             text::read(config.network_interface, "config.network_interface")?,
             text::read(config.device, "config.device")?,
+            text::read(config.name, "config.name")?,
         )
     };
     set("CINCH_DEVICE", device.map(str::to_string))?;
@@ -123,6 +126,9 @@ pub(super) unsafe fn read(config: *const cinch_config_t) -> Result<Config> {
     set("CINCH_CODEC_MIN_BYTES", number(config.codec_min_bytes))?;
     set("CINCH_TIMEOUT", seconds(config.timeout_ms))?;
     set("CINCH_INIT_TIMEOUT", seconds(config.init_timeout_ms))?;
+    if let Some(name) = name {
+        settings.comm_name = name.into();
+    }
     Ok(settings)
 }
 
@@ -179,6 +185,7 @@ mod tests {
             timeout_ms: 1500,
             init_timeout_ms: 1_000_000_000,
             device: c"cuda:3".as_ptr(),
+            name: c"dp".as_ptr(),
             ..initialised()
         };
         // SAFETY: a live struct with static strings.
@@ -193,6 +200,7 @@ mod tests {
         assert_eq!(read.codec_min_bytes, 1);
         assert_eq!(read.timeout, Duration::from_millis(1500));
         assert_eq!(read.device, DeviceChoice::Cuda(3));
+        assert_eq!(read.comm_name, "dp");
         assert_eq!(read.init_timeout, Duration::from_secs(1_000_000));
         let program = |origin: &&Origin| **origin == Origin::Program;
         assert_eq!(read.origins.iter().filter(program).count(), 14);

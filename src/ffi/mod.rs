@@ -25,6 +25,7 @@ mod handle;
 mod id;
 mod op;
 mod report;
+mod stats;
 mod text;
 mod ticket;
 mod types;

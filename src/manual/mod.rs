@@ -1,7 +1,8 @@
-//! Essays: layers, one allreduce, memory ordering, numbers, failures, the drop-in for NCCL, adding
-//! things, dependencies.
+//! Essays: layers, one allreduce, memory ordering, numbers, failures, which calls compress, the drop-in
+//! for NCCL, adding things, dependencies.
 
 pub mod adding;
+pub mod codec_rules;
 pub mod dependencies;
 pub mod failures;
 pub mod layers;

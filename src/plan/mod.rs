@@ -9,12 +9,14 @@ mod gpu;
 mod measured;
 pub mod predict;
 mod select;
+mod slice;
 
 pub use cost::{Machine, Work, seconds};
 pub use geometry::Geometry;
 pub use gpu::{GpuLimits, Resident};
 pub use measured::{Affine, MeasuredCosts};
 pub use select::{Candidate, Limits, candidates, explain};
+pub use slice::{SLICE_ELEMENTS, Slice};
 
 use crate::codec::{self, Codec, Random};
 use crate::error::{Error, Result};

@@ -1,6 +1,7 @@
 //! The log: lines to standard error or a file, at a threshold that the first communicator of the
 //! process sets. Nothing is logged on the data path.
 
+use crate::types::{Subsystem, Subsystems};
 use std::fmt::Arguments;
 use std::fs::File;
 use std::io::Write;
@@ -12,6 +13,8 @@ use std::sync::{Mutex, OnceLock};
 pub enum Level {
     /// Nothing.
     None,
+    /// For whoever wants to know what ran: the version.
+    Version,
     /// For whoever runs the job: something is not as it was asked for.
     Warn,
     /// For whoever tunes it: what was chosen, and why.
@@ -21,8 +24,9 @@ pub enum Level {
 }
 
 impl Level {
-    const ALL: [(Level, &'static str); 4] = [
+    const ALL: [(Level, &'static str); 5] = [
         (Level::None, "none"),
+        (Level::Version, "version"),
         (Level::Warn, "warn"),
         (Level::Info, "info"),
         (Level::Trace, "trace"),
@@ -33,23 +37,78 @@ impl Level {
     }
 }
 
+/// Where lines go, which, and how they look.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings<'a> {
+    /// Threshold, a `CINCH_LOG` value.
+    pub level: &'a str,
+    /// What lines of `info` and `trace` may be about; warnings are never left out.
+    pub subsystems: Subsystems,
+    /// Destination; `%h` and `%p` stand for host and process. `None` = standard error.
+    pub file: Option<&'a Path>,
+    /// This host's name.
+    pub host: &'a str,
+    /// Whether lines look as those of NCCL do, for tools that know these.
+    pub as_nccl: bool,
+}
+
 struct Sink {
     level: Level,
+    subsystems: Subsystems,
     file: Option<Mutex<File>>,
+    /// The host, if lines look as NCCL's.
+    as_nccl: Option<String>,
 }
 
 static SINK: OnceLock<Sink> = OnceLock::new();
 
-/// Sets threshold (a `CINCH_LOG` value) and destination; the first call of a process decides.
-/// `%h` and `%p` in the path stand for host and process. A file that cannot be opened is reported
-/// on standard error, where the log then goes.
-pub fn configure(level: &str, file: Option<&Path>, host: &str) {
-    SINK.get_or_init(|| {
-        let level = Level::ALL.iter().find(|(_, name)| *name == level);
-        let file = file.and_then(|path| {
+/// Opens the log; the first call of a process decides. A file that cannot be opened is reported on
+/// standard error, where the log then goes.
+pub fn configure(settings: &Settings<'_>) {
+    SINK.get_or_init(|| Sink::new(settings));
+}
+
+/// Whether lines of `level` about joining go anywhere.
+pub fn enabled(level: Level) -> bool {
+    enabled_for(Subsystem::Init, level)
+}
+
+/// Whether lines of `level` about `subsystem` go anywhere.
+pub fn enabled_for(subsystem: Subsystem, level: Level) -> bool {
+    SINK.get()
+        .map_or(level <= Level::Warn, |sink| sink.wants(subsystem, level))
+}
+
+/// Writes one line about joining and what came of it.
+pub fn line(level: Level, text: Arguments<'_>) {
+    line_of(Subsystem::Init, level, text);
+}
+
+/// Writes one line.
+pub fn line_of(subsystem: Subsystem, level: Level, text: Arguments<'_>) {
+    if level == Level::None || !enabled_for(subsystem, level) {
+        return;
+    }
+    let sink = SINK.get();
+    let line = match sink {
+        Some(sink) => sink.format(level, text),
+        None => own_format(level, text),
+    };
+    // A log that cannot be written must not stop a training run.
+    let file = sink.and_then(|sink| sink.file.as_ref());
+    let _ = match file.and_then(|file| file.lock().ok()) {
+        Some(mut file) => file.write_all(line.as_bytes()),
+        None => std::io::stderr().write_all(line.as_bytes()),
+    };
+}
+
+impl Sink {
+    fn new(settings: &Settings<'_>) -> Sink {
+        let level = Level::ALL.iter().find(|(_, name)| *name == settings.level);
+        let file = settings.file.and_then(|path| {
             let path = path
                 .to_string_lossy()
-                .replace("%h", host)
+                .replace("%h", settings.host)
                 .replace("%p", &std::process::id().to_string());
             match File::options().create(true).append(true).open(&path) {
                 Ok(file) => Some(Mutex::new(file)),
@@ -61,26 +120,87 @@ pub fn configure(level: &str, file: Option<&Path>, host: &str) {
         });
         Sink {
             level: level.map_or(Level::Warn, |(level, _)| *level),
+            subsystems: settings.subsystems,
             file,
+            as_nccl: settings.as_nccl.then(|| settings.host.to_string()),
         }
-    });
-}
-
-/// Whether lines of `level` go anywhere.
-pub fn enabled(level: Level) -> bool {
-    level <= SINK.get().map_or(Level::Warn, |sink| sink.level)
-}
-
-/// Writes one line.
-pub fn line(level: Level, text: Arguments<'_>) {
-    if !enabled(level) || level == Level::None {
-        return;
     }
-    let line = format!("cinch[{}] {}: {text}\n", std::process::id(), level.name());
-    let file = SINK.get().and_then(|sink| sink.file.as_ref());
-    // A log that cannot be written must not stop a training run.
-    let _ = match file.and_then(|file| file.lock().ok()) {
-        Some(mut file) => file.write_all(line.as_bytes()),
-        None => std::io::stderr().write_all(line.as_bytes()),
-    };
+
+    fn wants(&self, subsystem: Subsystem, level: Level) -> bool {
+        level <= self.level && (level <= Level::Warn || self.subsystems.has(subsystem))
+    }
+
+    fn format(&self, level: Level, text: Arguments<'_>) -> String {
+        match &self.as_nccl {
+            None => own_format(level, text),
+            Some(host) => format!(
+                "{host}:{}:{} CINCH {} {text}\n",
+                std::process::id(),
+                nix::unistd::gettid(),
+                level.name().to_ascii_uppercase()
+            ),
+        }
+    }
+}
+
+fn own_format(level: Level, text: Arguments<'_>) -> String {
+    format!("cinch[{}] {}: {text}\n", std::process::id(), level.name())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sink(level: &str, subsystems: &str, as_nccl: bool) -> Sink {
+        Sink::new(&Settings {
+            level,
+            subsystems: Subsystems::parse(subsystems).0,
+            file: None,
+            host: "node7",
+            as_nccl,
+        })
+    }
+
+    #[test]
+    fn thresholds_and_subsystems() {
+        let info = sink("info", "COLL", false);
+        assert!(info.wants(Subsystem::Coll, Level::Info));
+        assert!(!info.wants(Subsystem::Init, Level::Info));
+        assert!(!info.wants(Subsystem::Coll, Level::Trace));
+        // A warning is for everybody.
+        assert!(info.wants(Subsystem::Init, Level::Warn));
+        let version = sink("version", "ALL", true);
+        assert!(version.wants(Subsystem::Init, Level::Version));
+        assert!(!version.wants(Subsystem::Init, Level::Warn));
+    }
+
+    #[test]
+    fn lines_look_as_asked() {
+        let (pid, tid) = (std::process::id(), nix::unistd::gettid());
+        assert_eq!(
+            sink("info", "ALL", true).format(Level::Info, format_args!("text")),
+            format!("node7:{pid}:{tid} CINCH INFO text\n")
+        );
+        assert_eq!(
+            sink("info", "ALL", false).format(Level::Warn, format_args!("text")),
+            format!("cinch[{pid}] warn: text\n")
+        );
+    }
+
+    #[test]
+    fn files_have_the_host_and_the_process_in_their_names() {
+        let folder = std::env::temp_dir();
+        let pattern = folder.join("cinch-log-test-%h-%p");
+        let host = format!("host-{:x}", &raw const pattern as usize);
+        let sink = Sink::new(&Settings {
+            level: "warn",
+            subsystems: Subsystems::ALL,
+            file: Some(&pattern),
+            host: &host,
+            as_nccl: false,
+        });
+        assert!(sink.file.is_some());
+        let path = folder.join(format!("cinch-log-test-{host}-{}", std::process::id()));
+        std::fs::remove_file(path).unwrap();
+    }
 }

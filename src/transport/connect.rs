@@ -76,7 +76,7 @@ impl Prepared {
     fn new(context: &ConnectContext<'_>, shape: FifoShape, card: &mut Card) -> Result<Prepared> {
         let (exchange, config) = (context.exchange, context.config);
         let (me, peers) = (exchange.rank(), exchange.peers());
-        let kinds = settings::kinds(peers, me, config.transport)?;
+        let kinds = settings::kinds(peers, me, config.transport, config.shm_disable)?;
         let layout = InboxLayout {
             nranks: peers.len(),
             channels: config.channels,

@@ -11,8 +11,11 @@ use crate::types::TransportKind;
 /// Slots do not shrink below this.
 const SMALLEST_SLOT: usize = 4 << 10;
 
-/// Settings that all ranks must share, by name.
-pub(super) type Shared = [(&'static str, u64); 6];
+/// Number of settings that all ranks must share.
+const SHARED: usize = 7;
+
+/// Their names and values.
+pub(super) type Shared = [(&'static str, u64); SHARED];
 
 /// The shared settings of `config`.
 pub(super) fn shared(config: &Config) -> Shared {
@@ -26,6 +29,7 @@ pub(super) fn shared(config: &Config) -> Shared {
             "CINCH_TRANSPORT",
             config.transport.map_or(0, |kind| kind as u64 + 1),
         ),
+        ("CINCH_SHM_DISABLE", config.shm_disable.into()),
     ]
 }
 
@@ -82,7 +86,8 @@ pub(super) fn shape(config: &Config, nranks: usize) -> Result<FifoShape> {
     })
 }
 
-/// Which transport serves each rank; None for `me`.
+/// Which transport serves each rank; None for `me`. `shm_disable` leaves shared memory between
+/// processes out.
 ///
 /// # Errors
 /// Unsupported, naming both ranks and why, if the forced transport cannot connect a pair.
@@ -90,6 +95,7 @@ pub(super) fn kinds(
     peers: &[PeerInfo],
     me: usize,
     forced: Option<TransportKind>,
+    shm_disable: bool,
 ) -> Result<Vec<Option<TransportKind>>> {
     let own = &peers[me];
     let kind = |peer: &PeerInfo| {
@@ -100,6 +106,7 @@ pub(super) fn kinds(
             TransportKind::Loopback | TransportKind::Shm if own.host_id != peer.host_id => {
                 Some("they do not share a host, its network namespace and CINCH_HOST_ID")
             }
+            TransportKind::Shm if shm_disable => Some("CINCH_SHM_DISABLE=1"),
             TransportKind::Cuda => Some("it carries memory of GPUs, and theirs is on the host"),
             _ => None,
         };
@@ -129,7 +136,7 @@ pub(super) fn kinds(
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Card {
     /// In the order of [`shared`].
-    pub settings: [u64; 6],
+    pub settings: [u64; SHARED],
     /// Under which its region is offered to threads of its process.
     pub offer: u64,
     /// Where its region is handed to other processes.
@@ -142,7 +149,11 @@ pub(super) struct Card {
     pub trouble: String,
 }
 
-const CARD: usize = 6 * 8 + 8 + 16 + 2 + size_of::<CoreSet>();
+/// Behind the settings and the offer, which are words.
+const LOCAL: usize = 8 * (SHARED + 1);
+const PORT: usize = LOCAL + 16;
+const CORES: usize = PORT + 2;
+const CARD: usize = CORES + size_of::<CoreSet>();
 
 impl Card {
     /// As it travels.
@@ -169,10 +180,10 @@ impl Card {
         let long = |index: usize| long_at(8 * index);
         Some(Card {
             settings: std::array::from_fn(long),
-            offer: long(6),
-            local: fixed[56..72].try_into().ok()?,
-            port: u16::from_le_bytes([fixed[72], fixed[73]]),
-            cores: std::array::from_fn(|word| long_at(74 + 8 * word)),
+            offer: long(SHARED),
+            local: fixed[LOCAL..PORT].try_into().ok()?,
+            port: u16::from_le_bytes([fixed[PORT], fixed[PORT + 1]]),
+            cores: std::array::from_fn(|word| long_at(CORES + 8 * word)),
             trouble: std::str::from_utf8(trouble).ok()?.into(),
         })
     }

@@ -16,7 +16,9 @@ fn peer(rank: usize, host: u8, process: u8) -> PeerInfo {
 #[test]
 fn each_pair_gets_the_best_transport_and_both_sides_agree() {
     let peers = [peer(0, 1, 1), peer(1, 1, 1), peer(2, 1, 2), peer(3, 2, 3)];
-    let table: Vec<_> = (0..4).map(|me| kinds(&peers, me, None).unwrap()).collect();
+    let table: Vec<_> = (0..4)
+        .map(|me| kinds(&peers, me, None, false).unwrap())
+        .collect();
     use TransportKind::{Loopback, Shm, Tcp};
     assert_eq!(table[0], [None, Some(Loopback), Some(Shm), Some(Tcp)]);
     for (one, row) in table.iter().enumerate() {
@@ -25,17 +27,21 @@ fn each_pair_gets_the_best_transport_and_both_sides_agree() {
         }
     }
     assert_eq!(
-        kinds(&peers, 0, Some(Tcp)).unwrap(),
+        kinds(&peers, 0, Some(Tcp), false).unwrap(),
         [None, Some(Tcp), Some(Tcp), Some(Tcp)]
     );
-    let error = kinds(&peers, 0, Some(Shm)).unwrap_err();
+    let error = kinds(&peers, 0, Some(Shm), false).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     for part in ["shm", "rank 0 (host h1", "rank 3 (host h2", "namespace"] {
         assert!(error.message().contains(part), "{error}");
     }
-    assert!(kinds(&peers, 1, Some(Loopback)).is_err());
-    let error = kinds(&peers, 1, Some(TransportKind::Cuda)).unwrap_err();
+    assert!(kinds(&peers, 1, Some(Loopback), false).is_err());
+    let error = kinds(&peers, 1, Some(TransportKind::Cuda), false).unwrap_err();
     assert!(error.message().contains("memory of GPUs"), "{error}");
+    let apart = kinds(&peers, 0, None, true).unwrap();
+    assert_eq!(apart, [None, Some(Loopback), Some(Tcp), Some(Tcp)]);
+    let error = kinds(&peers[1..3], 0, Some(Shm), true).unwrap_err();
+    assert!(error.message().contains("CINCH_SHM_DISABLE=1"), "{error}");
 }
 
 #[test]

@@ -17,6 +17,13 @@ pub struct CodecChoice {
     pub intra: Option<CodecSpec>,
 }
 
+impl CodecChoice {
+    /// Whether some contribution may be rounded.
+    pub fn is_lossy(&self) -> bool {
+        self.spec.is_lossy() || self.intra.is_some_and(|intra| intra.is_lossy())
+    }
+}
+
 /// What stands before a codec that is left to the model.
 const AUTO: &str = "auto:";
 

@@ -11,6 +11,7 @@ mod dtype;
 mod level_codecs;
 mod reduce_op;
 mod signature;
+mod subsystem;
 
 pub use algorithm::{Algorithm, Level, Protocol, TransportKind};
 pub use codec_choice::CodecChoice;
@@ -22,3 +23,4 @@ pub use dtype::{DType, Element};
 pub use level_codecs::LevelCodecs;
 pub use reduce_op::{ReduceOp, Scalar};
 pub use signature::{CallSignature, FORMAT_VERSION, SIGNATURE_WORDS};
+pub use subsystem::{Subsystem, Subsystems};

@@ -1,8 +1,9 @@
 //! Which GPU a communicator is on, and what an address on it must be.
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::gpu::{Context, Device, Driver, Space};
-use crate::sys::cuda::{CuContext, CuDevice};
+use crate::gpu::{Context, Device, Driver, Space, Stream};
+use crate::mem::DeviceBuffers;
+use crate::sys::cuda::{CuContext, CuDevice, CuStream};
 use crate::types::DeviceChoice;
 use std::sync::Arc;
 
@@ -52,6 +53,16 @@ fn current(driver: &Arc<Driver>) -> Result<Option<CuDevice>> {
         driver.api().cuCtxGetDevice(&mut device)
     })?;
     Ok(Some(device))
+}
+
+/// Whether calls with these buffers are recorded into a graph instead of run.
+///
+/// # Errors
+/// Invalid usage if a capture has failed and not been ended; those of the driver.
+pub fn is_capturing(context: &Arc<Context>, buffers: &DeviceBuffers<'_>) -> Result<bool> {
+    // SAFETY: live while the buffers are, by their contract; the value does not outlive them.
+    let stream = unsafe { Stream::borrowed(context, CuStream(buffers.stream())) };
+    stream.is_capturing()
 }
 
 /// Refuses an address that kernels of the GPU of `context` may not use. `what` names the buffer.

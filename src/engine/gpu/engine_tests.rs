@@ -17,6 +17,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 #[path = "refusal_tests.rs"]
 mod refusals;
+#[path = "slices_tests.rs"]
+mod slices;
 
 const WAIT: Duration = Duration::from_secs(20);
 

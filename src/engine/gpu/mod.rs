@@ -14,10 +14,12 @@ pub mod kernels;
 mod launch;
 mod order;
 pub mod pack;
+mod slices;
 pub mod stand_alone;
 mod watchdog;
 mod wiring;
 
+pub use slices::Slices;
 pub use watchdog::Watchdog;
 pub use wiring::Wiring;
 

@@ -1,0 +1,273 @@
+//! Samples: every k-th coded sum is also run exactly, on a slice, and the two are compared.
+//!
+//! All ranks must decide alike whether to go on with the codec, and none may ask the others: a
+//! thread may hold several ranks. So every rank gets what all need to come to the same number. The
+//! exact sum has the same bits everywhere. So has a coded all_reduce; of a coded reduce_scatter,
+//! whose result is spread over the ranks, an all_gather brings each rank's slice to all. Which
+//! calls are sampled, and from which call on a verdict counts, follows from the number of the call
+//! alone. On a GPU nothing is waited for but the sample before, when the next one is due.
+//!
+//! Calls in groups on host memory, and calls that are captured, are not sampled.
+
+use super::choice::{Choice, choose};
+use super::{Call, Communicator, Report, Side};
+use crate::engine::HostEngine;
+use crate::engine::gpu::{GpuCall, GpuEngine, Slices};
+use crate::error::{Error, ErrorKind, Result};
+use crate::mem::UserBuffers;
+use crate::plan::{Request, Slice};
+use crate::reduce;
+use crate::simd::Isa;
+use crate::sys::log::{self, Level};
+use crate::types::{DType, Subsystem};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// The samples of one communicator.
+#[derive(Debug, Default)]
+pub(super) struct Sampler {
+    state: Mutex<State>,
+    switched_off: AtomicBool,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Coded sums so far.
+    coded: u64,
+    /// The sample whose verdict is still due.
+    due: Due,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+enum Due {
+    #[default]
+    None,
+    /// Its call was accepted and has not been queued.
+    Accepted,
+    /// Its slice is on its way to the host.
+    Queued(Slice),
+}
+
+/// How a call runs.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Picked {
+    pub choice: Choice,
+    /// The slice that is compared.
+    pub slice: Option<Slice>,
+}
+
+/// From one look at a slice that has not arrived to the next.
+const NAP: Duration = Duration::from_micros(50);
+
+impl Sampler {
+    pub(super) fn has_switched_off(&self) -> bool {
+        self.switched_off.load(Ordering::Relaxed)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Whole after every change.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Communicator {
+    /// The codec of a call, were it made now.
+    pub(super) fn choose(&self, call: &Call) -> Result<Choice> {
+        let off = self.sampler.has_switched_off();
+        choose(&self.policy, call, self.nranks(), off)
+    }
+
+    /// Decides about a call that is to run, in the order of calls. `sampled`: whether it may be.
+    pub(super) fn pick(&self, call: &Call, sampled: bool) -> Result<Picked> {
+        let choice = self.choose(call)?;
+        let every = u64::from(self.policy.sample);
+        let request = call.request(choice.codec);
+        if every == 0 || !sampled || !choice.codec.spec.is_lossy() || self.nranks() == 1 {
+            return Ok(Picked {
+                choice,
+                slice: None,
+            });
+        }
+        let mut state = self.sampler.state();
+        let number = state.coded;
+        let Some(slice) = Slice::of(&request, self.nranks(), number / every) else {
+            return Ok(Picked {
+                choice,
+                slice: None,
+            });
+        };
+        state.coded += 1;
+        if !number.is_multiple_of(every) {
+            return Ok(Picked {
+                choice,
+                slice: None,
+            });
+        }
+        self.collect(&mut state)?;
+        let choice = self.choose(call)?;
+        let slice = choice.codec.spec.is_lossy().then_some(slice);
+        if slice.is_some() && self.gpu().is_some() {
+            state.due = Due::Accepted;
+        }
+        Ok(Picked { choice, slice })
+    }
+
+    /// The verdict of the sample before.
+    fn collect(&self, state: &mut State) -> Result<()> {
+        match std::mem::take(&mut state.due) {
+            Due::None => Ok(()),
+            Due::Accepted => Err(Error::invalid_usage(format!(
+                "a group has more coded sums than CINCH_CODEC_SAMPLE={}, or a group before it was \
+                 dropped: raise the number",
+                self.policy.sample
+            ))),
+            Due::Queued(slice) => {
+                let Side::Gpu(side) = &self.side else {
+                    return Ok(());
+                };
+                let slices = side.slices()?;
+                let since = Instant::now();
+                while !slices.has_arrived()? {
+                    self.check_fault()?;
+                    if since.elapsed() > self.config.timeout {
+                        return Err(Error::new(
+                            ErrorKind::Timeout,
+                            format!(
+                                "the coded sum that was sampled has not ended in {:?} \
+                                 (CINCH_TIMEOUT)",
+                                self.config.timeout
+                            ),
+                        ));
+                    }
+                    std::thread::sleep(NAP);
+                }
+                let [exact, coded] = slices.read(&slice);
+                self.judge(&slice, &exact, &coded);
+                Ok(())
+            }
+        }
+    }
+
+    /// Queues a sampled call on a GPU.
+    pub(super) fn sample_on(
+        &self,
+        slices: &Slices,
+        engine: &mut GpuEngine,
+        call: &GpuCall<'_>,
+        slice: &Slice,
+    ) -> Result<Report> {
+        let report = slices.run(engine, call, slice)?;
+        self.sampler.state().due = Due::Queued(*slice);
+        Ok(report)
+    }
+
+    /// Runs a sampled call on host memory, and compares at once.
+    pub(super) fn sample(
+        &self,
+        engine: &mut HostEngine,
+        request: Request,
+        buffers: UserBuffers<'_>,
+        slice: &Slice,
+    ) -> Result<Report> {
+        let mut exact = vec![0; slice.bytes()];
+        let parts = exact.chunks_exact_mut(slice.part_bytes());
+        for (part, place) in parts.zip(slice.input_places()) {
+            buffers.read_input(place, part);
+        }
+        let mut run = engine.prepare(request, buffers)?;
+        let report = engine.drive(&mut run)?;
+        let mut own = vec![0; slice.part_bytes()];
+        run.buffers().read_output(slice.output_place(), &mut own);
+        drop(run);
+        let bytes = exact.len();
+        let run = engine.prepare(
+            slice.exact_sum(),
+            UserBuffers::in_place(&mut exact, 0, bytes)?,
+        )?;
+        engine.run(run)?;
+        let coded = match slice.gather() {
+            None => own,
+            Some(gather) => {
+                let mut all = vec![0; slice.bytes()];
+                let run = engine.prepare(gather, UserBuffers::new(&own, &mut all))?;
+                engine.run(run)?;
+                all
+            }
+        };
+        self.judge(slice, &exact, &coded);
+        Ok(report)
+    }
+
+    /// Takes note of a sample's error, and switches the codec off if it is beyond the bound.
+    fn judge(&self, slice: &Slice, exact: &[u8], coded: &[u8]) {
+        let error = relative_error(slice.dtype(), exact, coded);
+        self.counters.change(|stats| {
+            stats.sampled += 1;
+            stats.worst_error = stats.worst_error.max(error);
+        });
+        let me = &self.peers()[self.rank()];
+        let what = format!(
+            "{me}: a coded sum of communicator \"{}\" is off by {error:.3e} of its exact RMS on {} \
+             bytes",
+            self.config.comm_name,
+            slice.bytes()
+        );
+        if error <= self.policy.bound {
+            return log::line_of(Subsystem::Coll, Level::Info, format_args!("{what}"));
+        }
+        self.sampler.switched_off.store(true, Ordering::Relaxed);
+        self.counters.change(|stats| stats.switched_off = true);
+        log::line(
+            Level::Warn,
+            format_args!(
+                "{what}, more than CINCH_CODEC_BOUND={}: calls are exact from now on",
+                self.policy.bound
+            ),
+        );
+    }
+}
+
+/// The RMS of the differences over the RMS of the exact sums. Elements that are not finite on
+/// either side are left out: a codec turns a whole block of such a one into NaN, and a training
+/// step with one is not taken.
+fn relative_error(dtype: DType, exact: &[u8], coded: &[u8]) -> f64 {
+    let widen = |bytes: &[u8]| {
+        let mut wide = vec![0f32; bytes.len() / dtype.size()];
+        reduce::widen(dtype, Isa::Scalar, bytes, &mut wide);
+        wide
+    };
+    let (mut off, mut all) = (0.0, 0.0);
+    for (exact, coded) in widen(exact).into_iter().zip(widen(coded)) {
+        let (exact, coded) = (f64::from(exact), f64::from(coded));
+        if exact.is_finite() && coded.is_finite() {
+            off += (exact - coded).powi(2);
+            all += exact.powi(2);
+        }
+    }
+    match off {
+        0.0 => 0.0,
+        _ => (off / all).sqrt(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(exact: &[f32], coded: &[f32]) -> f64 {
+        let bytes = |all: &[f32]| -> Vec<u8> { all.iter().flat_map(|x| x.to_le_bytes()).collect() };
+        relative_error(DType::F32, &bytes(exact), &bytes(coded))
+    }
+
+    #[test]
+    fn errors_are_relative_to_the_exact_sums() {
+        assert_eq!(error(&[3.0, 4.0], &[3.0, 4.0]), 0.0);
+        assert_eq!(error(&[3.0, 4.0], &[0.0, 0.0]), 1.0);
+        assert!((error(&[3.0, 4.0], &[3.0, 4.5]) - 0.1).abs() < 1e-12);
+        assert_eq!(error(&[0.0], &[0.0]), 0.0);
+        assert_eq!(error(&[0.0], &[1.0]), f64::INFINITY);
+        assert_eq!(error(&[f32::NAN, 1.0], &[1.0, 1.0]), 0.0);
+        assert_eq!(error(&[1.0, 1.0], &[f32::INFINITY, 0.0]), 1.0);
+    }
+}

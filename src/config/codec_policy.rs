@@ -1,0 +1,539 @@
+//! Which calls a codec carries that nobody asked for by call: by process, by communicator.
+//!
+//! Three levels speak about a call: the process (`CINCH_CODEC`), the communicator (a rule on its
+//! name, or the program that made it), and the call itself. The narrowest that says something
+//! wins; `off` is final for whatever is narrower. Nothing here looks at data or at one rank alone,
+//! so that ranks with equal settings decide alike.
+
+use super::Config;
+use crate::types::{CodecChoice, CodecSpec, Collective, LevelCodecs, ScaleRule};
+use std::fmt;
+
+/// Some of the collectives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CollectiveSet(u16);
+
+impl CollectiveSet {
+    /// Those that carry gradients. The others carry weights, tokens, indices and pickles.
+    pub const GRADIENTS: CollectiveSet =
+        CollectiveSet(1 << Collective::AllReduce as u16 | 1 << Collective::ReduceScatter as u16);
+
+    /// Whether `one` is among them.
+    pub const fn has(self, one: Collective) -> bool {
+        self.0 & 1 << one as u16 != 0
+    }
+
+    /// Names with `separator` between.
+    pub(super) fn parse(text: &str, separator: char) -> Result<CollectiveSet, String> {
+        let mut bits = 0;
+        for name in text.split(separator).map(str::trim) {
+            let one = Collective::from_name(name)
+                .ok_or_else(|| format!("no collective is called \"{name}\""))?;
+            bits |= 1 << one as u16;
+        }
+        Ok(CollectiveSet(bits))
+    }
+}
+
+impl fmt::Display for CollectiveSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut between = "";
+        for one in Collective::ALL.into_iter().filter(|&one| self.has(one)) {
+            write!(f, "{between}{one}")?;
+            between = ",";
+        }
+        Ok(())
+    }
+}
+
+/// Which communicators a codec is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CodecLinks {
+    /// All.
+    All,
+    /// Those that span hosts.
+    Network,
+}
+
+/// What a rule says of the communicators whose names it fits.
+#[derive(Clone, Debug, PartialEq)]
+enum Verdict {
+    Off,
+    Codec {
+        spec: CodecChoice,
+        min_bytes: Option<usize>,
+        collectives: Option<CollectiveSet>,
+    },
+}
+
+/// One rule on names of communicators.
+#[derive(Clone, Debug, PartialEq)]
+struct Rule {
+    pattern: String,
+    verdict: Verdict,
+}
+
+/// Rules on names of communicators, the first that fits counts.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct CodecRules(Vec<Rule>);
+
+impl CodecRules {
+    /// `PATTERN=off` or `PATTERN=CODEC[:min=BYTES][:for=COLLECTIVE+...]`, commas between.
+    pub(super) fn parse(text: &str) -> Result<CodecRules, String> {
+        let mut rules: Vec<Rule> = Vec::new();
+        for part in text.split(',').map(str::trim) {
+            let rule = Rule::parse(part).map_err(|why| format!("\"{part}\": {why}"))?;
+            if let Some(earlier) = rules.iter().find(|earlier| earlier.hides(&rule)) {
+                return Err(format!(
+                    "\"{part}\" is never reached behind \"{}\"",
+                    earlier.pattern
+                ));
+            }
+            rules.push(rule);
+        }
+        Ok(CodecRules(rules))
+    }
+
+    fn of(&self, name: &str) -> Option<&Rule> {
+        self.0.iter().find(|rule| fits(&rule.pattern, name))
+    }
+}
+
+impl fmt::Display for CodecRules {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let rules: Vec<String> = self.0.iter().map(Rule::to_string).collect();
+        f.write_str(&rules.join(","))
+    }
+}
+
+impl Rule {
+    fn parse(text: &str) -> Result<Rule, String> {
+        let (pattern, said) = text
+            .split_once('=')
+            .ok_or("a rule is PATTERN=CODEC or PATTERN=off")?;
+        let pattern = pattern.trim();
+        if pattern.is_empty() {
+            return Err("the pattern is empty; * fits every name".into());
+        }
+        let said = said.trim();
+        let verdict = if said == "off" {
+            Verdict::Off
+        } else {
+            let (mut spec, mut min_bytes, mut collectives) = (Vec::new(), None, None);
+            for part in said.split(':').map(str::trim) {
+                if let Some(bytes) = part.strip_prefix("min=") {
+                    min_bytes = Some(super::knobs::parse_bytes(bytes)?);
+                } else if let Some(names) = part.strip_prefix("for=") {
+                    collectives = Some(CollectiveSet::parse(names, '+')?);
+                } else {
+                    spec.push(part);
+                }
+            }
+            let spec = parse_choice(&spec.join(":"))?;
+            Verdict::Codec {
+                spec,
+                min_bytes,
+                collectives,
+            }
+        };
+        Ok(Rule {
+            pattern: pattern.into(),
+            verdict,
+        })
+    }
+
+    /// Whether a later rule can never count. Not exhaustive: what people write by mistake.
+    fn hides(&self, later: &Rule) -> bool {
+        self.pattern == "*" || self.pattern == later.pattern
+    }
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}=", self.pattern)?;
+        match &self.verdict {
+            Verdict::Off => f.write_str("off"),
+            Verdict::Codec {
+                spec,
+                min_bytes,
+                collectives,
+            } => {
+                write!(f, "{spec}")?;
+                if let Some(bytes) = min_bytes {
+                    write!(f, ":min={bytes}")?;
+                }
+                match collectives {
+                    Some(set) => write!(f, ":for={}", set.to_string().replace(',', "+")),
+                    None => Ok(()),
+                }
+            }
+        }
+    }
+}
+
+/// A codec by its text, with the sentence of its refusal.
+pub(super) fn parse_choice(text: &str) -> Result<CodecChoice, String> {
+    let message = |error: crate::Error| error.message().to_string();
+    if !LevelCodecs::names_levels(text) {
+        return text.trim().parse().map_err(message);
+    }
+    let LevelCodecs { intra, inter } = text.parse().map_err(message)?;
+    Ok(CodecChoice {
+        spec: inter,
+        auto: false,
+        intra: (intra != inter).then_some(intra),
+    })
+}
+
+/// The codec that a call asks for by text: a codec, or `off` and `raw` for none.
+///
+/// # Errors
+/// Invalid argument for unknown names and impossible parameters.
+pub fn call_codec(text: &str) -> crate::Result<CodecSpec> {
+    match text.trim() {
+        "off" => Ok(CodecSpec::RAW),
+        text => text.parse(),
+    }
+}
+
+/// Whether a pattern fits a name: `*` stands for any text, `?` for one character.
+fn fits(pattern: &str, name: &str) -> bool {
+    let (pattern, name): (Vec<char>, Vec<char>) =
+        (pattern.chars().collect(), name.chars().collect());
+    // Where to go on if the text after the last star does not fit here.
+    let (mut at, mut seen, mut retry) = (0, 0, None);
+    while seen < name.len() {
+        match pattern.get(at) {
+            Some('*') => {
+                retry = Some((at + 1, seen));
+                at += 1;
+            }
+            Some(&one) if one == '?' || one == name[seen] => {
+                at += 1;
+                seen += 1;
+            }
+            _ => match retry {
+                Some((star, from)) => {
+                    retry = Some((star, from + 1));
+                    (at, seen) = (star, from + 1);
+                }
+                None => return false,
+            },
+        }
+    }
+    pattern[at..].iter().all(|&one| one == '*')
+}
+
+/// What holds for the calls of one communicator that name no codec.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CodecPolicy {
+    /// Whether compression is off, also for calls that ask for it.
+    pub off: bool,
+    /// The codec, and whether it has to pay.
+    pub codec: CodecChoice,
+    /// Input bytes of a rank below which it stays out.
+    pub min_bytes: usize,
+    /// The collectives that it carries.
+    pub collectives: CollectiveSet,
+    /// Every so many coded calls, one is also run exactly on a slice; 0 = never.
+    pub sample: u32,
+    /// Relative error of a sample from which the codec is switched off; infinite = none.
+    pub bound: f64,
+    /// Who said so, for the log.
+    pub why: String,
+}
+
+impl CodecPolicy {
+    /// The policy for a communicator of these settings and name, which spans hosts or not.
+    pub fn new(config: &Config, one_host: bool) -> CodecPolicy {
+        let policy = CodecPolicy {
+            off: false,
+            codec: config.codec_choice(),
+            min_bytes: config.codec_min_bytes,
+            collectives: config.codec_collectives,
+            sample: config.codec_sample,
+            bound: config.codec_bound,
+            why: match config.codec_by_program {
+                true => "as the program asks".into(),
+                false if config.codec_choice().is_lossy() => "by CINCH_CODEC".into(),
+                false => "no CINCH_CODEC".into(),
+            },
+        };
+        if config.codec_off {
+            return policy.without(true, "CINCH_CODEC=off".into());
+        }
+        match config.codec_rules.of(&config.comm_name) {
+            Some(rule) => policy.under(rule, config.codec_by_program),
+            None => policy,
+        }
+        .on(config.codec_links, one_host)
+    }
+
+    fn under(self, rule: &Rule, by_program: bool) -> CodecPolicy {
+        let why = format!("by the rule {rule} of CINCH_CODEC_RULES");
+        match &rule.verdict {
+            Verdict::Off => self.without(true, why),
+            // A program that speaks of this one communicator is narrower than a pattern of names.
+            _ if by_program => self,
+            Verdict::Codec {
+                spec,
+                min_bytes,
+                collectives,
+            } => CodecPolicy {
+                codec: *spec,
+                min_bytes: min_bytes.unwrap_or(self.min_bytes),
+                collectives: collectives.unwrap_or(self.collectives),
+                why,
+                ..self
+            },
+        }
+    }
+
+    fn on(self, links: CodecLinks, one_host: bool) -> CodecPolicy {
+        // Nothing goes between hosts where there is one.
+        let codec = match self.codec.intra {
+            Some(intra) if one_host => intra.into(),
+            _ => self.codec,
+        };
+        let this = CodecPolicy { codec, ..self };
+        if links == CodecLinks::Network && one_host && codec.is_lossy() {
+            let why = "all ranks are on one host, and CINCH_CODEC_LINKS=network".into();
+            return this.without(false, why);
+        }
+        this
+    }
+
+    fn without(self, off: bool, why: String) -> CodecPolicy {
+        CodecPolicy {
+            off,
+            codec: CodecSpec::RAW.into(),
+            why,
+            ..self
+        }
+    }
+
+    /// Whether the codec needs the tensor ids of calls.
+    pub fn needs_tensor(&self) -> bool {
+        self.codec.spec.kind.has_scale()
+            && matches!(self.codec.spec.scale, ScaleRule::Tensor { .. })
+    }
+
+    /// What all ranks must have alike, as text.
+    pub fn shared(&self) -> String {
+        format!(
+            "CINCH_CODEC={} CINCH_CODEC_MIN_BYTES={} CINCH_CODEC_COLLECTIVES={} \
+             CINCH_CODEC_SAMPLE={} CINCH_CODEC_BOUND={}",
+            if self.off {
+                "off".into()
+            } else {
+                self.codec.to_string()
+            },
+            self.min_bytes,
+            self.collectives,
+            self.sample,
+            self.bound
+        )
+    }
+}
+
+impl fmt::Display for CodecPolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !self.codec.is_lossy() {
+            return write!(f, "compression off: {}", self.why);
+        }
+        write!(
+            f,
+            "{} of {} from {} bytes, {}",
+            self.codec, self.collectives, self.min_bytes, self.why
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Origin;
+    use super::*;
+
+    fn config(settings: &[(&str, &str)]) -> Config {
+        let mut config = Config::default();
+        for (name, value) in settings {
+            config.set(name, value, Origin::Environment).unwrap();
+        }
+        config
+    }
+
+    #[test]
+    fn patterns() {
+        for (pattern, name, expected) in [
+            ("*", "", true),
+            ("*", "anything", true),
+            ("dp*", "dp", true),
+            ("dp*", "dp_0", true),
+            ("dp*", "tdp", false),
+            ("*dp", "tdp", true),
+            ("*dp", "dp0", false),
+            ("d?", "dp", true),
+            ("d?", "d", false),
+            ("a*b*c", "aXbXbYc", true),
+            ("a*b*c", "aXbXbY", false),
+            ("", "", true),
+            ("ü?", "üß", true),
+        ] {
+            assert_eq!(fits(pattern, name), expected, "{pattern} {name}");
+        }
+    }
+
+    /// Process, rules, program, name of the communicator: which codec, and whether it is final.
+    #[test]
+    fn the_narrowest_wins_and_off_is_final() {
+        let rules = "dp*=linear8,tp*=off,ep?=raw,*=static8";
+        for (process, rules, program, name, codec, off) in [
+            (None, None, None, "dp", "raw", false),
+            (
+                Some("dynamic8"),
+                None,
+                None,
+                "dp",
+                "dynamic8:block=256",
+                false,
+            ),
+            (
+                Some("dynamic8"),
+                Some(rules),
+                None,
+                "dp0",
+                "linear8:block=256",
+                false,
+            ),
+            (Some("dynamic8"), Some(rules), None, "tp0", "raw", true),
+            (Some("dynamic8"), Some(rules), None, "ep1", "raw", false),
+            (Some("dynamic8"), Some(rules), None, "", "static8", false),
+            (None, Some(rules), None, "dp", "linear8:block=256", false),
+            (
+                None,
+                Some("dp=auto:linear8"),
+                None,
+                "dp",
+                "auto:linear8:block=256",
+                false,
+            ),
+            (Some("off"), Some(rules), None, "dp", "raw", true),
+            (
+                Some("raw"),
+                Some(rules),
+                None,
+                "dp",
+                "linear8:block=256",
+                false,
+            ),
+            (
+                Some("dynamic8"),
+                Some(rules),
+                Some("cast16"),
+                "dp",
+                "cast16",
+                false,
+            ),
+            (
+                Some("dynamic8"),
+                Some(rules),
+                Some("cast16"),
+                "tp",
+                "raw",
+                true,
+            ),
+            (
+                Some("dynamic8"),
+                Some(rules),
+                Some("off"),
+                "dp",
+                "raw",
+                true,
+            ),
+            (Some("off"), None, Some("cast16"), "dp", "raw", true),
+            (Some("dynamic8"), None, Some("raw"), "dp", "raw", false),
+        ] {
+            let case = format!("{process:?} {rules:?} {program:?} {name}");
+            let mut config = config(&[]);
+            let mut set = |knob, value: Option<&str>, origin| {
+                value.map(|value| config.set(knob, value, origin).unwrap())
+            };
+            set("CINCH_CODEC", process, Origin::Environment);
+            set("CINCH_CODEC_RULES", rules, Origin::Environment);
+            set("CINCH_CODEC", program, Origin::Program);
+            config.comm_name = name.into();
+            let policy = CodecPolicy::new(&config, true);
+            assert_eq!(policy.codec.to_string(), codec, "{case}: {policy}");
+            assert_eq!(policy.off, off, "{case}: {policy}");
+        }
+    }
+
+    #[test]
+    fn a_rule_has_its_own_size_and_collectives() {
+        let mut config = config(&[
+            ("CINCH_CODEC_MIN_BYTES", "1M"),
+            (
+                "CINCH_CODEC_RULES",
+                "emb=dynamic8:block=64:min=64K:for=all_gather+reduce_scatter",
+            ),
+        ]);
+        config.comm_name = "emb".into();
+        let policy = CodecPolicy::new(&config, true);
+        assert_eq!(policy.codec.to_string(), "dynamic8:block=64");
+        assert_eq!(policy.min_bytes, 64 << 10);
+        assert_eq!(policy.collectives.to_string(), "all_gather,reduce_scatter");
+        // What is printed is what may be written.
+        let text = config.codec_rules.to_string();
+        assert_eq!(CodecRules::parse(&text), Ok(config.codec_rules.clone()));
+        config.comm_name = "other".into();
+        let policy = CodecPolicy::new(&config, true);
+        assert_eq!(policy.min_bytes, 1 << 20);
+        assert_eq!(policy.to_string(), "compression off: no CINCH_CODEC");
+    }
+
+    #[test]
+    fn one_host_stays_exact_where_the_network_is_meant() {
+        let mut config = config(&[("CINCH_CODEC", "linear8")]);
+        assert!(CodecPolicy::new(&config, true).codec.spec.is_lossy());
+        config
+            .set("CINCH_CODEC_LINKS", "network", Origin::Environment)
+            .unwrap();
+        let near = CodecPolicy::new(&config, true);
+        // A call may still ask.
+        assert!(!near.codec.spec.is_lossy() && !near.off);
+        assert!(near.to_string().contains("one host"), "{near}");
+        assert!(CodecPolicy::new(&config, false).codec.spec.is_lossy());
+    }
+
+    #[test]
+    fn misspelt_rules_are_errors_that_quote_them() {
+        for (text, said) in [
+            ("dp*", "PATTERN=CODEC"),
+            ("=dynamic8", "pattern is empty"),
+            ("dp*=dynamic9", "dynamic9"),
+            ("dp*=of", "of"),
+            ("dp*=dynamic8:blok=64", "blok"),
+            ("dp*=dynamic8:min=1X", "byte count"),
+            ("dp*=dynamic8:for=allreduce", "allreduce"),
+            ("*=dynamic8,dp=off", "never reached"),
+            ("dp=dynamic8,dp=off", "never reached"),
+            ("dp=dynamic8,", "PATTERN=CODEC"),
+            ("", "PATTERN=CODEC"),
+        ] {
+            let error = CodecRules::parse(text).unwrap_err();
+            assert!(error.contains(said), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn calls_name_codecs_by_text() {
+        assert_eq!(call_codec(" off ").unwrap(), CodecSpec::RAW);
+        assert_eq!(call_codec("raw").unwrap(), CodecSpec::RAW);
+        assert_eq!(
+            call_codec("linear8:block=64").unwrap().to_string(),
+            "linear8:block=64"
+        );
+        assert!(call_codec("int8").is_err());
+        assert!(call_codec("").is_err());
+    }
+}

@@ -1,0 +1,127 @@
+//! Slices of coded sums beside exact sums of the same slices, on a GPU: queued behind the call,
+//! brought to the host, looked at when the next one is due.
+
+use super::launch::copy;
+use super::pack::Addresses;
+use super::{GpuCall, GpuEngine};
+use crate::error::Result;
+use crate::gpu::{Context, DeviceMemory, Event, PinnedMemory, Stream};
+use crate::mem::DeviceBuffers;
+use crate::plan::{Request, SLICE_ELEMENTS, Slice};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Bytes of one region: elements that codecs carry have four at most.
+const REGION: usize = SLICE_ELEMENTS * 4;
+
+/// Memory for one slice at a time.
+#[derive(Debug)]
+pub struct Slices {
+    /// Exact sums, coded ones of all blocks, and this rank's part of those.
+    device: DeviceMemory,
+    /// Exact sums, and coded ones.
+    host: PinnedMemory,
+    arrived: Event,
+}
+
+impl Slices {
+    /// Memory on the GPU of `context`. Before ranks launch anything: what allocates may wait for
+    /// kernels.
+    ///
+    /// # Errors
+    /// Those of the driver.
+    pub fn new(context: &Arc<Context>, deadline: Duration) -> Result<Slices> {
+        Ok(Slices {
+            device: DeviceMemory::zeroed(context, 3 * REGION, deadline)?,
+            host: PinnedMemory::new(context, 2 * REGION)?,
+            arrived: Event::new(context)?,
+        })
+    }
+
+    /// Runs a coded call, and behind it what its slice is compared with.
+    ///
+    /// # Errors
+    /// As [`GpuEngine::run`].
+    pub fn run(
+        &self,
+        engine: &mut GpuEngine,
+        call: &GpuCall<'_>,
+        slice: &Slice,
+    ) -> Result<super::Report> {
+        let stream = engine.stream(call.buffers.stream());
+        let base = self.device.address();
+        // The call may overwrite its input.
+        for (block, place) in slice.input_places().enumerate() {
+            let at = Addresses {
+                input: call.buffers.input().0 + place as u64,
+                output: base + (block * slice.part_bytes()) as u64,
+            };
+            copy(&stream, at, slice.part_bytes())?;
+        }
+        let reports = engine.run(std::slice::from_ref(call))?;
+        let coded = match slice.gather() {
+            Some(_) => base + 2 * REGION as u64,
+            None => base + REGION as u64,
+        };
+        let at = Addresses {
+            input: call.buffers.output().0 + slice.output_place() as u64,
+            output: coded,
+        };
+        copy(&stream, at, slice.part_bytes())?;
+        let (exact, all) = (0, REGION);
+        self.queue(engine, slice.exact_sum(), (exact, exact), slice, &stream)?;
+        if let Some(gather) = slice.gather() {
+            self.queue(engine, gather, (2 * REGION, all), slice, &stream)?;
+        }
+        for region in [exact, all] {
+            let at = Addresses {
+                input: base + region as u64,
+                output: self.host.host().as_ptr().addr() as u64 + region as u64,
+            };
+            copy(&stream, at, slice.bytes())?;
+        }
+        self.arrived.record(&stream)?;
+        reports
+            .into_iter()
+            .next()
+            .ok_or_else(|| crate::error::Error::internal("a call has no report"))
+    }
+
+    /// Whether the last slice is on the host.
+    ///
+    /// # Errors
+    /// Those of the driver, among them failures of the calls.
+    pub fn has_arrived(&self) -> Result<bool> {
+        self.arrived.has_happened()
+    }
+
+    /// The exact and the coded sums of the last slice, which has arrived.
+    pub fn read(&self, slice: &Slice) -> [Vec<u8>; 2] {
+        [0, REGION].map(|region| {
+            let mut bytes = vec![0; slice.bytes()];
+            // SAFETY: within the pinned memory, which the GPU has written (`has_arrived`) and
+            // does not write before the next `run`, which is this caller's.
+            unsafe {
+                let source = self.host.host().as_ptr().add(region);
+                source.copy_to_nonoverlapping(bytes.as_mut_ptr(), bytes.len());
+            }
+            bytes
+        })
+    }
+
+    /// Queues an exact call between two regions.
+    fn queue(
+        &self,
+        engine: &mut GpuEngine,
+        request: Request,
+        (from, to): (usize, usize),
+        slice: &Slice,
+        stream: &Stream,
+    ) -> Result<()> {
+        let place = |at: usize| (self.device.address() + at as u64, slice.bytes());
+        // SAFETY: regions of our own memory, which lives as long as the engine that may use it
+        // (the owner drops it behind the engine); the stream is the call's, which is live.
+        let buffers = unsafe { DeviceBuffers::new(place(from), place(to), stream.handle().0) };
+        engine.run(&[GpuCall { request, buffers }]).map(drop)
+    }
+}

@@ -1,0 +1,262 @@
+//! Which calls a default codec carries, that ranks agree about it, and what is counted: on real
+//! communicators of threads.
+
+use cinch::comm::{Call, Exact};
+use cinch::config::Origin;
+use cinch::mem::UserBuffers;
+use cinch::testing::{local_world, try_local_world};
+use cinch::{Collective, Communicator, Config, DType, ErrorKind, ReduceOp, UniqueId};
+
+fn config(settings: &[(&str, &str)]) -> Config {
+    let mut config = Config::default();
+    for (name, value) in settings {
+        config.set(name, value, Origin::Environment).unwrap();
+    }
+    config
+}
+
+/// A number that hangs on rank and place, and that no codec of 8 bits has.
+fn datum(rank: usize, at: usize) -> f32 {
+    let mixed = (at as u32).wrapping_mul(2_654_435_761) ^ (rank as u32).wrapping_mul(40_503);
+    (mixed >> 8) as f32 / (1 << 24) as f32 - 0.5
+}
+
+fn input(rank: usize, count: usize) -> Vec<f32> {
+    (0..count).map(|at| datum(rank, at)).collect()
+}
+
+#[test]
+fn reasons_and_bytes_are_counted() {
+    let config = config(&[("CINCH_CODEC", "linear8"), ("CINCH_CODEC_MIN_BYTES", "4K")]);
+    let stats = local_world(3, &config, |comm| {
+        let mut large = input(comm.rank(), 10_000);
+        comm.all_reduce_in_place(&mut large, ReduceOp::Sum).unwrap();
+        let mut small = input(comm.rank(), 1000);
+        comm.all_reduce_in_place(&mut small, ReduceOp::Sum).unwrap();
+        comm.all_reduce_in_place(&mut large, ReduceOp::Max).unwrap();
+        let mut integers = vec![comm.rank() as i32; 10_000];
+        comm.all_reduce_in_place(&mut integers, ReduceOp::Sum)
+            .unwrap();
+        let mut all = vec![0f32; 30_000];
+        comm.all_gather(&large, &mut all).unwrap();
+        comm.broadcast(&mut large, 1).unwrap();
+        // The block is below the smallest size, the input of three blocks is not.
+        let mut block = vec![0f32; 400];
+        comm.reduce_scatter(&input(comm.rank(), 1200), &mut block, ReduceOp::Avg)
+            .unwrap();
+        let asked = Call {
+            codec: Some("raw".parse().unwrap()),
+            ..Call::new(Collective::AllReduce, DType::F32, 2000)
+        };
+        let mut bytes = vec![0u8; 8000];
+        comm.call(&asked, UserBuffers::in_place(&mut bytes, 0, 8000).unwrap())
+            .unwrap();
+        comm.codec_stats()
+    });
+    for stats in stats {
+        assert_eq!(stats.coded_calls, 2, "{stats:?}");
+        for (why, count) in [
+            (Exact::Small, 1),
+            (Exact::Operation, 1),
+            (Exact::DType, 1),
+            (Exact::Collective, 2),
+            (Exact::ByCall, 1),
+        ] {
+            assert_eq!(stats.exact(why), count, "{why:?} {stats:?}");
+        }
+        assert_eq!(stats.exact_calls.iter().sum::<u64>(), 6);
+        // Two calls of 44,800 bytes of sums, at least two thirds of which every rank sends.
+        assert!(stats.bytes_saved() > 15_000, "{stats:?}");
+    }
+}
+
+#[test]
+fn names_choose_codecs_also_of_a_split() {
+    let rules = "dp*=dynamic8:min=0,tp=off";
+    let mut config = config(&[("CINCH_CODEC", "linear8"), ("CINCH_CODEC_RULES", rules)]);
+    config.comm_name = "dp0".into();
+    let ran = local_world(2, &config, |comm| {
+        let run = |comm: &Communicator, codec: Option<&str>| {
+            let call = Call {
+                codec: codec.map(|codec| codec.parse().unwrap()),
+                ..Call::new(Collective::AllReduce, DType::F32, 100)
+            };
+            let mut bytes = vec![0u8; 400];
+            let buffers = UserBuffers::in_place(&mut bytes, 0, 400).unwrap();
+            comm.call(&call, buffers).unwrap().codec.to_string()
+        };
+        let named = |name: &str| {
+            let mut config = comm.config().clone();
+            config.comm_name = name.into();
+            let fault = comm.fault().child();
+            let split = comm.split_watched(Some(0), 0, config, fault);
+            split.unwrap().unwrap()
+        };
+        let (tp, other) = (named("tp"), named("pp"));
+        let same = comm.split(Some(0), 0).unwrap().unwrap();
+        let policy = tp.codec_policy().to_string();
+        assert!(
+            policy.starts_with("compression off") && policy.contains("tp=off"),
+            "{policy}"
+        );
+        [
+            run(comm, None),
+            run(&same, None),
+            run(&other, None),
+            run(&tp, None),
+            // Off is final.
+            run(&tp, Some("cast16")),
+            run(&other, Some("cast16")),
+        ]
+    });
+    for codecs in ran {
+        assert_eq!(
+            codecs,
+            [
+                "dynamic8:block=256",
+                "dynamic8:block=256",
+                "linear8:block=256",
+                "raw",
+                "raw",
+                "cast16"
+            ]
+        );
+    }
+}
+
+#[test]
+fn ranks_with_other_rules_are_told_both() {
+    let sets = [
+        [("CINCH_CODEC_RULES", "dp*=dynamic8")],
+        [("CINCH_CODEC_RULES", "dp=off")],
+    ];
+    let id = UniqueId::create(&Config::default()).unwrap();
+    std::thread::scope(|scope| {
+        let ranks: Vec<_> = sets
+            .iter()
+            .enumerate()
+            .map(|(rank, set)| {
+                let mut config = config(set);
+                config.comm_name = "dp".into();
+                let id = &id;
+                scope.spawn(move || Communicator::init(id, rank, 2, config))
+            })
+            .collect();
+        for rank in ranks {
+            let error = rank.join().unwrap().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Mismatch, "{error}");
+            for part in [
+                "rank 0",
+                "rank 1",
+                "CINCH_CODEC=dynamic8",
+                "CINCH_CODEC=off",
+            ] {
+                assert!(error.message().contains(part), "{error}");
+            }
+        }
+    });
+    // Rules that come to the same are no difference.
+    let same = [
+        [("CINCH_CODEC_RULES", "dp*=dynamic8,tp=off")],
+        [("CINCH_CODEC", "dynamic8")],
+    ];
+    let id = UniqueId::create(&Config::default()).unwrap();
+    std::thread::scope(|scope| {
+        for (rank, set) in same.iter().enumerate() {
+            let mut config = config(set);
+            config.comm_name = "dp".into();
+            let id = &id;
+            scope.spawn(move || drop(Communicator::init(id, rank, 2, config).unwrap()));
+        }
+    });
+}
+
+/// The errors that samples find are those that a look at all elements finds, all ranks find the
+/// same, and every k-th call is one.
+#[test]
+fn samples_measure_the_error() {
+    for collective in [Collective::AllReduce, Collective::ReduceScatter] {
+        let nranks = 4;
+        let (count, calls) = (3000, 10);
+        let config = config(&[("CINCH_CODEC", "linear8"), ("CINCH_CODEC_SAMPLE", "3")]);
+        let stats = local_world(nranks, &config, |comm| {
+            for _ in 0..calls {
+                match collective {
+                    Collective::AllReduce => {
+                        let mut data = input(comm.rank(), count);
+                        comm.all_reduce_in_place(&mut data, ReduceOp::Sum).unwrap();
+                    }
+                    _ => {
+                        let mut block = vec![0f32; count];
+                        let all = input(comm.rank(), count * nranks);
+                        comm.reduce_scatter(&all, &mut block, ReduceOp::Avg)
+                            .unwrap();
+                    }
+                }
+            }
+            comm.codec_stats()
+        });
+        for one in &stats {
+            assert_eq!((one.sampled, one.coded_calls), (4, calls), "{collective}");
+            assert!(!one.switched_off);
+            assert_eq!(one.worst_error, stats[0].worst_error, "{collective}");
+            // Uniform data of absmax 0.5 and RMS 0.289 in steps of 1/254: 0.0039 an encode.
+            assert!((0.002..0.02).contains(&one.worst_error), "{one:?}");
+        }
+    }
+}
+
+#[test]
+fn a_sample_beyond_the_bound_switches_off_on_all_ranks_alike() {
+    for collective in [Collective::AllReduce, Collective::ReduceScatter] {
+        let config = config(&[
+            ("CINCH_CODEC", "linear8"),
+            ("CINCH_CODEC_SAMPLE", "2"),
+            ("CINCH_CODEC_BOUND", "1e-6"),
+        ]);
+        let all = local_world(3, &config, |comm| {
+            let exact: Vec<f32> = (0..900)
+                .map(|at| (0..3).map(|rank| datum(rank, at)).sum())
+                .collect();
+            let mut last = Vec::new();
+            for _ in 0..3 {
+                last = match collective {
+                    Collective::AllReduce => {
+                        let mut data = input(comm.rank(), 900);
+                        comm.all_reduce_in_place(&mut data, ReduceOp::Sum).unwrap();
+                        data
+                    }
+                    _ => {
+                        let mut block = vec![0f32; 300];
+                        let all = input(comm.rank(), 900);
+                        comm.reduce_scatter(&all, &mut block, ReduceOp::Sum)
+                            .unwrap();
+                        block
+                    }
+                };
+            }
+            let from = if last.len() == 900 {
+                0
+            } else {
+                300 * comm.rank()
+            };
+            for (at, value) in last.iter().enumerate() {
+                assert!((value - exact[from + at]).abs() < 1e-6, "{collective} {at}");
+            }
+            comm.codec_stats()
+        });
+        for stats in all {
+            assert!(stats.switched_off);
+            assert_eq!((stats.coded_calls, stats.exact(Exact::SwitchedOff)), (1, 2));
+        }
+    }
+}
+
+#[test]
+fn shared_memory_can_be_switched_off() {
+    let config = config(&[("CINCH_SHM_DISABLE", "1"), ("CINCH_TRANSPORT", "shm")]);
+    for error in try_local_world(2, &config, |comm| comm.map(drop)) {
+        let error = error.unwrap_err();
+        assert!(error.message().contains("CINCH_SHM_DISABLE=1"), "{error}");
+    }
+}
