@@ -266,3 +266,56 @@ fn predictions_come_as_tables_and_files() {
     }
     std::fs::remove_dir_all(folder).unwrap();
 }
+
+/// The smallest library that passes for ours: what it exports does not matter to the loader.
+fn stand_in(name: &str) -> std::path::PathBuf {
+    let folder = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    std::fs::create_dir_all(&folder).unwrap();
+    let (source, library) = (folder.join("nccl.c"), folder.join("libnccl.so.2"));
+    std::fs::write(&source, "const char nccl_mark[] = \"CINCH_CODEC_RULES\";\n").unwrap();
+    let done = Command::new("cc")
+        .args(["-shared", "-fPIC", "-Wl,-soname,libnccl.so.2", "-o"])
+        .args([&library, &source])
+        .status()
+        .unwrap();
+    assert!(done.success());
+    library.canonicalize().unwrap()
+}
+
+#[test]
+fn preloading_puts_the_library_in_front_and_proves_it() {
+    let library = stand_in("preload");
+    let option = format!("--preload={}", library.display());
+    let show = "echo $LD_PRELOAD $VLLM_NCCL_SO_PATH $SGLANG_NCCL_SO_PATH $RANK-$WORLD_SIZE";
+    let path = library.display();
+    // Without ranks the tool becomes the program, and leaves ranks to whoever starts them.
+    let (code, out, _) = output(&["run", &option, "--", "sh", "-c", show]);
+    assert_eq!((code, out), (0, format!("{path} {path} {path} -\n")));
+    let (code, out, _) = output(&["run", "-n", "1", &option, "--", "sh", "-c", show]);
+    assert_eq!((code, out), (0, format!("{path} {path} {path} 0-1\n")));
+
+    let sleep = ["info", &option, "--", "sh", "-c", "sleep 0.5; exit 0"];
+    let (code, out, _) = output(&sleep);
+    assert_eq!(code, 0, "{out}");
+    assert!(out.contains(&format!("cinch {path}")), "{out}");
+    assert!(out.contains("on another alone, 0 on none"), "{out}");
+    let (code, _, _) = output(&["info", &option, "--", "sh", "-c", "sleep 0.2; exit 7"]);
+    assert_eq!(code, 7);
+
+    // A process without it is told apart.
+    let mut other = Command::new("sleep").arg("600").spawn().unwrap();
+    let pid = other.id().to_string();
+    let (code, out, _) = output(&["info", "--preload", "--pid", &pid]);
+    other.kill().unwrap();
+    other.wait().unwrap();
+    assert_eq!(code, 1, "{out}");
+    assert!(out.starts_with("0 processes run on cinch's"), "{out}");
+
+    let (code, out, _) = output(&["info", &option]);
+    assert_eq!((code, out.lines().count()), (0, 3), "{out}");
+    let (code, _, error) = output(&["run", "--preload=/no/such", "--", "true"]);
+    assert_eq!(code, 3);
+    assert!(error.contains("/no/such"), "{error}");
+    let (code, _, error) = output(&["run", "--", "true"]);
+    assert_eq!(code, 2, "{error}");
+}

@@ -15,12 +15,16 @@ mod machine;
 mod npy;
 mod plot;
 mod predict;
+mod preload;
 mod run;
 mod table2;
 
 use cinch::Config;
 use clap::{Parser, Subcommand};
+use std::ffi::OsString;
 use std::io::{self, Write};
+use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 /// Wrong values, or ranks whose bits differ.
@@ -72,6 +76,17 @@ struct InfoOptions {
     /// Measure bandwidth and latency between all pairs of GPUs
     #[arg(long)]
     probe: bool,
+    /// Show which libnccl a program runs on: that of --pid, or the one behind --, run with the
+    /// drop-in (found beside this tool, or at PATH) in front of it; without either, what
+    /// `cinch run --preload` would set
+    #[arg(long, value_name = "PATH", num_args = 0..=1, require_equals = true)]
+    preload: Option<Option<PathBuf>>,
+    /// A process to look into, with its descendants
+    #[arg(long, requires = "preload", conflicts_with = "command")]
+    pid: Option<u32>,
+    /// Program and its arguments
+    #[arg(last = true, requires = "preload", value_name = "PROGRAM")]
+    command: Vec<OsString>,
 }
 
 #[derive(clap::Args)]
@@ -99,6 +114,7 @@ fn main() -> ExitCode {
         Command::Run(options) => config()
             .and_then(|config| run::run(&options, config).map_err(|sentence| (FAILURE, sentence))),
         Command::Bench(options) => config().and_then(|config| bench::main(&options, config)),
+        Command::Info(options) if options.preload.is_some() => show_preload(&options),
         Command::Info(options) => config().and_then(|config| info(&options, config)),
         Command::Codecs(options) => codecs(&options),
         Command::Arrays(options) => arrays::main(&options, &mut io::stdout().lock()),
@@ -142,6 +158,31 @@ fn info(options: &InfoOptions, config: Config) -> Result<i32, (i32, String)> {
             .map_err(|error| (FAILURE, error.to_string()))?;
     }
     finish(written)
+}
+
+/// Code 0 if what was looked at runs on our libnccl, 1 if not; a program's own code if that is not
+/// 0.
+fn show_preload(options: &InfoOptions) -> Result<i32, (i32, String)> {
+    let failure = |sentence| (FAILURE, sentence);
+    let mut out = io::stdout().lock();
+    let verdict = |ours| if ours { 0 } else { WRONG };
+    if let Some(pid) = options.pid {
+        return preload::show_process(pid, &mut out)
+            .map(verdict)
+            .map_err(failure);
+    }
+    let given = options.preload.as_ref().and_then(Option::as_deref);
+    let library = preload::find(given).map_err(failure)?;
+    if options.command.is_empty() {
+        let mut lines = preload::variables(&library).into_iter();
+        return finish(
+            lines.try_for_each(|(name, value)| writeln!(out, "{name}={}", value.display())),
+        );
+    }
+    let (ours, status) =
+        preload::show_program(&options.command, &library, &mut out).map_err(failure)?;
+    let code = status.code().unwrap_or(128 + status.signal().unwrap_or(0));
+    Ok(if code == 0 { verdict(ours) } else { code })
 }
 
 fn codecs(options: &CodecsOptions) -> Result<i32, (i32, String)> {

@@ -5,6 +5,7 @@
 //! well, and an interrupt from the terminal reaches it once, by way of the launcher. The kernel
 //! kills a rank whose launcher is gone (the rank itself: of its children it knows nothing).
 
+use super::preload;
 use cinch::config::Origin;
 use cinch::sys::cpu;
 use cinch::sys::process::{die_with_parent, start_on, unblock_signals};
@@ -21,6 +22,7 @@ use std::ffi::OsString;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -30,8 +32,9 @@ use std::time::{Duration, Instant};
 /// Options of `cinch run`.
 #[derive(Args, Clone, Debug)]
 pub struct RunOptions {
-    /// Ranks to start; with --hosts, as many as the hosts have slots
-    #[arg(short = 'n', long = "ranks", required_unless_present_any = ["hosts", "agent"],
+    /// Ranks to start; with --hosts, as many as the hosts have slots; with --preload and without
+    /// this, the program is started once, in this one's place
+    #[arg(short = 'n', long = "ranks", required_unless_present_any = ["hosts", "agent", "preload"],
           value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub(super) ranks: Option<u32>,
     /// Start the ranks on the hosts of this file over ssh: lines of `HOST [slots=N]`
@@ -49,6 +52,9 @@ pub struct RunOptions {
     /// Be what --hosts starts on a host
     #[arg(long, hide = true)]
     agent: bool,
+    /// Put the drop-in libnccl.so.2 in front of the program: the one beside this tool, or at PATH
+    #[arg(long, value_name = "PATH", num_args = 0..=1, require_equals = true)]
+    preload: Option<Option<PathBuf>>,
     /// What carries the data: auto, shm or tcp
     #[arg(long, default_value = "auto", value_parser = super::bench::options::parse_transport)]
     pub(super) transport: super::bench::options::Named<TransportKind>,
@@ -79,7 +85,7 @@ pub struct Launch {
     /// Number of ranks.
     pub ranks: usize,
     /// Variables for all ranks, beside each rank's own.
-    pub variables: Vec<(String, String)>,
+    pub variables: Vec<(String, OsString)>,
     /// Whether lines of output get the rank in front.
     pub label: bool,
     /// The core of each rank; empty leaves placement to the system.
@@ -107,9 +113,16 @@ pub fn run(options: &RunOptions, mut config: Config) -> Result<i32, String> {
     if options.agent {
         return super::hosts::agent();
     }
-    let mut variables = Vec::new();
+    let library = match &options.preload {
+        Some(given) => Some(preload::find(given.as_deref())?),
+        None => None,
+    };
+    if let (Some(library), None, None) = (&library, options.ranks, &options.hosts) {
+        return preload::become_program(&options.command, library);
+    }
+    let mut variables = library.map_or(Vec::new(), |library| preload::variables(&library));
     if let Some(kind) = options.transport.0 {
-        variables.push(("CINCH_TRANSPORT".to_string(), kind.name().to_string()));
+        variables.push(("CINCH_TRANSPORT".to_string(), kind.name().into()));
         config
             .set("CINCH_TRANSPORT", kind.name(), Origin::Program)
             .map_err(|error| error.to_string())?;
@@ -168,7 +181,7 @@ impl Launch {
         let signals = Signals::block()?;
         let id = super::join::create_id(config).map_err(|error| error.to_string())?;
         self.variables
-            .push(("CINCH_LAUNCH_ID".to_string(), hex(&id)));
+            .push(("CINCH_LAUNCH_ID".to_string(), hex(&id).into()));
         self.run(&signals)
     }
 
