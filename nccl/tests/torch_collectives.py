@@ -1,0 +1,274 @@
+#!/usr/bin/env python3
+"""torch.distributed over cinch's libnccl.so.2, against results computed without communication.
+
+    torch_collectives.py --library target/release/libnccl.so [--ranks 1,2,8] [--only TEXT] [--list]
+
+Starts ranks as processes with the library preloaded; ranks share GPUs where there are fewer.
+Prints a line for each check and at the end `N passed, N failed, N skipped`. A check passes if it
+does on every rank. After one that fails, its ranks are given up and the rest runs on new ones.
+"""
+
+import argparse
+import ctypes
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+
+# How long one world of ranks may take, and a rank may wait for another in a check.
+WORLD_SECONDS = 420
+CHECK_SECONDS = 120
+# What torch's watchdog waits for in the check that kills a rank.
+WATCHDOG_SECONDS = 15
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--library", type=Path)
+    parser.add_argument("--ranks", help="default: 1, 2 and the number of GPUs")
+    parser.add_argument("--only", default="", help="checks whose names hold this text")
+    parser.add_argument("--list", action="store_true")
+    parser.add_argument("--rank-work", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.rank_work:
+        return work(json.loads(options.rank_work))
+    try:
+        import torch
+    except ImportError:
+        return end(0, 0, 1, "torch is not installed")
+    from torch_checks import CHECKS
+
+    names = [name for name in CHECKS if options.only in name]
+    if options.list:
+        print("\n".join(names))
+        return 0
+    if options.library is None or not options.library.is_file():
+        return end(0, 1, 0, "no library: --library PATH")
+    gpus = torch.cuda.device_count()
+    if gpus == 0:
+        return end(0, 0, len(names), "there is no GPU")
+    print(f"torch {torch.__version__}, {gpus} GPUs, {options.library.resolve()}", flush=True)
+    sizes = sorted({1, 2, gpus})
+    if options.ranks:
+        sizes = [int(one) for one in options.ranks.split(",")]
+    passed = failed = skipped = 0
+    for ranks in sizes:
+        # With a device id torch joins at once and splits groups off; without, it joins late and
+        # makes an id for each.
+        for eager in (True, False):
+            world = f"{ranks} ranks, {'eager' if eager else 'lazy'}"
+            left = list(names)
+            while left:
+                verdicts, why = run_world(options.library, ranks, gpus, eager, left)
+                for name, (verdict, text) in verdicts.items():
+                    left.remove(name)
+                    print(f"{verdict:4} {world}: {name}{': ' + text if text else ''}", flush=True)
+                    passed += verdict == "ok"
+                    failed += verdict == "FAIL"
+                    skipped += verdict == "skip"
+                if left and not any(verdict == "FAIL" for verdict, _ in verdicts.values()):
+                    print(f"FAIL {world}: {left.pop(0)}: {why}", flush=True)
+                    failed += 1
+        if ranks > 1:
+            verdict, text = killed_rank(options.library, ranks, gpus)
+            print(f"{verdict:4} {ranks} ranks: a killed rank ends the others: {text}", flush=True)
+            passed += verdict == "ok"
+            failed += verdict == "FAIL"
+        else:
+            print("skip 1 ranks: a killed rank ends the others: there are no others", flush=True)
+            skipped += 1
+    return end(passed, failed, skipped)
+
+
+def end(passed, failed, skipped, why=""):
+    if why:
+        print(f"{'FAIL' if failed else 'skip'} {why}")
+    print(f"{passed} passed, {failed} failed, {skipped} skipped")
+    return int(failed > 0)
+
+
+def free_port():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+def start_ranks(library, ranks, gpus, work, folder):
+    """Processes of all ranks, with the library preloaded and no codec."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("CINCH_CODEC")}
+    shared = {
+        **clean,
+        "LD_PRELOAD": str(library.resolve()),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "WORLD_SIZE": str(ranks),
+        "CUDA_DEVICE_MAX_CONNECTIONS": clean.get("CUDA_DEVICE_MAX_CONNECTIONS", "32"),
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+    }
+    started = []
+    for rank in range(ranks):
+        mine = {**work, "rank": rank, "ranks": ranks, "gpu": rank % gpus,
+                "library": str(library.resolve()), "verdicts": str(folder / f"verdicts.{rank}")}
+        command = [sys.executable, str(Path(__file__).resolve()), "--rank-work", json.dumps(mine)]
+        log = open(folder / f"log.{rank}", "w")
+        started.append(subprocess.Popen(command, env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                                        stdout=log, stderr=subprocess.STDOUT, start_new_session=True))
+    return started
+
+
+def stop(started):
+    for process in started:
+        if process.poll() is None:
+            # Its own session, so that nothing that it started stays.
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def tail(path, lines=6):
+    text = path.read_text(errors="replace").strip().splitlines() if path.exists() else []
+    return " | ".join(text[-lines:])
+
+
+def run_world(library, ranks, gpus, eager, names):
+    """Runs checks until one fails; what came of each, and why the ranks ended early."""
+    with tempfile.TemporaryDirectory() as folder:
+        folder = Path(folder)
+        started = start_ranks(library, ranks, gpus, {"checks": names, "eager": eager}, folder)
+        deadline = time.monotonic() + WORLD_SECONDS
+        while time.monotonic() < deadline and any(one.poll() is None for one in started):
+            if any(one.poll() not in (None, 0) for one in started):
+                # The others notice by themselves, or are ended.
+                deadline = min(deadline, time.monotonic() + 10)
+            time.sleep(0.05)
+        stop(started)
+        each = []
+        for rank in range(ranks):
+            path = folder / f"verdicts.{rank}"
+            lines = path.read_text().splitlines() if path.exists() else []
+            each.append({one["name"]: one for one in map(json.loads, lines)})
+        verdicts = {}
+        for name in names:
+            found = [(rank, one[name]) for rank, one in enumerate(each) if name in one]
+            bad = [(rank, one) for rank, one in found if one["verdict"] == "FAIL"]
+            if bad:
+                verdicts[name] = ("FAIL", f"rank {bad[0][0]}: {bad[0][1]['text']}")
+                break
+            if len(found) < ranks:
+                break
+            verdicts[name] = (found[0][1]["verdict"], found[0][1]["text"])
+        ended = [f"rank {rank} (code {one.returncode}): {tail(folder / f'log.{rank}')}"
+                 for rank, one in enumerate(started) if one.returncode != 0]
+        return verdicts, "; ".join(ended) or f"not done after {WORLD_SECONDS} s"
+
+
+def killed_rank(library, ranks, gpus):
+    """The last rank kills itself while the others wait for it: all must end, and not in good order."""
+    with tempfile.TemporaryDirectory() as folder:
+        folder = Path(folder)
+        started = start_ranks(library, ranks, gpus, {"killed": ranks - 1, "eager": True}, folder)
+        since = time.monotonic()
+        deadline = since + WATCHDOG_SECONDS + 90
+        while time.monotonic() < deadline and any(one.poll() is None for one in started):
+            time.sleep(0.05)
+        seconds = time.monotonic() - since
+        hung = [rank for rank, one in enumerate(started) if one.poll() is None]
+        stop(started)
+        if hung:
+            return "FAIL", f"ranks {hung} still ran after {seconds:.0f} s: {tail(folder / f'log.{hung[0]}')}"
+        calm = [rank for rank, one in enumerate(started) if one.returncode == 0]
+        if calm:
+            return "FAIL", f"ranks {calm} ended as if nothing had happened"
+        if started[-1].returncode != -signal.SIGKILL or "about to be killed" not in (
+                folder / f"log.{ranks - 1}").read_text():
+            return "FAIL", f"the rank did not come to be killed: {tail(folder / f'log.{ranks - 1}')}"
+        return "ok", f"all ended within {seconds:.1f} s: {tail(folder / 'log.0', 1)[:200]}"
+
+
+class Where(ctypes.Structure):
+    _fields_ = [("file", ctypes.c_char_p), ("base", ctypes.c_void_p),
+                ("symbol", ctypes.c_char_p), ("address", ctypes.c_void_p)]
+
+
+def check_library(expected):
+    """Every nccl name of this process must resolve to the library under test."""
+    process, where = ctypes.CDLL(None), Where()
+    address = ctypes.cast(process.ncclAllReduce, ctypes.c_void_p)
+    assert process.dladdr(address, ctypes.byref(where))
+    found = os.path.realpath(where.file.decode())
+    assert found == expected, f"ncclAllReduce lies in {found}, not in {expected}"
+
+
+def work(mine):
+    """One rank."""
+    from datetime import timedelta
+
+    import torch
+    import torch.distributed as dist
+
+    check_library(mine["library"])
+    rank, ranks = mine["rank"], mine["ranks"]
+    device = torch.device("cuda", mine["gpu"])
+    torch.cuda.set_device(device)
+    store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), ranks, rank == 0,
+                          timeout=timedelta(seconds=CHECK_SECONDS))
+    killed = mine.get("killed")
+    seconds = CHECK_SECONDS if killed is None else WATCHDOG_SECONDS
+    dist.init_process_group("nccl", store=dist.PrefixStore("torch", store), rank=rank, world_size=ranks,
+                            timeout=timedelta(seconds=seconds), device_id=device if mine["eager"] else None)
+    if killed is not None:
+        return be_killed(torch, dist, store, rank, killed, device)
+    from torch_checks import CHECKS, Skip
+
+    with open(mine["verdicts"], "w") as verdicts:
+        for number, name in enumerate(mine["checks"]):
+            verdict, text = "ok", ""
+            try:
+                text = CHECKS[name](rank, ranks, device) or ""
+                torch.cuda.synchronize()
+            except Skip as why:
+                verdict, text = "skip", str(why)
+            except Exception as error:
+                verdict = "FAIL"
+                place = traceback.extract_tb(error.__traceback__)[-1]
+                text = f"{type(error).__name__} in line {place.lineno}: {str(error)[:400]}"
+            verdicts.write(json.dumps({"name": name, "verdict": verdict, "text": text}) + "\n")
+            verdicts.flush()
+            # Over the store, not over what is tested: did it go well everywhere?
+            store.set(f"verdict/{number}/{rank}", verdict)
+            all_verdicts = [store.get(f"verdict/{number}/{one}").decode() for one in range(ranks)]
+            if "FAIL" in all_verdicts:
+                # Ranks may be in the middle of different calls: no orderly end.
+                os._exit(1)
+    dist.destroy_process_group()
+    # Rank 0 has the store: it goes last.
+    store.set(f"left/{rank}", "1")
+    if rank == 0:
+        for one in range(ranks):
+            store.get(f"left/{one}")
+    return 0
+
+
+def be_killed(torch, dist, store, rank, killed, device):
+    data = torch.ones(1 << 20, device=device)
+    dist.all_reduce(data)
+    torch.cuda.synchronize()
+    if rank == killed:
+        store.set("killed", "now")
+        print("about to be killed", flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    store.get("killed")
+    for _ in range(1000):
+        dist.all_reduce(data)
+        torch.cuda.synchronize()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parent))
+    sys.exit(main())
