@@ -27,6 +27,7 @@ use crate::mem::UserBuffers;
 use crate::plan::{Limits, MeasuredCosts};
 use crate::schedule::Hosts;
 use crate::sync::Fault;
+use crate::sys::log::{self, Level};
 use crate::types::TransportKind;
 use device::GpuSide;
 use sample::Sampler;
@@ -428,6 +429,17 @@ impl Communicator {
 
 impl Drop for Communicator {
     fn drop(&mut self) {
+        if log::enabled(Level::Info) {
+            log::line(
+                Level::Info,
+                format_args!(
+                    "{}: calls of communicator \"{}\": {}",
+                    self.peers()[self.rank()],
+                    self.config.comm_name,
+                    self.codec_stats()
+                ),
+            );
+        }
         if let Side::Gpu(side) = &self.side
             && let Ok(mut engine) = side.engine()
         {

@@ -4,6 +4,7 @@ use super::{Call, Communicator, Exact, Report};
 use crate::codec;
 use crate::simd::Isa;
 use crate::types::CodecSpec;
+use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
 /// Counts since the communicator was made, on this rank. Replays of captured graphs are not seen;
@@ -35,6 +36,28 @@ impl CodecStats {
     /// Calls that ran exactly because of `why`.
     pub fn exact(&self, why: Exact) -> u64 {
         self.exact_calls[why as usize]
+    }
+}
+
+impl fmt::Display for CodecStats {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let exact: u64 = self.exact_calls.iter().sum();
+        write!(f, "{} coded, {exact} exact", self.coded_calls)?;
+        let reasons: Vec<String> = Exact::ALL
+            .into_iter()
+            .filter(|&why| self.exact(why) > 0)
+            .map(|why| format!("{} {}", self.exact(why), why.name()))
+            .collect();
+        if !reasons.is_empty() {
+            write!(f, " ({})", reasons.join(", "))?;
+        }
+        let saved = self.bytes_saved();
+        write!(f, "; {} bytes sent, {saved} saved", self.wire_bytes)?;
+        if self.sampled > 0 {
+            let (sampled, worst) = (self.sampled, self.worst_error);
+            write!(f, "; {sampled} samples, the worst off by {worst:.3e}")?;
+        }
+        Ok(())
     }
 }
 
@@ -143,5 +166,10 @@ mod tests {
         assert_eq!(stats.wire_bytes, 522_110);
         assert_eq!(stats.raw_bytes, 1_024_000 + 512_000 + 4_000 + 110);
         assert_eq!(stats.bytes_saved(), 1_018_000);
+        // examples/ddp/compare.py reads this out of the log.
+        assert_eq!(
+            stats.to_string(),
+            "3 coded, 2 exact (1 data type, 1 small); 522110 bytes sent, 1018000 saved"
+        );
     }
 }

@@ -40,7 +40,8 @@
 //! than K coded sums of one communicator.
 //!
 //! **Counters.** [`crate::Communicator::codec_stats`] and `cinch_comm_stats`: coded calls, exact
-//! calls by reason, bytes sent, bytes that would have been sent without a codec, samples.
+//! calls by reason, bytes sent, bytes that would have been sent without a codec, samples. A communicator
+//! says them in its last line of the log (`CINCH_LOG=info`).
 //!
 //! # NCCL's environment
 //!
