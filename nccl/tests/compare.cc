@@ -2,7 +2,9 @@
 // GPUs as ranks, with another libnccl: every collective, type and operation at 40 sizes, in and out
 // of place, messages, groups, one thread for all ranks, graphs.
 //
-//   compare --ours PATH [--reference PATH] [--ranks 1,2,3,4,8] [--seed N] [--types NAME,...]
+//   compare --ours PATH [--reference PATH] [--ranks 1,2,3,4,8] [--seed N] [--types NAME,...] [--host 1]
+//
+// With --host 1 and CINCH_DEVICE=host all of it, but for graphs, runs on host memory and needs no GPU.
 //
 // Integers, largest and smallest must have the same bits; other floats lie within the error that
 // any order of rounding has. Ranks of ours share GPUs where there are fewer. Prints a line for what
@@ -24,6 +26,7 @@ struct Options {
     std::string ours, reference, types;
     std::vector<int> ranks = {1, 2, 3, 4, 8};
     uint64_t seed = 20260101;
+    bool host = false;
 };
 
 struct Counts {
@@ -189,7 +192,8 @@ void check_patterns(const Options &options, const Cuda &cuda, const Library &lib
     messages("several messages of a pair in order", several_in_order);
     check("nested groups", false, run_groups);
     check("one thread for all ranks", true, run_from_one_thread);
-    check("a graph, replayed", false, run_graph);
+    if (cuda.is_host()) counts.skip(std::to_string(ranks) + " ranks, a graph, replayed", "host memory has none");
+    else check("a graph, replayed", false, run_graph);
 }
 
 Options parse(int argc, char **argv) {
@@ -201,6 +205,7 @@ Options parse(int argc, char **argv) {
         if (option == "--ours") options.ours = value;
         else if (option == "--reference") options.reference = value;
         else if (option == "--types") options.types = value;
+        else if (option == "--host") options.host = value == "1";
         else if (option == "--seed") options.seed = std::strtoull(value.c_str(), nullptr, 10);
         else if (option == "--ranks") {
             options.ranks.clear();
@@ -213,6 +218,10 @@ Options parse(int argc, char **argv) {
         } else throw Failure("no option is called " + option);
     }
     if (options.ours.empty()) throw Failure("--ours PATH is needed");
+    const char *device = std::getenv("CINCH_DEVICE");
+    if (options.host && (!device || std::string(device) != "host"))
+        throw Failure("--host 1 goes with CINCH_DEVICE=host");
+    if (options.host && !options.reference.empty()) throw Failure("--reference needs GPUs");
     return options;
 }
 
@@ -227,7 +236,7 @@ int main(int argc, char **argv) {
         if (!options.reference.empty()) reference = std::make_unique<Library>(options.reference, false);
         std::printf("ours %s answers as %d; seed %llu\n", ours.path().c_str(), ours.version(),
                     static_cast<unsigned long long>(options.seed));
-        Cuda cuda;
+        Cuda cuda(options.host);
         if (!cuda.open()) {
             counts.skip("everything", "no driver or no GPU");
             std::printf("%d passed, %d failed, %d skipped\n", counts.passed, counts.failed, counts.skipped);

@@ -1,4 +1,5 @@
-// The CUDA driver, opened at run time: neither headers nor libraries of CUDA are needed to build.
+// The CUDA driver, opened at run time: neither headers nor libraries of CUDA are needed to build. Or
+// host memory in its place, on which cinch's library runs with CINCH_DEVICE=host.
 #pragma once
 
 #include <dlfcn.h>
@@ -6,6 +7,8 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
+#include <cstring>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -37,8 +40,14 @@ constexpr auto kPatience = std::chrono::seconds(60);
 
 class Cuda {
   public:
+    // `host`: memory is the host's, and streams are NULL.
+    explicit Cuda(bool host) : host_(host) {}
+
+    bool is_host() const { return host_; }
+
     // False where there is no driver or no GPU.
     bool open() {
+        if (host_) return true;
         handle_ = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
         if (!handle_) return false;
         find(init_, "cuInit");
@@ -66,12 +75,14 @@ class Cuda {
     }
 
     int gpus() const {
+        if (host_) return 1;
         int count = 0;
         return device_count_ && device_count_(&count) == 0 ? count : 0;
     }
 
     // Makes the primary context of a GPU current on this thread.
     void use(int gpu) const {
+        if (host_) return;
         Device device = 0;
         Context context = nullptr;
         check("cuDeviceGet", device_get_(&device, gpu));
@@ -88,40 +99,49 @@ class Cuda {
     }
 
     DevicePtr allocate(size_t bytes) const {
+        if (host_) return reinterpret_cast<DevicePtr>(std::malloc(bytes));
         DevicePtr at = 0;
         check("cuMemAlloc", alloc_(&at, bytes));
         return at;
     }
 
-    void release(DevicePtr at) const { free_(at); }
+    void release(DevicePtr at) const {
+        if (host_) std::free(reinterpret_cast<void *>(at));
+        else free_(at);
+    }
 
     Stream stream() const {
         Stream stream = nullptr;
-        check("cuStreamCreate", stream_create_(&stream, kNonBlocking));
+        if (!host_) check("cuStreamCreate", stream_create_(&stream, kNonBlocking));
         return stream;
     }
 
     void to_device(DevicePtr to, const void *from, size_t bytes, Stream stream) const {
-        if (bytes) check("cuMemcpyHtoDAsync", to_device_(to, from, bytes, stream));
+        if (host_) std::memcpy(reinterpret_cast<void *>(to), from, bytes);
+        else if (bytes) check("cuMemcpyHtoDAsync", to_device_(to, from, bytes, stream));
     }
 
     // Waits first: a copy to memory that is not pinned blocks this thread inside the driver, where
     // it might keep out the rank that the stream waits for.
     void to_host(void *to, DevicePtr from, size_t bytes, Stream stream) const {
         wait(stream);
-        if (bytes) check("cuMemcpyDtoHAsync", to_host_(to, from, bytes, stream));
+        if (host_) std::memcpy(to, reinterpret_cast<void *>(from), bytes);
+        else if (bytes) check("cuMemcpyDtoHAsync", to_host_(to, from, bytes, stream));
     }
 
     void copy(DevicePtr to, DevicePtr from, size_t bytes, Stream stream) const {
-        if (bytes) check("cuMemcpyDtoDAsync", copy_(to, from, bytes, stream));
+        if (host_) std::memmove(reinterpret_cast<void *>(to), reinterpret_cast<void *>(from), bytes);
+        else if (bytes) check("cuMemcpyDtoDAsync", copy_(to, from, bytes, stream));
     }
 
     void fill(DevicePtr at, unsigned char value, size_t bytes, Stream stream) const {
-        if (bytes) check("cuMemsetD8Async", fill_(at, value, bytes, stream));
+        if (host_) std::memset(reinterpret_cast<void *>(at), value, bytes);
+        else if (bytes) check("cuMemsetD8Async", fill_(at, value, bytes, stream));
     }
 
     // Waits for a stream, and gives up when it cannot end any more.
     void wait(Stream stream) const {
+        if (host_) return;
         const auto end = std::chrono::steady_clock::now() + kPatience;
         for (;;) {
             const int result = stream_query_(stream);
@@ -165,6 +185,7 @@ class Cuda {
         if (!function) throw Failure(std::string("the driver has no ") + name);
     }
 
+    const bool host_;
     void *handle_ = nullptr;
     int (*init_)(unsigned) = nullptr;
     int (*device_count_)(int *) = nullptr;
