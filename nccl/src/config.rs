@@ -121,6 +121,9 @@ impl Asked {
         {
             config.set("CINCH_GPU_CHANNELS", &blocks.to_string(), Origin::Program)?;
         }
+        if let Some(name) = &self.name {
+            config.comm_name = name.clone();
+        }
         Ok(config)
     }
 }

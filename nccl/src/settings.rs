@@ -7,24 +7,9 @@ use cinch::types::DeviceChoice;
 use cinch::{Error, Result};
 use std::ffi::c_int;
 
-/// Defaults that differ from the library's own.
-///
-/// Buffers are on the GPU. NCCL has no deadlines: programs leave ranks waiting for as long as
-/// others load data or write checkpoints, and have watchdogs of their own. A rank that dies is
-/// found without a deadline; these are for one that is stopped.
-const DEFAULTS: &[(&str, &str)] = &[
-    ("CINCH_DEVICE", "cuda"),
-    ("CINCH_TIMEOUT", "86400"),
-    ("CINCH_INIT_TIMEOUT", "3600"),
-];
-
 /// The process's settings.
 pub(crate) fn process() -> Result<Config> {
-    let mut config = Config::from_env()?;
-    for (name, value) in DEFAULTS {
-        config.set_default(name, value)?;
-    }
-    Ok(config)
+    Config::for_nccl()
 }
 
 /// `config` on the GPU of this thread, whichever thread goes on with it.
