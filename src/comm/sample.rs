@@ -83,7 +83,7 @@ impl Communicator {
         let choice = self.choose(call)?;
         let every = u64::from(self.policy.sample);
         let request = call.request(choice.codec);
-        if every == 0 || !sampled || !choice.codec.spec.is_lossy() || self.nranks() == 1 {
+        if every == 0 || !sampled || !choice.codec.is_lossy() || self.nranks() == 1 {
             return Ok(Picked {
                 choice,
                 slice: None,
@@ -106,7 +106,7 @@ impl Communicator {
         }
         self.collect(&mut state)?;
         let choice = self.choose(call)?;
-        let slice = choice.codec.spec.is_lossy().then_some(slice);
+        let slice = choice.codec.is_lossy().then_some(slice);
         if slice.is_some() && self.gpu().is_some() {
             state.due = Due::Accepted;
         }

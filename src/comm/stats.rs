@@ -138,6 +138,7 @@ mod tests {
         let counters = Counters::default();
         let report = |codec: &str, wire_bytes| Report {
             codec: codec.parse().unwrap(),
+            intra: codec.parse().unwrap(),
             algorithm: Algorithm::Ring,
             transport: None,
             channels: 1,
