@@ -123,6 +123,11 @@
 #define CINCH_EXACT_SWITCHED_OFF 8
 
 /**
+ * Index: the model of costs said that the codec does not pay.
+ */
+#define CINCH_EXACT_COSTS 9
+
+/**
  * What every function returns. Numbers are never reused; those up to 7 are NCCL's.
  */
 enum cinch_result_t
@@ -1206,7 +1211,8 @@ cinch_result_t cinch_wire_count(const char *codec,
                                 size_t *count);
 
 /**
- * Encodes `count` elements of type f32, f16 or bf16 at `src` into `wire`, which has room for
+ * Encodes `count` elements of type f32, f16 or bf16 at `src`, large arrays on `CINCH_THREADS`
+ * threads, into `wire`, which has room for
  * `wire_bytes` bytes; `cinch_wire_bytes` says how many are written. The two do not overlap.
  *
  * `draw` matters to codecs that round at random (`minmax4:seed=1`): calls with the same seed and

@@ -170,7 +170,7 @@ mod tests {
         // examples/ddp/compare.py reads this out of the log.
         assert_eq!(
             stats.to_string(),
-            "3 coded, 2 exact (1 data type, 1 small); 522110 bytes sent, 1018000 saved"
+            "3 coded, 3 exact (1 data type, 1 small, 1 does not pay); 522110 bytes sent, 1018000 saved"
         );
     }
 }
