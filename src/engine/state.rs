@@ -185,12 +185,7 @@ pub(super) fn shape(request: &Request, plan: &Plan) -> Shape {
 
 /// What this rank's encodes of the chunk draw in an operation: those of contributions, and those of
 /// sums, through the codec of one level.
-pub(super) fn randoms(
-    spec: CodecSpec,
-    chunk: &Chunk,
-    operation: u64,
-    rank: usize,
-) -> [Random; 2] {
+pub(super) fn randoms(spec: CodecSpec, chunk: &Chunk, operation: u64, rank: usize) -> [Random; 2] {
     let first = chunk.input.or(chunk.output).unwrap_or(0);
     Plan::draws(spec, operation, rank).map(|random| random.from(first))
 }

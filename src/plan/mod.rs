@@ -224,6 +224,9 @@ struct Key {
     algorithm: Option<Algorithm>,
 }
 
+/// Built codecs of both levels, where the level has one.
+type Codecs = [Option<Arc<dyn Codec>>; 2];
+
 /// Makes plans and keeps them.
 #[derive(Debug)]
 pub struct Planner {
@@ -358,7 +361,7 @@ impl Planner {
     }
 
     /// The cheapest candidate for `request` with its codecs, and the codecs.
-    fn best(&self, request: &Request) -> Result<(Candidate, [Option<Arc<dyn Codec>>; 2])> {
+    fn best(&self, request: &Request) -> Result<(Candidate, Codecs)> {
         let codecs = self.codecs(request)?;
         let by_level = [codecs[0].as_deref(), codecs[1].as_deref()];
         let best = candidates(request, &self.limits, by_level)?

@@ -359,7 +359,11 @@ pub fn agent() -> Result<i32, String> {
     let launch = Launch {
         command: task.command.into_iter().map(Into::into).collect(),
         ranks: task.ranks,
-        variables: task.variables,
+        variables: task
+            .variables
+            .into_iter()
+            .map(|(name, value)| (name, value.into()))
+            .collect(),
         label: task.label,
         cores: bound(task.bind, task.ranks)?,
         grace: Duration::try_from_secs_f64(task.grace).map_err(|error| error.to_string())?,

@@ -128,6 +128,12 @@ pub fn run(options: &RunOptions, mut config: Config) -> Result<i32, String> {
             .map_err(|error| error.to_string())?;
     }
     if let Some(file) = &options.hosts {
+        // They travel as text.
+        let text = |(name, value): (String, OsString)| match value.into_string() {
+            Ok(value) => Ok((name, value)),
+            Err(value) => Err(format!("{name}={} is not UTF-8", value.display())),
+        };
+        let variables = variables.into_iter().map(text).collect::<Result<_, _>>()?;
         return super::hosts::run(options, file, variables, &config);
     }
     let ranks = options.ranks.unwrap_or(1) as usize;
