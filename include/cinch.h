@@ -504,7 +504,8 @@ typedef struct {
     uint32_t version;
     /**
      * Codec of calls that name none and admit it, as `CINCH_CODEC`: `linear8:block=128`, or
-     * `auto:linear8` to have costs measured now and the codec where it pays.
+     * `auto:linear8` to have costs measured now and the codec where it pays, or by level
+     * `intra=raw,inter=dynamic8`.
      */
     const char *codec;
     /**
