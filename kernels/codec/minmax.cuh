@@ -175,22 +175,17 @@ struct MinMaxFormat : std::conditional<BITS == 4, FewBits<4>, AnyBits>::type {
     number[0] = low, number[1] = high;
     const uint32_t levels = levels_of(params);
     const Encoder encoder = encoder_of(low, high, levels);
-    if (params.draws) {
-      codes = codes_of([&](int k) {
-        const float place = place_of(encoder, x[k]);
-        const float sum = add_down(place, INTEGERS);
-        const float fraction = add(place, -add(sum, -INTEGERS));
-        const uint32_t above = fraction > random.fraction(k) ? 1 : 0;
-        const uint32_t code = bits_of(sum) - INTEGERS_BITS + above;
-        return INTEGERS_BITS + (code < levels ? code : levels);
-      });
-    } else if (encoder.raise == 1.0f) {
+    if (encoder.raise == 1.0f && !params.draws) {
       codes = codes_of([&](int k) {
         const float place = mul(add(x[k], -encoder.low), encoder.factor);
         return bits_of(add(place, INTEGERS));
       });
     } else {
-      codes = codes_of([&](int k) { return bits_of(add(place_of(encoder, x[k]), INTEGERS)); });
+      // A copy: the elements themselves stay in registers.
+      Sixteen all;
+      CINCH_UNROLL
+      for (int k = 0; k < 16; ++k) all.x[k] = x[k];
+      codes = encode_otherwise(all, encoder, levels, random, params.draws != 0);
     }
   }
 
@@ -266,11 +261,36 @@ struct MinMaxFormat : std::conditional<BITS == 4, FewBits<4>, AnyBits>::type {
     } else {
       // Just below 1: a lowered range decodes to no more than its largest element.
       if (raise < 1) gap = mul(gap, 1 - 0x1p-22f);
-      const float lower = raise < 1 ? 4.0f : LOWER;
-      each(codes, gap, [&](int k, float code, float gap) {
-        take<REDUCE>(acc[k], add(mul(fused(code, gap, low), lower), 0.0f));
-      });
+      const Sixteen all = decode_otherwise(codes, gap, low, raise < 1 ? 4.0f : LOWER);
+      CINCH_UNROLL
+      for (int k = 0; k < 16; ++k) take<REDUCE>(acc[k], all.x[k]);
     }
+  }
+
+  struct Sixteen {
+    float x[16];
+  };
+
+  // By chance, or of ranges that are not worked on as they are.
+  CINCH_HD_RARE Codes encode_otherwise(const Sixteen &all, Encoder encoder, uint32_t levels,
+                                       Random random, bool draws) {
+    return codes_of([&](int k) {
+      const float place = place_of(encoder, all.x[k]);
+      if (!draws) return bits_of(add(place, INTEGERS));
+      const float sum = add_down(place, INTEGERS);
+      const float fraction = add(place, -add(sum, -INTEGERS));
+      const uint32_t above = fraction > random.fraction(k) ? 1 : 0;
+      const uint32_t code = bits_of(sum) - INTEGERS_BITS + above;
+      return INTEGERS_BITS + (code < levels ? code : levels);
+    });
+  }
+
+  CINCH_HD_RARE Sixteen decode_otherwise(Codes codes, float gap, float low, float lower) {
+    Sixteen all;
+    each(codes, gap, [&](int k, float code, float gap) {
+      all.x[k] = add(mul(fused(code, gap, low), lower), 0.0f);
+    });
+    return all;
   }
 
   static CINCH_HD float gap_of(const Params &params, float range) {
