@@ -175,13 +175,18 @@ inline void run_graph(World &world) {
     world.run([&](int rank) {
         Rank &mine = world[rank];
         const Library &nccl = world.library();
+        const auto sums = [&] {
+            for (int k = 0; k < 3; k++)
+                nccl.check("ncclAllReduce",
+                           nccl.AllReduce(reinterpret_cast<void *>(mine.input + places[k]),
+                                          reinterpret_cast<void *>(mine.output + places[k]), counts[k],
+                                          ncclInt32, ncclSum, mine.comm, stream_of(mine)),
+                           mine.comm);
+        };
+        // The reference connects at its first call of a kind, which it cannot do in a capture.
+        sums();
         world.cuda().begin_capture(mine.stream);
-        for (int k = 0; k < 3; k++)
-            nccl.check("ncclAllReduce",
-                       nccl.AllReduce(reinterpret_cast<void *>(mine.input + places[k]),
-                                      reinterpret_cast<void *>(mine.output + places[k]), counts[k], ncclInt32,
-                                      ncclSum, mine.comm, stream_of(mine)),
-                       mine.comm);
+        sums();
         graphs[static_cast<size_t>(rank)] = world.cuda().end_capture(mine.stream);
     });
     for (int turn = 1; turn <= 5; turn++) {
