@@ -46,7 +46,8 @@ fn start_log(config: &Config) {
             host: &bootstrap::host_name(),
             as_nccl: config.as_nccl,
         });
-        if config.as_nccl {
+        // As NCCL does: with nothing asked for, nothing is said.
+        if config.as_nccl && config.says("CINCH_LOG") {
             let version = crate::VERSION;
             log::line(
                 Level::Version,

@@ -235,6 +235,12 @@ impl Config {
         }
     }
 
+    /// Whether environment or program have said something about a setting.
+    pub fn says(&self, name: &str) -> bool {
+        let mut settings = KNOBS.iter().zip(&self.origins);
+        settings.any(|(knob, origin)| knob.name == name && *origin != Origin::Default)
+    }
+
     /// Sets one setting by its `CINCH_` name.
     ///
     /// # Errors
