@@ -59,11 +59,14 @@ pub(super) fn foreign(peer: &PeerInfo) -> Error {
 /// A setting that all ranks must share: its name, and how it is read.
 type Shared = (&'static str, fn(&Config) -> u64);
 
+/// A setting that is left to cinch; none can be asked for by this number.
+const AUTO: u64 = 0;
+
 /// All of them.
 const SHARED: [Shared; 2] = [
     ("CINCH_BUFFER_BYTES", |config| config.buffer_bytes as u64),
     ("CINCH_GPU_CHANNELS", |config| {
-        config.gpu_channels.map_or(0, |number| number as u64)
+        config.gpu_channels.map_or(AUTO, |number| number as u64)
     }),
 ];
 
@@ -129,6 +132,10 @@ impl Seat {
             for (index, (name, _)) in SHARED.iter().enumerate() {
                 let (first, other) = (seats[0].settings[index], seat.settings[index]);
                 if first != other {
+                    let [first, other] = [first, other].map(|value| match value {
+                        AUTO => "auto".to_string(),
+                        value => value.to_string(),
+                    });
                     return Err(Error::new(
                         ErrorKind::Mismatch,
                         format!(
@@ -326,7 +333,7 @@ mod tests {
         let error = Seat::compare(&parts, &peers).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Mismatch);
         for part in [
-            "CINCH_GPU_CHANNELS is 128 on rank 0",
+            "CINCH_GPU_CHANNELS is auto on rank 0",
             "8 on rank 1 (host h1, pid 100)",
         ] {
             assert!(error.message().contains(part), "{error}");
