@@ -39,8 +39,8 @@ pub fn checks(options: &Options) -> Vec<Check> {
         let check = Check::new(name, gpus, move |setup| some(setup, nranks, gpus, true));
         checks.push(check);
     }
-    // What compute-sanitizer runs; see scripts/test-gpu.
-    checks.push(Check::new("sanitize/threads-n2", 1, sanitized).within(280));
+    // What compute-sanitizer runs, which lets one kernel of a GPU run at a time; see scripts/test-gpu.
+    checks.push(Check::new("sanitize/threads-n2-gpus2", 2, sanitized).within(280));
     let alone = Check::new("raw/n1", 1, |setup| some(setup, 1, 1, false));
     checks.push(alone.also_on_host());
     checks
@@ -65,7 +65,7 @@ fn sanitized(setup: &Setup) -> Verdict {
     let mut ran = 0;
     for protocol in PROTOCOLS {
         let cases = cover::random(&mut rng, 2, 12, 3000);
-        let mut world = World::new(setup, 2, 1);
+        let mut world = World::new(setup, 2, 2);
         world.config.timeout = Duration::from_secs(60);
         world.config.protocol = protocol;
         ran += world.judge(&cases)?;
