@@ -370,7 +370,7 @@ fn one_rank_in_trouble_is_heard_by_all() {
         assert!(
             error
                 .message()
-                .contains("CINCH_GPU_CHANNELS is 128 on rank 0")
+                .contains("CINCH_GPU_CHANNELS is auto on rank 0")
         );
     }
     let tcp = Config {
