@@ -13,7 +13,7 @@ use cinch::testing::{Pattern, gaussian};
 use cinch::types::TransportKind;
 use cinch::{CodecSpec, Collective, DType, ReduceOp, schedule};
 
-const SPECS: [&str; 30] = [
+const SPECS: [&str; 23] = [
     "linear8",
     "linear8:block=32",
     "linear8:block=4096",
@@ -37,13 +37,6 @@ const SPECS: [&str; 30] = [
     "trunc24",
     "fp8_e4m3",
     "fp8_e5m2:block=1024",
-    "terngrad",
-    "terngrad:block=32",
-    "terngrad:block=2048:seed=2",
-    "onebit",
-    "onebit:block=4096",
-    "threshold2:tau=0.7",
-    "threshold2:tau=1e-3",
 ];
 
 pub fn checks(options: &Options) -> Vec<Check> {
@@ -68,8 +61,9 @@ fn replays_draw_anew(setup: &Setup) -> Verdict {
     call.codec = "minmax1:seed=3".parse().ok();
     let outputs = world.run(|comm| {
         let arena = &arenas[comm.rank()];
-        let number =
-            |at: usize| gaussian((at + comm.rank() * COUNT) as u64 * 0x9e37_79b9_7f4a_7c15);
+        let number = |at: usize| {
+            gaussian(((at + comm.rank() * COUNT) as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15))
+        };
         let bytes: Vec<u8> = (0..COUNT)
             .flat_map(|at| (number(at) as f32).to_le_bytes())
             .collect();

@@ -200,11 +200,11 @@ fn impossible(comm: &Communicator, arena: &Arena) -> std::result::Result<usize, 
         &["host buffers only", "block"],
     )?;
     let mut hostly = call;
-    hostly.codec = "minmax4:seed=7".parse().ok();
+    hostly.codec = "terngrad:seed=7".parse().ok();
     refuses(
         at(comm, arena, &hostly, input, output),
         ErrorKind::Unsupported,
-        &["minmax4:block=256:seed=7", "no kernels", "linear8"],
+        &["terngrad:block=256:seed=7", "whole arrays", "another codec"],
     )?;
     let fed = Call {
         feedback: Some(42),
