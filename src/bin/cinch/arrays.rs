@@ -37,7 +37,7 @@ pub struct ArraysOptions {
         long,
         value_name = "LIST",
         value_delimiter = ',',
-        default_value = "trunc16,trunc24"
+        default_value = "trunc16"
     )]
     copy: Vec<String>,
     /// Element types: f32, f16, bf16

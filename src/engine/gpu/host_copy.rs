@@ -19,7 +19,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::{Context, DeviceMemory, Event, PinnedMemory, Stream};
 use crate::reduce::Reducer;
 use crate::simd::{Isa, Tile};
-use crate::types::{CodecSpec, DType, ReduceOp};
+use crate::types::{CodecKind, CodecSpec, DType, ReduceOp};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -183,6 +183,16 @@ impl HostCopier {
         address: u64,
         stream: &Stream,
     ) -> Result<()> {
+        if spec.kind != CodecKind::Trunc16 {
+            // trunc24 was seen to bring wrong elements of 256 MiB, and no other codec as much.
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                format!(
+                    "a packed copy through {spec}: only trunc16 is shown right for arrays of any \
+                     size; take it, or cinch_encode and cinch_decode"
+                ),
+            ));
+        }
         let host = StandAlone::new(spec, Layout::Chunk, Isa::detect())?;
         let device = DeviceCodec::new(&self.kernels, spec, Layout::Chunk)?;
         let size = dtype.size();
