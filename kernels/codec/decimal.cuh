@@ -10,6 +10,16 @@
 
 namespace cinch {
 
+// Multiplies w by as many tens, seven at most, as make it reach `least`, and says how many. Rounding
+// may make that one more or less where w is close to a decade's end.
+CINCH_HD uint32_t raise_decades(float &w, float least) {
+  uint32_t decades = 0;
+  if (w < least * 1e-3f) w = mul(w, 1e4f), decades = 4;
+  if (w < least * 1e-1f) w = mul(w, 1e2f), decades += 2;
+  if (w < least) w = mul(w, 1e1f), decades += 1;
+  return decades;
+}
+
 // Self has whole(code), m of a magnitude; largest; and place(w, code, next), which see.
 template <class Self>
 struct DecimalMeaning : PlainMeaning<1> {

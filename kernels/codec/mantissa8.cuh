@@ -15,13 +15,7 @@ struct MantissaMeaning : DecimalMeaning<MantissaMeaning> {
   // magnitude. w counts units of the largest decade.
   static CINCH_HD void place(float w, uint32_t &code, uint32_t &next) {
     w = w < 15.5f ? w : 15.5f;
-    uint32_t decade = 7;
-    CINCH_UNROLL
-    for (int i = 0; i < 7; ++i) {
-      const bool deeper = w < 2.0f;
-      w = deeper ? mul(w, 10.0f) : w;
-      decade -= deeper;
-    }
+    const uint32_t decade = 7 - raise_decades(w, 2.0f);
     const uint32_t m = w < 15.0f ? (uint32_t)w : 15;
     code = decade << 4 | m;
     next = m < 15 ? code + 1 : decade < 7 ? (decade + 1) << 4 | 2 : code;

@@ -27,8 +27,12 @@ struct OneBitFormat : FewBits<1> {
     CINCH_UNROLL
     for (int k = 0; k < 16; ++k) summary.negative += x[k] < 0 ? 1 : 0;
     add_rows(x, log2_block, summary.sum, [](float one, double(&part)[2]) {
-      part[0] = __dadd_rn(part[0], one < 0 ? 0.0f : one);
-      part[1] = __dadd_rn(part[1], one < 0 ? one : 0.0f);
+      // A partial sum is never -0, so that adding 0 would change nothing.
+      if (one < 0) {
+        part[1] = __dadd_rn(part[1], one);
+      } else {
+        part[0] = __dadd_rn(part[0], one);
+      }
     });
   }
 

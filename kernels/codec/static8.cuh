@@ -21,13 +21,7 @@ struct StaticMeaning : DecimalMeaning<StaticMeaning> {
   // magnitude. w is 1 at the upper end of the largest decade.
   static CINCH_HD void place(float w, uint32_t &code, uint32_t &next) {
     w = w < 0.95f ? w : 0.95f;
-    uint32_t decade = 7;
-    CINCH_UNROLL
-    for (int i = 0; i < 7; ++i) {
-      const bool deeper = w < 0.1f;
-      w = deeper ? mul(w, 10.0f) : w;
-      decade -= deeper;
-    }
+    const uint32_t decade = 7 - raise_decades(w, 0.1f);
     const float k = w < 0.45f ? mul(add(w, -0.1f), 1 / 0.04375f)
                               : fused(add(w, -0.45f), 1 / 0.0675f, 8.0f);
     const uint32_t node = k > 15.0f ? 15 : k > 0.0f ? (uint32_t)k : 0;

@@ -50,37 +50,47 @@ __device__ __forceinline__ double folded(double part) {
 template <int K, class Add>
 __device__ __forceinline__ void add_rows(const float (&x)[16], uint32_t log2_block,
                                          double (&sum)[K], Add &&add) {
-  constexpr uint32_t WARPS = 16, PITCH = 20;
-  __shared__ float scratch[WARPS][16 * PITCH];
+  constexpr uint32_t WARPS = 16, PITCH = 20, ROWS = 8;  // rows of half a tile
+  __shared__ __align__(16) float scratch[WARPS][16 * PITCH];
   float *own = scratch[threadIdx.x / 32 % WARPS];
   const uint32_t lane = threadIdx.x % 32;
+  const float *column = own + lane / 16 * PITCH + lane % 16;
   const bool is_long = log2_block >= LOG2_TILE;
   const uint32_t rows = is_long ? 16 : 1u << (log2_block - 5);
   const uint32_t block = (lane * 16) >> log2_block;
   double part[K];
   CINCH_UNROLL
   for (int k = 0; k < K; ++k) part[k] = is_long ? sum[k] : 0;
-#pragma unroll 1
-  for (uint32_t row = 0; row < 16; ++row) {
-    if (row % 8 == 0) {
-      // The last reads of the warp are done.
-      __syncwarp();
-      if (lane / 16 == row / 8) {
-        CINCH_UNROLL
-        for (uint32_t v = 0; v < 4; ++v) {
-          *reinterpret_cast<float4 *>(own + lane % 16 * PITCH + 4 * v) =
-              make_float4(x[4 * v], x[4 * v + 1], x[4 * v + 2], x[4 * v + 3]);
-        }
-      }
-      __syncwarp();
+  // What the rows up to this one of the tile have added, for the lanes of their block.
+  const auto end_block = [&](uint32_t row) {
+    CINCH_UNROLL
+    for (int k = 0; k < K; ++k) {
+      const double total = folded(part[k]);
+      if (row / rows == block) sum[k] = total;
+      part[k] = 0;
     }
-    add(own[(2 * (row % 8) + lane / 16) * PITCH + lane % 16], part);
-    if (!is_long && (row + 1) % rows == 0) {
+  };
+#pragma unroll 1
+  for (uint32_t half = 0; half < 2; ++half) {
+    // The last reads of the warp are done.
+    __syncwarp();
+    if (lane / 16 == half) {
       CINCH_UNROLL
-      for (int k = 0; k < K; ++k) {
-        const double total = folded(part[k]);
-        if (row / rows == block) sum[k] = total;
-        part[k] = 0;
+      for (uint32_t v = 0; v < 4; ++v) {
+        *reinterpret_cast<float4 *>(own + lane % 16 * PITCH + 4 * v) =
+            make_float4(x[4 * v], x[4 * v + 1], x[4 * v + 2], x[4 * v + 3]);
+      }
+    }
+    __syncwarp();
+    if (rows >= ROWS) {
+      CINCH_UNROLL
+      for (uint32_t row = 0; row < ROWS; ++row) add(column[2 * row * PITCH], part);
+      if (rows == ROWS) end_block(ROWS * half);
+    } else {
+#pragma unroll 1
+      for (uint32_t row = 0; row < ROWS; ++row) {
+        add(column[2 * row * PITCH], part);
+        if ((row + 1) % rows == 0) end_block(ROWS * half + row);
       }
     }
   }

@@ -49,15 +49,13 @@ __device__ __forceinline__ void decode_chunk(const cinch_codec_args &args) {
   const C codec(args.params);
   const uint8_t *wire = static_cast<const uint8_t *>(args.wire);
   const bool aligned = is_aligned(args.elements);
-  const uint64_t threads = (uint64_t)gridDim.x * blockDim.x;
-  const uint64_t first = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x;
-  for (uint64_t i = 16 * first; i < args.n; i += 16 * threads) {
+  each_tile(args.n, [&](uint64_t begin) {
     typename C::Codes codes;
-    codec.load(wire, args.n, i, codes);
+    codec.load(wire, args.n, begin + 16 * (threadIdx.x % 32), codes);
     float x[16];
     codec.decode(codes, x);
-    store_elements<E>(args.elements, aligned, args.n, i, x);
-  }
+    store_tile<E>(args.elements, aligned, args.n, begin, x);
+  });
 }
 
 }  // namespace cinch

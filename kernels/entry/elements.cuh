@@ -1,9 +1,12 @@
-// A lane's 16 elements of an array of any alignment that its type allows.
+// A lane's 16 elements of an array of any alignment that its type allows. Blocks have 256 threads.
 #pragma once
 
+#include "codec/warp.cuh"
 #include "dtype/element.cuh"
 
 namespace cinch {
+
+constexpr uint32_t THREADS = 256;
 
 // Whether vectors of 16 bytes may be loaded and stored.
 __device__ __forceinline__ bool is_aligned(const void *at) { return (uintptr_t)at % 16 == 0; }
@@ -54,6 +57,51 @@ __device__ __forceinline__ void store_elements(void *elements, bool aligned, uin
     for (int k = 0; k < 16; ++k) {
       if (i + k < n) to[k] = E::narrow(x[k]);
     }
+  }
+}
+
+// Calls use(begin) for the tiles of this warp: all lanes of it at once.
+template <class Use>
+__device__ __forceinline__ void each_tile(uint64_t n, Use &&use) {
+  const uint64_t warps = (uint64_t)gridDim.x * (THREADS / 32);
+  const uint64_t first = (uint64_t)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
+  for (uint64_t begin = first * TILE; begin < n; begin += warps * TILE) use(begin);
+}
+
+// The elements of all lanes of a tile, of which this one's are from begin + 16 * lane on. Runs of a
+// lane would touch half of each sector of memory at a time; by way of shared memory, half a tile
+// after the other, whole lines are stored.
+template <class E>
+__device__ __forceinline__ void store_tile(void *elements, bool aligned, uint64_t n, uint64_t begin,
+                                           const float (&x)[16]) {
+  constexpr uint32_t PIECES = 16 / E::N;  // of 16 bytes, of a lane
+  __shared__ uint4 rooms[THREADS / 32][16 * PIECES];
+  const uint32_t lane = threadIdx.x % 32;
+  if (!aligned || begin + TILE > n) {
+    return store_elements<E>(elements, aligned, n, begin + 16 * lane, x);
+  }
+  uint4 *room = rooms[threadIdx.x / 32];
+  uint4 *to = reinterpret_cast<uint4 *>(static_cast<typename E::Bits *>(elements) + begin);
+  // Neither lanes with neighbouring pieces nor lanes with every PIECES-th meet in a bank.
+  const auto place = [](uint32_t piece) { return piece ^ ((piece >> 3) & (PIECES - 1)); };
+#pragma unroll
+  for (uint32_t half = 0; half < 2; ++half) {
+    if (lane / 16 == half) {
+#pragma unroll
+      for (uint32_t p = 0; p < PIECES; ++p) {
+        float part[E::N];
+#pragma unroll
+        for (uint32_t k = 0; k < E::N; ++k) part[k] = x[p * E::N + k];
+        room[place(lane % 16 * PIECES + p)] = E::pack(part);
+      }
+    }
+    __syncwarp();
+#pragma unroll
+    for (uint32_t p = 0; p < PIECES / 2; ++p) {
+      const uint32_t piece = 32 * p + lane;
+      to[half * 16 * PIECES + piece] = room[place(piece)];
+    }
+    __syncwarp();
   }
 }
 

@@ -15,7 +15,6 @@
 
 namespace cinch {
 
-constexpr uint32_t THREADS = 256;
 constexpr uint32_t HEADER_BYTES = 10;
 
 // The bytes of words to and from anywhere.
@@ -107,7 +106,8 @@ template <class E>
 __device__ __forceinline__ void unpack_array(const cinch_codec_args &args) {
   const uint32_t bits = bits_params(args).bits, size = bits / 8;
   const bool aligned = is_aligned(args.elements), vectors = is_aligned(args.wire);
-  each_lane(args.n, [&](uint64_t i) {
+  each_tile(args.n, [&](uint64_t begin) {
+    const uint64_t i = begin + 16 * (threadIdx.x % 32);
     const uint8_t *from = static_cast<const uint8_t *>(args.wire) + i * size;
     CodeVectors<3> codes = {};
     if (vectors && i + 16 <= args.n) {
@@ -129,7 +129,7 @@ __device__ __forceinline__ void unpack_array(const cinch_codec_args &args) {
     float x[16];
     CINCH_UNROLL
     for (int k = 0; k < 16; ++k) x[k] = float_of(word[k]);
-    store_elements<E>(args.elements, aligned, args.n, i, x);
+    store_tile<E>(args.elements, aligned, args.n, begin, x);
   });
 }
 
@@ -217,7 +217,8 @@ __device__ __forceinline__ void read_message(const cinch_codec_args &args) {
   if (wire[0] != params.bits || wire[1] != lacking(args.n, params.bits)) {
     number[0] = float_of(QUIET_NAN);
   }
-  each_lane(args.n, [&](uint64_t i) {
+  each_tile(args.n, [&](uint64_t begin) {
+    const uint64_t i = begin + 16 * (threadIdx.x % 32);
     uint32_t word[4];
     const uint32_t there = elements_from(args.n, i) * params.bits;
     load_bytes(wire + HEADER_BYTES + i / 8 * params.bits, word, (there + 7) / 8);
@@ -225,7 +226,7 @@ __device__ __forceinline__ void read_message(const cinch_codec_args &args) {
     Message::spread(params.bits, word, codes);
     float x[16];
     Message::decode16(params, codes, number, x);
-    store_elements<E>(args.elements, aligned, args.n, i, x);
+    store_tile<E>(args.elements, aligned, args.n, begin, x);
   });
 }
 

@@ -13,7 +13,7 @@ use cinch::testing::{Pattern, gaussian};
 use cinch::types::TransportKind;
 use cinch::{CodecSpec, Collective, DType, ReduceOp, schedule};
 
-const SPECS: [&str; 23] = [
+const SPECS: [&str; 30] = [
     "linear8",
     "linear8:block=32",
     "linear8:block=4096",
@@ -37,6 +37,13 @@ const SPECS: [&str; 23] = [
     "trunc24",
     "fp8_e4m3",
     "fp8_e5m2:block=1024",
+    "terngrad",
+    "terngrad:block=32",
+    "terngrad:block=2048:seed=2",
+    "onebit",
+    "onebit:block=4096",
+    "threshold2:tau=0.7",
+    "threshold2:tau=1e-3",
 ];
 
 pub fn checks(options: &Options) -> Vec<Check> {

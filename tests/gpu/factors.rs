@@ -31,8 +31,9 @@ fn on_the_gpu(setup: &Setup) -> Verdict {
         let places = [first?, second?];
         let done = world.run(|comm| {
             let (arena, place) = (&arenas[comm.rank()], &places[comm.rank()]);
+            // Finite in every type: a block of a codec with a NaN in it is NaN under any factor.
             let input: Vec<u8> = (0..OUTPUT)
-                .map(|at| (at % 251 + comm.rank()) as u8)
+                .map(|at| (at % 61 + comm.rank()) as u8)
                 .collect();
             arena.write(0, &input)?;
             let mut done = 0;

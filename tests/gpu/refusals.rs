@@ -199,13 +199,6 @@ fn impossible(comm: &Communicator, arena: &Arena) -> std::result::Result<usize, 
         ErrorKind::Unsupported,
         &["host buffers only", "block"],
     )?;
-    let mut hostly = call;
-    hostly.codec = "terngrad:seed=7".parse().ok();
-    refuses(
-        at(comm, arena, &hostly, input, output),
-        ErrorKind::Unsupported,
-        &["terngrad:block=256:seed=7", "whole arrays", "another codec"],
-    )?;
     let fed = Call {
         feedback: Some(42),
         codec: "linear8".parse().ok(),
@@ -221,7 +214,7 @@ fn impossible(comm: &Communicator, arena: &Arena) -> std::result::Result<usize, 
         ErrorKind::Unsupported,
         &["error feedback", "CINCH_DEVICE=host"],
     )?;
-    Ok(9)
+    Ok(8)
 }
 
 fn groups(comm: &Communicator, arena: &Arena) -> std::result::Result<usize, Stop> {

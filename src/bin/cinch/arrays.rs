@@ -49,7 +49,7 @@ pub struct ArraysOptions {
         default_value = "f32,bf16"
     )]
     datatype: Vec<String>,
-    /// Threads that pack; 0: as many as there are cores, 8 at most
+    /// Threads that pack; 0: as many as there are cores, 16 at most
     #[arg(long, default_value_t = 0)]
     threads: usize,
     /// GPU
@@ -111,29 +111,32 @@ pub fn main(options: &ArraysOptions, out: &mut dyn Write) -> Outcome<i32> {
             .map_err(told)?;
         }
     }
-    let heads = "codec            type   to GPU GB/s  of plain   to host GB/s  of plain";
+    let heads =
+        "codec            type   to GPU GB/s  of plain   to host GB/s  of plain   packing GB/s";
     writeln!(
         out,
         "# packed copies by {} threads on {} cores; bytes of elements a second, of plain: beside a \
-         copy from and to pinned memory\n{heads}",
+         copy from and to pinned memory; packing: those threads without a GPU\n{heads}",
         bench.threads,
         std::thread::available_parallelism().map_or(1, usize::from)
     )
     .map_err(told)?;
     for &dtype in &types {
-        let values = bench.fill(dtype).map_err(failed)?;
         for &spec in &copies {
+            // Anew: a copy leaves what the codec made of the elements.
+            let values = bench.fill(dtype).map_err(failed)?;
             let row = bench.copy_row(spec, dtype, &values).map_err(failed)?;
             wrong += usize::from(!row.right);
             writeln!(
                 out,
-                "{:<16} {:<5} {:>12.2} {:>9.2} {:>14.2} {:>9.2}{}",
+                "{:<16} {:<5} {:>12.2} {:>9.2} {:>14.2} {:>9.2} {:>14.2}{}",
                 spec.to_string(),
                 dtype.to_string(),
                 row.there / 1e9,
                 row.there / row.plain_there,
                 row.back / 1e9,
                 row.back / row.plain_back,
+                row.packing / 1e9,
                 if row.right { "" } else { "  WRONG" }
             )
             .map_err(told)?;
@@ -171,6 +174,8 @@ struct CopyRow {
     back: f64,
     plain_there: f64,
     plain_back: f64,
+    /// Of fp32, whatever the elements: the threads' own speed.
+    packing: f64,
     right: bool,
 }
 
@@ -178,7 +183,6 @@ impl Bench {
     fn new(options: &ArraysOptions) -> Result<Bench> {
         let context = Context::primary(&Device::at(&Driver::load()?, options.gpu)?)?;
         let bytes = options.bytes.max(4096).next_multiple_of(4096);
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
         Ok(Bench {
             kernels: Arc::new(CodecKernels::new(&context)?),
             copier: HostCopier::new(&context, options.threads, PATIENCE)?,
@@ -190,7 +194,7 @@ impl Bench {
             marks: [Event::timed(&context)?, Event::timed(&context)?],
             bytes,
             threads: match options.threads {
-                0 => cores.min(8),
+                0 => HostCopier::default_threads(),
                 some => some,
             },
             context,
@@ -326,8 +330,25 @@ impl Bench {
             back: rate(back),
             plain_there: rate(plain_there),
             plain_back: rate(plain_back),
+            packing: self.packing(spec)?,
             right,
         })
+    }
+}
+
+impl Bench {
+    /// Bytes of fp32 that the threads of a copy encode a second when there is nothing else to do.
+    fn packing(&self, spec: CodecSpec) -> Result<f64> {
+        let codec = StandAlone::new(spec, Layout::Chunk, Isa::detect())?.with_threads(self.threads);
+        let values = vec![1.5f32; self.bytes / 4];
+        let mut wire = vec![0; codec.bytes(values.len())];
+        let mut seconds = Vec::new();
+        for _ in 0..TURNS {
+            let begin = Instant::now();
+            codec.encode(&values, 0, &mut wire)?;
+            seconds.push(begin.elapsed().as_secs_f64());
+        }
+        Ok(self.bytes as f64 / median(seconds))
     }
 }
 

@@ -1,17 +1,17 @@
 //! Arrays between host memory and a GPU, packed on the way: the path that ADT took for weights.
 //!
-//! Each worker, a thread of the host, has a stream and two pieces of staging, and takes the next
-//! piece of the array when it has room: it packs the piece into pinned memory, queues its copy and
-//! the kernel that unpacks it, and packs the next one meanwhile. Workers share nothing, so as many
-//! pieces are packed at once as there are workers while the copies of others are on their way. To
-//! the host it runs backwards.
+//! An array goes in pieces. Towards the GPU, threads of the host pack pieces into pinned staging,
+//! and the calling thread queues the copy of each packed piece and the kernel that unpacks it.
+//! Towards the host the calling thread queues the kernel that packs a piece and its copy, and the
+//! threads unpack what has arrived. The calling thread alone talks to the driver, whose lock
+//! threads would otherwise fight for; the others do nothing but pack.
+//!
+//! A [`Slot`], the staging of a piece, belongs to whoever holds it: it wanders between threads by
+//! channels, and nobody shares it.
 //!
 //! Order: a copy begins behind the work that the caller's stream has, and that stream goes on
 //! behind the copy. A call returns when the host array may be used again: towards the GPU when it
 //! has been packed, towards the host when it is complete. It therefore cannot be captured.
-//!
-//! SYNC POINT piece: the stream of a worker orders a copy before the kernel that reads its staging
-//!   and both before the event that the worker waits for before it uses the staging again.
 
 use super::stand_alone::{CodecKernels, DeviceCodec, Elements};
 use crate::codec::{Layout, Random, StandAlone};
@@ -19,103 +19,111 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::{Context, DeviceMemory, Event, PinnedMemory, Stream};
 use crate::reduce::Reducer;
 use crate::simd::{Isa, Tile};
-use crate::types::{CodecKind, CodecSpec, DType, ReduceOp};
-use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use crate::types::{CodecSpec, DType, ReduceOp};
+use std::collections::VecDeque;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
-/// Elements of a piece: a multiple of every block, large enough that a copy is as fast as the bus,
-/// small enough that packed and unpacked form of a piece stay in a core's cache.
-const PIECE: usize = 256 << 10;
-/// Bytes of staging of a piece: codes of 3 bytes, or of 1 with a number for 32 elements.
+/// Elements of a piece: a multiple of every block, and so many that the copy of a packed piece
+/// takes longer than queueing it.
+const PIECE: usize = 512 << 10;
+/// Bytes of staging of a piece: codes of 3 bytes, or of 1 with two numbers for 32 elements.
 const STAGING: usize = 3 * PIECE + 256;
-/// Pieces that a worker has on their way.
-const DEPTH: usize = 2;
-/// Workers unless somebody says how many: more bring nothing where one bus takes all copies.
-const WORKERS: usize = 8;
-
-/// Which way, with the caller's memory.
-#[derive(Clone, Copy, Debug)]
-enum Way {
-    ToDevice(*const u8),
-    ToHost(*mut u8),
-}
+/// Pieces on their way beside those that are being packed.
+const UNDERWAY: usize = 6;
+/// Streams that take turns, so that the copy of a piece goes on beside the kernel of another.
+const LANES: usize = 3;
+/// Threads unless somebody says how many: more bring nothing where one bus takes all copies.
+const THREADS: usize = 16;
+/// How long the calling thread waits for a thread before it looks after the GPU again.
+const GLANCE: Duration = Duration::from_micros(20);
 
 /// Copies between host memory and one GPU. One copy at a time: others wait for it.
 #[derive(Debug)]
 pub struct HostCopier {
     kernels: Arc<CodecKernels>,
-    workers: Mutex<Vec<Worker>>,
+    machinery: Mutex<Machinery>,
     begun: Event,
     patience: Duration,
 }
 
-/// What one copy is about.
-#[derive(Clone, Copy)]
-struct Copy<'a> {
-    host: &'a StandAlone,
-    device: &'a DeviceCodec,
-    spec: CodecSpec,
-    dtype: DType,
-    count: usize,
-    draw: u64,
-    way: Way,
-    address: u64,
-    patience: Duration,
-    next: &'a AtomicUsize,
-    stopped: &'a AtomicBool,
-}
-
-// SAFETY: the host memory is the caller's for the length of the call, in which each worker uses
-// the pieces that it took alone.
-unsafe impl Sync for Copy<'_> {}
-// SAFETY: as above.
-unsafe impl Send for Copy<'_> {}
-
-/// A thread's share of the machinery.
 #[derive(Debug)]
-struct Worker {
-    stream: Stream,
-    slots: [Slot; DEPTH],
-    ended: Event,
-    /// Elements that are no fp32, widened.
-    tile: Tile,
+struct Machinery {
+    /// Streams with an event behind what a copy has queued on each.
+    lanes: Vec<(Stream, Event)>,
+    slots: Vec<Slot>,
+    /// One for each thread: elements that are no fp32, widened.
+    tiles: Vec<Tile>,
 }
 
 /// Staging of one piece.
 #[derive(Debug)]
 struct Slot {
+    /// The lane on which all uses of it are queued.
+    lane: usize,
     pinned: PinnedMemory,
     device: DeviceMemory,
     /// Behind the last use of `pinned` by the driver.
     used: Event,
 }
 
+/// What one copy is about.
+struct Copy<'a> {
+    host: &'a StandAlone,
+    device: &'a DeviceCodec,
+    spec: CodecSpec,
+    dtype: DType,
+    draw: u64,
+    address: u64,
+    patience: Duration,
+}
+
+/// A piece in its slot, `n` elements.
+struct Packed {
+    slot: Slot,
+    first: usize,
+    n: usize,
+}
+
+/// A part of the host array, and the number of its first element.
+struct Piece<B> {
+    first: usize,
+    bytes: B,
+}
+
 impl HostCopier {
-    /// With `workers` threads, or 0 for as many as the machine has cores, 8 at most. Each takes
-    /// 1.5 MiB of pinned memory and as much on the GPU. A copy whose stream does not get on within
-    /// `patience` fails.
+    /// With `threads` that pack, or 0 for as many as the machine has cores, 16 at most. There are 6
+    /// pieces of staging more than threads, each of 1.5 MiB of pinned memory and as much on the GPU.
+    /// A copy that does not get on for `patience` fails.
     ///
     /// # Errors
     /// As [`CodecKernels::new`]; system if there is not that much memory.
-    pub fn new(context: &Arc<Context>, workers: usize, patience: Duration) -> Result<HostCopier> {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let workers = if workers == 0 {
-            cores.min(WORKERS)
-        } else {
-            workers
+    pub fn new(context: &Arc<Context>, threads: usize, patience: Duration) -> Result<HostCopier> {
+        let threads = match threads {
+            0 => HostCopier::default_threads(),
+            some => some,
+        };
+        let lane = |_| Ok::<_, Error>((Stream::new(context)?, Event::new(context)?));
+        let machinery = Machinery {
+            lanes: (0..LANES).map(lane).collect::<Result<_>>()?,
+            slots: (0..threads + UNDERWAY)
+                .map(|number| Slot::new(context, number % LANES))
+                .collect::<Result<_>>()?,
+            tiles: (0..threads).map(|_| Tile::new(PIECE)).collect(),
         };
         Ok(HostCopier {
             kernels: Arc::new(CodecKernels::new(context)?),
-            workers: Mutex::new(
-                (0..workers)
-                    .map(|_| Worker::new(context))
-                    .collect::<Result<_>>()?,
-            ),
+            machinery: Mutex::new(machinery),
             begun: Event::new(context)?,
             patience,
         })
+    }
+
+    /// Threads of a copier that is told none.
+    pub fn default_threads() -> usize {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        cores.min(THREADS)
     }
 
     /// The GPU's context.
@@ -145,9 +153,12 @@ impl HostCopier {
         address: u64,
         stream: &Stream,
     ) -> Result<()> {
-        let way = Way::ToDevice(src.as_ptr());
-        // SAFETY: as ours.
-        unsafe { self.copy(spec, dtype, draw, way, src.len(), address, stream) }
+        self.copy(
+            (spec, dtype, draw),
+            (src.len(), address),
+            stream,
+            |copy, machinery| copy.to_device(src, machinery),
+        )
     }
 
     /// Copies the elements at `address` to `dst`, as they are after `spec`. Returns when they are
@@ -167,32 +178,21 @@ impl HostCopier {
         dst: &mut [u8],
         stream: &Stream,
     ) -> Result<()> {
-        let way = Way::ToHost(dst.as_mut_ptr());
-        // SAFETY: as ours.
-        unsafe { self.copy(spec, dtype, draw, way, dst.len(), address, stream) }
+        self.copy(
+            (spec, dtype, draw),
+            (dst.len(), address),
+            stream,
+            |copy, machinery| copy.to_host(dst, machinery),
+        )
     }
 
-    #[allow(clippy::too_many_arguments)]
-    unsafe fn copy(
+    fn copy(
         &self,
-        spec: CodecSpec,
-        dtype: DType,
-        draw: u64,
-        way: Way,
-        bytes: usize,
-        address: u64,
+        (spec, dtype, draw): (CodecSpec, DType, u64),
+        (bytes, address): (usize, u64),
         stream: &Stream,
+        run: impl FnOnce(&Copy<'_>, &mut Machinery) -> Result<()>,
     ) -> Result<()> {
-        if spec.kind != CodecKind::Trunc16 {
-            // trunc24 was seen to bring wrong elements of 256 MiB, and no other codec as much.
-            return Err(Error::new(
-                ErrorKind::Unsupported,
-                format!(
-                    "a packed copy through {spec}: only trunc16 is shown right for arrays of any \
-                     size; take it, or cinch_encode and cinch_decode"
-                ),
-            ));
-        }
         let host = StandAlone::new(spec, Layout::Chunk, Isa::detect())?;
         let device = DeviceCodec::new(&self.kernels, spec, Layout::Chunk)?;
         let size = dtype.size();
@@ -216,176 +216,207 @@ impl HostCopier {
         if bytes == 0 {
             return Ok(());
         }
-        let mut workers = self
-            .workers
-            .lock()
-            .map_err(|_| Error::internal("an earlier copy panicked; make another copier"))?;
-        self.begun.record(stream)?;
-        let (next, stopped) = (AtomicUsize::new(0), AtomicBool::new(false));
         let copy = Copy {
             host: &host,
             device: &device,
             spec,
             dtype,
-            count: bytes / size,
             draw,
-            way,
             address,
             patience: self.patience,
-            next: &next,
-            stopped: &stopped,
         };
-        let needed = copy.count.div_ceil(PIECE).min(workers.len());
-        let begun = &self.begun;
-        let run = |worker: &mut Worker| {
-            worker
-                .run(&copy, begun)
-                .inspect_err(|_| stopped.store(true, Ordering::Relaxed))
-        };
-        let outcomes: Vec<Result<()>> = match &mut workers[..needed] {
-            [only] => vec![run(only)],
-            several => std::thread::scope(|scope| {
-                let run = &run;
-                let threads: Vec<_> = several
-                    .iter_mut()
-                    .map(|worker| scope.spawn(move || run(worker)))
-                    .collect();
-                let joined = threads.into_iter().map(|thread| {
-                    let panicked = || Error::internal("a thread of a packed copy panicked");
-                    thread.join().unwrap_or_else(|_| Err(panicked()))
-                });
-                joined.collect()
-            }),
-        };
+        let mut machinery = self
+            .machinery
+            .lock()
+            .map_err(|_| Error::internal("an earlier copy panicked; make another copier"))?;
+        self.begun.record(stream)?;
+        for (own, _) in &machinery.lanes {
+            own.wait_event(&self.begun)?;
+        }
+        let all = machinery.slots.len();
+        let outcome = run(&copy, &mut machinery);
         // Whatever happened, the stream stays behind what was queued.
-        let ended = workers[..needed]
-            .iter()
-            .try_for_each(|worker| stream.wait_event(&worker.ended));
-        outcomes.into_iter().collect::<Result<()>>()?;
-        ended
-    }
-}
-
-impl Worker {
-    fn new(context: &Arc<Context>) -> Result<Worker> {
-        let slot = || {
-            Ok::<_, Error>(Slot {
-                pinned: PinnedMemory::new(context, STAGING)?,
-                device: DeviceMemory::new(context, STAGING)?,
-                used: Event::new(context)?,
-            })
-        };
-        Ok(Worker {
-            stream: Stream::new(context)?,
-            slots: [slot()?, slot()?],
-            ended: Event::new(context)?,
-            tile: Tile::new(PIECE),
-        })
-    }
-
-    fn run(&mut self, copy: &Copy<'_>, begun: &Event) -> Result<()> {
-        self.stream.wait_event(begun)?;
-        let moved = match copy.way {
-            Way::ToDevice(src) => self.pack_all(copy, src),
-            Way::ToHost(dst) => self.unpack_all(copy, dst),
-        };
-        self.ended.record(&self.stream)?;
-        moved
-    }
-
-    fn pack_all(&mut self, copy: &Copy<'_>, src: *const u8) -> Result<()> {
-        let mut turn = 0;
-        while let Some(piece) = copy.take() {
-            let slot = &mut self.slots[turn % DEPTH];
-            turn += 1;
-            slot.used.wait(copy.patience)?; // SYNC POINT piece
-            let size = copy.dtype.size();
-            // SAFETY: the caller's memory, `count` elements of it, in which this piece is; he
-            // leaves it alone until the call returns.
-            let bytes = unsafe {
-                std::slice::from_raw_parts(src.add(piece.start * size), piece.len() * size)
-            };
-            let packed = copy.device.bytes(piece.len());
-            let staging = slot.staging(packed)?;
-            copy.pack(bytes, piece.start, &mut self.tile, staging)?;
-            // SAFETY: pinned and device memory of at least so many bytes, used by this stream
-            // alone until `used` has happened.
-            unsafe {
-                let (from, to) = (slot.pinned.address(), slot.device.address());
-                memcpy(&self.stream, to, from, packed)?;
-                slot.used.record(&self.stream)?;
-                let wire = (slot.device.address(), packed);
-                copy.device
-                    .decode(wire, copy.elements(&piece), &self.stream)?;
-            }
+        let ended = machinery.lanes.iter().try_for_each(|(own, ended)| {
+            ended.record(own)?;
+            stream.wait_event(ended)
+        });
+        if machinery.slots.len() < all {
+            // Some went down with a thread that failed.
+            let missing = all - machinery.slots.len();
+            let context = self.context();
+            let made = (0..missing).map(|number| Slot::new(context, number % LANES));
+            machinery.slots.extend(made.collect::<Result<Vec<_>>>()?);
         }
-        // Nothing of the source is needed any more; what is queued uses staging alone.
-        Ok(())
-    }
-
-    fn unpack_all(&mut self, copy: &Copy<'_>, dst: *mut u8) -> Result<()> {
-        let mut waiting: Option<(usize, Range<usize>)> = None;
-        let mut turn = 0;
-        loop {
-            let piece = copy.take();
-            if let Some(piece) = &piece {
-                let slot = &self.slots[turn % DEPTH];
-                let packed = copy.device.bytes(piece.len());
-                // SAFETY: as in `pack_all`; the piece before the last in this slot was unpacked.
-                unsafe {
-                    let (wire, first) = ((slot.device.address(), packed), piece.start);
-                    let elements = copy.elements(piece);
-                    let draw = copy.draw;
-                    copy.device
-                        .encode_from(elements, draw, first, wire, &self.stream)?;
-                    let (from, to) = (slot.device.address(), slot.pinned.address());
-                    memcpy(&self.stream, to, from, packed)?;
-                }
-                slot.used.record(&self.stream)?;
-            }
-            if let Some((slot, piece)) = waiting.take() {
-                let slot = &mut self.slots[slot];
-                slot.used.wait(copy.patience)?; // SYNC POINT piece
-                let packed = copy.device.bytes(piece.len());
-                let size = copy.dtype.size();
-                // SAFETY: as in `pack_all`; no other worker has this piece.
-                let bytes = unsafe {
-                    std::slice::from_raw_parts_mut(dst.add(piece.start * size), piece.len() * size)
-                };
-                copy.unpack(slot.staging(packed)?, &mut self.tile, bytes)?;
-            }
-            let Some(piece) = piece else { return Ok(()) };
-            waiting = Some((turn % DEPTH, piece));
-            turn += 1;
-        }
-    }
-}
-
-impl Slot {
-    fn staging(&mut self, bytes: usize) -> Result<&mut [u8]> {
-        if bytes > self.pinned.bytes() {
-            return Err(Error::internal(format!(
-                "a piece of {bytes} bytes does not fit the staging of {}",
-                self.pinned.bytes()
-            )));
-        }
-        // SAFETY: as many bytes, which the driver does not use: the caller has waited for it.
-        Ok(unsafe { std::slice::from_raw_parts_mut(self.pinned.host().as_ptr(), bytes) })
+        outcome.and(ended)
     }
 }
 
 impl Copy<'_> {
-    /// The next piece that nobody has, unless another worker failed.
-    fn take(&self) -> Option<Range<usize>> {
-        let start = self.next.fetch_add(1, Ordering::Relaxed) * PIECE;
-        let more = start < self.count && !self.stopped.load(Ordering::Relaxed);
-        more.then(|| start..(start + PIECE).min(self.count))
+    fn to_device(&self, src: &[u8], machinery: &mut Machinery) -> Result<()> {
+        let Machinery {
+            lanes,
+            slots,
+            tiles,
+        } = machinery;
+        let run = PIECE * self.dtype.size();
+        let count = src.len().div_ceil(run);
+        let pieces = Mutex::new(pieces(src.chunks(run)));
+        let (frees, free) = channel::<Slot>();
+        let (dones, done) = channel::<Result<Packed>>();
+        let free = Mutex::new(free);
+        let mut underway = VecDeque::from(std::mem::take(slots));
+        let threads = tiles.len().min(count);
+        let outcome = std::thread::scope(|scope| {
+            for tile in &mut tiles[..threads] {
+                let (pieces, free, dones) = (&pieces, &free, dones.clone());
+                scope.spawn(move || {
+                    loop {
+                        // A piece first: who has none needs no slot.
+                        let Some(piece) = locked(pieces).next() else {
+                            return;
+                        };
+                        let Ok(slot) = locked(free).recv() else {
+                            return;
+                        };
+                        if dones.send(self.pack(piece, slot, tile)).is_err() {
+                            return;
+                        }
+                    }
+                });
+            }
+            // Threads that wait for a slot end with the sender.
+            let (frees, _) = (frees, drop(dones));
+            for _ in 0..count {
+                let mut patience = Patience::new(self.patience);
+                let packed = loop {
+                    while let Some(slot) = underway.pop_front() {
+                        if !slot.used.has_happened()? {
+                            underway.push_front(slot);
+                            break;
+                        }
+                        let _ = frees.send(slot);
+                    }
+                    match done.recv_timeout(GLANCE) {
+                        Ok(outcome) => break outcome?,
+                        Err(RecvTimeoutError::Timeout) => patience.check()?,
+                        Err(RecvTimeoutError::Disconnected) => return Err(panicked()),
+                    }
+                };
+                let queued = self.send(&packed, &lanes[packed.slot.lane].0);
+                underway.push_back(packed.slot);
+                queued?;
+            }
+            Ok(())
+        });
+        slots.extend(underway);
+        slots.extend(locked(&free).try_iter());
+        slots.extend(done.try_iter().flatten().map(|packed| packed.slot));
+        outcome
     }
 
-    fn elements(&self, piece: &Range<usize>) -> Elements {
+    fn to_host(&self, dst: &mut [u8], machinery: &mut Machinery) -> Result<()> {
+        let Machinery {
+            lanes,
+            slots,
+            tiles,
+        } = machinery;
+        let run = PIECE * self.dtype.size();
+        let threads = tiles.len().min(dst.len().div_ceil(run));
+        let mut pieces = pieces(dst.chunks_mut(run));
+        let (arrives, arrived) = channel::<(Slot, Piece<&mut [u8]>)>();
+        let (dones, done) = channel::<Result<Slot>>();
+        let arrived = Mutex::new(arrived);
+        let mut underway = VecDeque::new();
+        let outcome = std::thread::scope(|scope| {
+            for tile in &mut tiles[..threads] {
+                let (arrived, dones) = (&arrived, dones.clone());
+                scope.spawn(move || {
+                    loop {
+                        let Ok((slot, piece)) = locked(arrived).recv() else {
+                            return;
+                        };
+                        if dones.send(self.unpack(piece, slot, tile)).is_err() {
+                            return;
+                        }
+                    }
+                });
+            }
+            // Threads end with the sender.
+            let (arrives, _) = (arrives, drop(dones));
+            let mut unpacking = 0;
+            let mut patience = Patience::new(self.patience);
+            loop {
+                while !slots.is_empty()
+                    && let Some(piece) = pieces.next()
+                    && let Some(slot) = slots.pop()
+                {
+                    let n = piece.bytes.len() / self.dtype.size();
+                    let queued = self.fetch(&slot, piece.first, n, &lanes[slot.lane].0);
+                    underway.push_back((slot, piece));
+                    queued?;
+                }
+                while let Some((slot, piece)) = underway.pop_front() {
+                    if !slot.used.has_happened()? {
+                        underway.push_front((slot, piece));
+                        break;
+                    }
+                    let _ = arrives.send((slot, piece));
+                    unpacking += 1;
+                    patience = Patience::new(self.patience);
+                }
+                if underway.is_empty() && unpacking == 0 {
+                    return Ok(());
+                }
+                match done.recv_timeout(GLANCE) {
+                    Ok(outcome) => {
+                        slots.push(outcome?);
+                        unpacking -= 1;
+                    }
+                    Err(RecvTimeoutError::Timeout) => patience.check()?,
+                    Err(RecvTimeoutError::Disconnected) => return Err(panicked()),
+                }
+            }
+        });
+        slots.extend(underway.into_iter().map(|(slot, _)| slot));
+        slots.extend(locked(&arrived).try_iter().map(|(slot, _)| slot));
+        slots.extend(done.try_iter().flatten());
+        outcome
+    }
+
+    /// Queues the way of a packed piece to the GPU.
+    fn send(&self, packed: &Packed, stream: &Stream) -> Result<()> {
+        let Packed { slot, first, n } = packed;
+        let bytes = self.device.bytes(*n);
+        let (from, to) = (slot.pinned.address(), slot.device.address());
+        // SAFETY: pinned and device memory of at least so many bytes: the one is not written until
+        // `used` has happened, the other is used in the order of this stream alone. The elements
+        // are the caller's.
+        unsafe {
+            memcpy(stream, to, from, bytes)?;
+            slot.used.record(stream)?;
+            self.device
+                .decode((to, bytes), self.elements(*first, *n), stream)
+        }
+    }
+
+    /// Queues the way of a piece from the GPU.
+    fn fetch(&self, slot: &Slot, first: usize, n: usize, stream: &Stream) -> Result<()> {
+        let bytes = self.device.bytes(n);
+        let (from, to) = (slot.device.address(), slot.pinned.address());
+        // SAFETY: as in `send`; the pinned bytes are not read until `used` has happened.
+        unsafe {
+            let elements = self.elements(first, n);
+            self.device
+                .encode_from(elements, self.draw, first, (from, bytes), stream)?;
+            memcpy(stream, to, from, bytes)?;
+        }
+        slot.used.record(stream)
+    }
+
+    fn elements(&self, first: usize, count: usize) -> Elements {
         Elements {
-            address: self.address + (piece.start * self.dtype.size()) as u64,
-            count: piece.len(),
+            address: self.address + (first * self.dtype.size()) as u64,
+            count,
             dtype: self.dtype,
         }
     }
@@ -394,33 +425,110 @@ impl Copy<'_> {
         Reducer::new(self.dtype, ReduceOp::Sum, Isa::detect())
     }
 
-    fn pack(&self, bytes: &[u8], first: usize, tile: &mut Tile, to: &mut [u8]) -> Result<()> {
-        let random = Random::new(self.spec.seed.into(), self.draw, 0).from(first);
-        if self.dtype == DType::F32 {
-            // SAFETY: any bytes are fp32 numbers.
-            let (before, all, _) = unsafe { bytes.align_to::<f32>() };
-            if before.is_empty() {
-                return self.host.encode_drawing(all, random, to);
-            }
-        }
-        self.converter()?.load(bytes, tile);
+    fn pack(&self, piece: Piece<&[u8]>, mut slot: Slot, tile: &mut Tile) -> Result<Packed> {
+        let Piece { first, bytes } = piece;
         let n = bytes.len() / self.dtype.size();
-        self.host.encode_drawing(tile.f32(n), random, to)
+        let to = slot.staging(self.device.bytes(n))?;
+        let random = Random::new(self.spec.seed.into(), self.draw, 0).from(first);
+        if let Some(elements) = self.in_place(bytes) {
+            self.host.encode_drawing(elements, random, to)?;
+        } else {
+            self.converter()?.load(bytes, tile);
+            self.host.encode_drawing(tile.f32(n), random, to)?;
+        }
+        Ok(Packed { slot, first, n })
     }
 
-    fn unpack(&self, from: &[u8], tile: &mut Tile, bytes: &mut [u8]) -> Result<()> {
-        if self.dtype == DType::F32 {
-            // SAFETY: any bytes are fp32 numbers, and any of those are bytes.
-            let (before, all, _) = unsafe { bytes.align_to_mut::<f32>() };
-            if before.is_empty() {
-                return self.host.decode(from, all);
-            }
+    fn unpack(&self, piece: Piece<&mut [u8]>, mut slot: Slot, tile: &mut Tile) -> Result<Slot> {
+        let n = piece.bytes.len() / self.dtype.size();
+        let from = slot.staging(self.device.bytes(n))?;
+        if self.in_place(piece.bytes).is_some() {
+            // SAFETY: any fp32 numbers are bytes, and the other way round; `in_place` found them
+            // aligned.
+            let (_, elements, _) = unsafe { piece.bytes.align_to_mut::<f32>() };
+            self.host.decode(from, elements)?;
+        } else {
+            self.host.decode(from, tile.f32_mut(n))?;
+            self.converter()?.store(tile, piece.bytes);
         }
-        let n = bytes.len() / self.dtype.size();
-        self.host.decode(from, tile.f32_mut(n))?;
-        self.converter()?.store(tile, bytes);
-        Ok(())
+        Ok(slot)
     }
+
+    /// The bytes as elements, if they are what codecs work on and aligned.
+    fn in_place<'b>(&self, bytes: &'b [u8]) -> Option<&'b [f32]> {
+        // SAFETY: any bytes are fp32 numbers.
+        let (before, all, _) = unsafe { bytes.align_to::<f32>() };
+        (self.dtype == DType::F32 && before.is_empty()).then_some(all)
+    }
+}
+
+impl Slot {
+    fn new(context: &Arc<Context>, lane: usize) -> Result<Slot> {
+        Ok(Slot {
+            lane,
+            pinned: PinnedMemory::new(context, STAGING)?,
+            device: DeviceMemory::new(context, STAGING)?,
+            used: Event::new(context)?,
+        })
+    }
+
+    /// The pinned bytes, of a slot whose `used` has happened.
+    fn staging(&mut self, bytes: usize) -> Result<&mut [u8]> {
+        if bytes > self.pinned.bytes() {
+            return Err(Error::internal(format!(
+                "a piece of {bytes} bytes does not fit the staging of {}",
+                self.pinned.bytes()
+            )));
+        }
+        // SAFETY: as many bytes, which the driver does not use: whoever handed the slot on has
+        // seen that.
+        Ok(unsafe { std::slice::from_raw_parts_mut(self.pinned.host().as_ptr(), bytes) })
+    }
+}
+
+/// When the calling thread last saw something move.
+struct Patience {
+    since: Instant,
+    patience: Duration,
+}
+
+impl Patience {
+    fn new(patience: Duration) -> Patience {
+        Patience {
+            since: Instant::now(),
+            patience,
+        }
+    }
+
+    fn check(&mut self) -> Result<()> {
+        if self.since.elapsed() < self.patience {
+            return Ok(());
+        }
+        Err(Error::new(
+            ErrorKind::Timeout,
+            format!(
+                "a packed copy has not moved for {:?}; it may still",
+                self.patience
+            ),
+        ))
+    }
+}
+
+/// The chunks of an array as pieces. All but the last have [`PIECE`] elements.
+fn pieces<B>(chunks: impl Iterator<Item = B>) -> impl Iterator<Item = Piece<B>> {
+    chunks.enumerate().map(|(number, bytes)| Piece {
+        first: number * PIECE,
+        bytes,
+    })
+}
+
+/// What a mutex guards here stays whole whatever a thread does.
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn panicked() -> Error {
+    Error::internal("the threads of a packed copy panicked")
 }
 
 /// Queues a copy.

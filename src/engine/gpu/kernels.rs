@@ -170,14 +170,6 @@ impl Kernels {
     }
 }
 
-/// Codecs whose kernels encode and decode arrays, but are not yet shown right inside collectives:
-/// through a ring a GPU reads at a misaligned address with the first of them.
-pub const ARRAYS_ONLY: [CodecKind; 3] = [
-    CodecKind::TernGrad,
-    CodecKind::OneBit,
-    CodecKind::Threshold2,
-];
-
 /// Refuses a call that no kernel runs, whatever the GPU. All ranks decide alike.
 ///
 /// # Errors
@@ -185,17 +177,6 @@ pub const ARRAYS_ONLY: [CodecKind; 3] = [
 /// feedback.
 pub fn check(request: &Request) -> Result<()> {
     let spec = request.codec;
-    if ARRAYS_ONLY.contains(&spec.kind) {
-        let kind = spec.kind.name();
-        return Err(Error::new(
-            ErrorKind::Unsupported,
-            format!(
-                "{} with codec {spec} on a GPU: kernels of {kind} work on whole arrays only \
-                 (cinch_encode, cinch_decode); take another codec, or host buffers",
-                request.collective
-            ),
-        ));
-    }
     let why = if spec.is_lossy() && !KERNEL_CODECS.contains(&spec.kind) {
         format!(
             "{} has no kernels and works on host buffers only; take one of raw, {}",

@@ -88,10 +88,7 @@ fn what_kernels_do_not_have_is_refused_in_a_sentence() {
     };
     for codec in CodecSpec::samples() {
         let kept = codec.kind.has_scale() && matches!(codec.scale, ScaleRule::Tensor { .. });
-        if kernels::ARRAYS_ONLY.contains(&codec.kind) {
-            let codec = Request { codec, ..plain };
-            refuses(engine, codec, &["all_reduce", "whole arrays only"]);
-        } else if !KERNEL_CODECS.contains(&codec.kind) {
+        if !KERNEL_CODECS.contains(&codec.kind) {
             let codec = Request { codec, ..plain };
             refuses(engine, codec, &["all_reduce", "no kernels", "raw, linear8"]);
         } else if kept {
@@ -99,8 +96,7 @@ fn what_kernels_do_not_have_is_refused_in_a_sentence() {
             refuses(engine, Request { codec, ..plain }, &said);
         }
     }
-    let inside = KERNEL_CODECS.into_iter();
-    for kind in inside.filter(|kind| !kernels::ARRAYS_ONLY.contains(kind)) {
+    for kind in KERNEL_CODECS {
         // As it is, it has a kernel; this machine has those of linear8.
         let codec = CodecSpec {
             seed: if kind.has_seed() { 7 } else { 0 },
