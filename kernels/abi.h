@@ -23,7 +23,7 @@ extern "C" {
 #endif
 
 enum {
-  CINCH_MAX_RANKS = 32,      /* ranks of a GPU communicator on one host */
+  CINCH_MAX_RANKS = 32,      /* ranks of a GPU communicator */
   CINCH_MAX_LANES = 128,     /* parallel connections of a pair */
   CINCH_ARGS_BYTES = 4096,   /* what a launch passes by value */
   CINCH_LINE_BYTES = 128,    /* header of a slot; distance of counters */

@@ -117,7 +117,7 @@ impl Asked {
     /// The settings of a communicator of which this is asked.
     pub(crate) fn apply(&self, mut config: Config) -> Result<Config> {
         if let Some(blocks) = self.max_blocks
-            && blocks < config.lanes()
+            && blocks < config.lanes(1)
         {
             config.set("CINCH_GPU_CHANNELS", &blocks.to_string(), Origin::Program)?;
         }

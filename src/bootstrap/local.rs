@@ -63,16 +63,25 @@ impl LocalExchange {
         faults: &[Arc<Fault>],
         config: &Config,
     ) -> Vec<Arc<LocalExchange>> {
+        LocalExchange::world_of(&vec![config.clone(); nranks], faults)
+    }
+
+    /// A rank for each of `configs`, which may stand for different hosts, with the timeout of the
+    /// first.
+    ///
+    /// # Panics
+    /// If there are no ranks, or not as many faults.
+    pub fn world_of(configs: &[Config], faults: &[Arc<Fault>]) -> Vec<Arc<LocalExchange>> {
+        let nranks = configs.len();
         assert_eq!(faults.len(), nranks, "one fault for each rank");
         let host = process::host_name();
-        let host_id = process::host_id(config);
         let process_id = process::process_id().unwrap_or_default();
-        let peers = (0..nranks).map(|rank| PeerInfo {
+        let peers = configs.iter().enumerate().map(|(rank, config)| PeerInfo {
             rank,
             pid: std::process::id(),
             uid: nix::unistd::getuid().as_raw(),
             host: host.clone(),
-            host_id,
+            host_id: process::host_id(config),
             process_id,
             address: address::for_one_host(),
         });
@@ -92,7 +101,7 @@ impl LocalExchange {
             Arc::new(LocalExchange {
                 rank,
                 world: world.clone(),
-                timeout: config.timeout,
+                timeout: configs[0].timeout,
                 turn: Mutex::new((0, None)),
             })
         };

@@ -18,7 +18,7 @@ use crate::simd::Isa;
 use crate::sync::Fault;
 use crate::transport::ConnectContext;
 use crate::transport::cuda::{self, DeviceLinks, PeerPath};
-use crate::types::{Collective, DType, ReduceOp, Scalar, TransportKind};
+use crate::types::{Collective, DType, ReduceOp, Scalar};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// The part of a communicator that is on a GPU.
@@ -69,6 +69,8 @@ fn try_connect(
     let default = Call::new(Collective::AllReduce, DType::F32, 1);
     kernels::check(&default.request(policy.codec))
         .map_err(|error| error.context(format!("the codec of this communicator ({policy})")))?;
+    let hosts = Hosts::new(exchange.peers().iter().map(|peer| peer.host_id));
+    refuse_codec_by_level(&hosts, policy)?;
     let context = device::open(config.device)?;
     let kernels = Kernels::of(&context)?;
     let whole = kernels.resident()?;
@@ -84,7 +86,8 @@ fn try_connect(
     }
     let asked = config.gpu_channels.is_some();
     let resident = resident(exchange, &context, whole, asked)?;
-    let info = info(&links);
+    let info = info(&links, hosts);
+    let network = links.take_network();
     let parts = Parts {
         context: context.clone(),
         kernels,
@@ -92,6 +95,7 @@ fn try_connect(
         exchange: exchange.clone(),
         fault: fault.clone(),
         resident,
+        network,
     };
     let engine = Mutex::new(GpuEngine::new(parts, config, isa)?);
     let slices = match policy.sample {
@@ -167,6 +171,24 @@ fn resident(
     }
 }
 
+/// A kernel has one codec for all of a call. On one host there is one level.
+fn refuse_codec_by_level(hosts: &Hosts, policy: &CodecPolicy) -> Result<()> {
+    let inter = policy.codec.spec;
+    let Some(intra) = policy.codec.intra.filter(|&intra| intra != inter) else {
+        return Ok(());
+    };
+    if hosts.count() == 1 {
+        return Ok(());
+    }
+    Err(Error::new(
+        ErrorKind::Unsupported,
+        format!(
+            "codec intra={intra},inter={inter} on {hosts} with GPUs: a kernel has one codec for all \
+             of a call, so a codec by level is for host buffers; set CINCH_CODEC={inter}"
+        ),
+    ))
+}
+
 /// GPUs without peer access have host memory between them, and nothing else in this version.
 fn refuse_pinned(exchange: &ExchangeRef, links: &DeviceLinks) -> Result<()> {
     for (path, peer) in links.paths.iter().zip(exchange.peers()) {
@@ -184,20 +206,20 @@ fn refuse_pinned(exchange: &ExchangeRef, links: &DeviceLinks) -> Result<()> {
     Ok(())
 }
 
-fn info(links: &DeviceLinks) -> CommInfo {
+fn info(links: &DeviceLinks, hosts: Hosts) -> CommInfo {
     let fifo = links.shape().fifo(Protocol::Simple);
     let served = links.paths.iter();
     let classes = served.clone().flatten();
     CommInfo {
-        classes: classes.map(|path| path.class().name().into()).collect(),
+        classes: classes.map(PeerPath::name).collect(),
         transports: served
-            .map(|path| path.as_ref().map(|_| TransportKind::Cuda))
+            .map(|path| path.as_ref().map(PeerPath::transport))
             .collect(),
         channels: fifo.lanes as usize,
         slot_bytes: fifo.slot_bytes as usize,
         slots: fifo.depth as usize,
         buffer_bytes: links.device_bytes,
-        hosts: Hosts::ONE,
+        hosts,
     }
 }
 

@@ -177,7 +177,7 @@ pub const KNOBS: &[Knob] = &[
     Knob {
         name: "CINCH_GPU_CHANNELS",
         range: "auto or 1 to 128",
-        help: "upper bound of a call's blocks; auto is 64, or half of what the GPU holds if less",
+        help: "upper bound of a call's blocks; auto is 64, on several hosts 8, or half of what the GPU holds if less",
         apply: |config, text| {
             config.gpu_channels = match text.trim() {
                 "auto" => None,

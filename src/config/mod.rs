@@ -41,7 +41,8 @@ pub struct Config {
     /// Keeps ranks from sharing host memory.
     pub shm_disable: bool,
     /// Upper bound of the parallel lanes between two GPUs, and so of a call's blocks; `None` =
-    /// [`Config::GPU_CHANNELS`], and no more than half of what a GPU holds at once.
+    /// [`Config::GPU_CHANNELS`], on several hosts [`Config::GPU_CHANNELS_BETWEEN_HOSTS`], and no
+    /// more than half of what a GPU holds at once.
     pub gpu_channels: Option<usize>,
     /// Algorithm to use, `None` = the cheapest by the cost model.
     pub algorithm: Option<Algorithm>,
@@ -188,9 +189,16 @@ impl Config {
     /// enough that the calls of two communicators fit an H100 or H200 at once.
     pub const GPU_CHANNELS: usize = 64;
 
-    /// Upper bound of the parallel lanes between two GPUs.
-    pub fn lanes(&self) -> usize {
-        self.gpu_channels.unwrap_or(Config::GPU_CHANNELS)
+    /// The same where ranks are on several hosts. Few, so that slots are large: a message costs a
+    /// proxy and the network the same whatever its size, and 8 lanes carry more than a network.
+    pub const GPU_CHANNELS_BETWEEN_HOSTS: usize = 8;
+
+    /// Upper bound of the parallel lanes between two GPUs of a communicator on so many hosts.
+    pub fn lanes(&self, hosts: usize) -> usize {
+        self.gpu_channels.unwrap_or(match hosts {
+            0 | 1 => Config::GPU_CHANNELS,
+            _ => Config::GPU_CHANNELS_BETWEEN_HOSTS,
+        })
     }
 
     /// The settings that the process environment asks for.

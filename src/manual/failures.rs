@@ -16,6 +16,13 @@
 //! | an impossible argument | invalid argument, on this rank only | before anything moves; the communicator lives on |
 //! | a stranger connects | nothing | it must prove knowledge of the job's secret, within a bounded time and 96 bytes |
 //!
+//! Between GPUs of several hosts a proxy sees the connection end. It becomes the fault of those who
+//! wait for it: a rank whose kernels send, or whose calls are in flight, 200 ms later, unless the
+//! control connection has told of a better cause by then. The fault sets the abort word that
+//! kernels poll. In the replay of a graph, of which the host knows nothing, a rank that only
+//! receives has the control connection and the kernel's own deadline. The proxy ends with the
+//! communicator, within a second or with a warning.
+//!
 //! A rank that leaves in good order says goodbye; what then happens to its connections is no
 //! failure. Waiting for its data is one.
 //!

@@ -76,3 +76,31 @@
 //!    graph may replay the launch.
 //! 5. What a kernel finds wrong it writes to host memory; the watchdog makes it the fault of the
 //!    communicator, on all ranks, and ends all waits.
+//!
+//! ## Ranks on several hosts
+//! A kernel neither knows of a network nor waits for one. To it a rank of another host is a peer
+//! whose boxes lie in pinned host memory; both boxes are this host's, and a thread of the rank, the
+//! proxy (`engine::gpu::proxy`), stands in for the peer:
+//!
+//! ```text
+//! kernel -> outbox, pinned -> proxy -> TCP -> proxy -> inbox, pinned -> kernel
+//!           tail moves        copies           copies  tail moves
+//! ```
+//! 1. It polls the tails of all outboxes. A slot does not say how many bytes of it are used, so the
+//!    proxy runs the plan too: the first message of a launch on each lane carries the signature,
+//!    from which it makes the same plan and walks the same steps (`engine::gpu::course`). Nobody
+//!    tells it of calls. Hence replays of a graph are carried like any launch.
+//! 2. It copies the payload into a slot of the host transport, gives the kernel its slot back, and
+//!    sends. On the other side it copies what came, once the kernel there has room, and moves the
+//!    tail. What came is bounded by the slot before it is copied; the signature the kernel checks.
+//! 3. Each lane is a connection of its own: a lane whose kernel is late holds up no other. Slots in
+//!    both boxes and in the transport add up; there is no other flow control.
+//!
+//! Only slots with counters cross hosts: calls in which ranks of several hosts take part use
+//! protocol simple, whatever `CINCH_PROTO` says. Ranks of one host keep peer memory, and a
+//! hierarchical schedule sends most bytes there. With 8 lanes by default (`CINCH_GPU_CHANNELS`)
+//! slots are large, since a message costs the proxy the same whatever its size. A kernel has one
+//! codec for a call, so a codec by level is for host buffers and refused here.
+//!
+//! How the proxy waits, and what that costs, stands at `engine::gpu::proxy`: some microseconds while
+//! there is work, a look each millisecond where there is none.

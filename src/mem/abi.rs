@@ -3,7 +3,7 @@
 //!
 //! Device addresses are plain `u64`: nothing on the host may follow them.
 
-/// Ranks of a communicator whose buffers are on GPUs; all are on one host.
+/// Ranks of a communicator whose buffers are on GPUs, of all hosts together.
 pub const MAX_RANKS: usize = 32;
 /// Parallel connections of a pair.
 pub const MAX_LANES: usize = 128;

@@ -7,6 +7,7 @@ mod device_buffers;
 mod doorbell;
 mod region;
 mod slots;
+mod staging;
 mod user;
 
 pub use boxes::{BoxShape, PRIVATE_BYTES};
@@ -17,4 +18,5 @@ pub use region::Region;
 pub use slots::{
     COUNTER_BYTES, Consumer, FifoPlaces, FifoShape, Header, LINE_BYTES, Place, Producer,
 };
+pub use staging::{StagedRecv, StagedSend, Staging};
 pub use user::{UserBuffers, bytes_of, bytes_of_mut};

@@ -61,6 +61,34 @@ impl Constants {
 /// really has is not known; this keeps algorithms apart that send a byte once or for each rank.
 const HOST_BYTE: f64 = 0.8e-9;
 
+/// What a message between hosts costs, in seconds.
+pub(super) struct BetweenHosts {
+    /// From a published message to the peer's next action.
+    pub hop: f64,
+    /// Work per message on either side.
+    pub message: f64,
+    /// Moving a byte of it, per side.
+    pub byte: f64,
+    /// A byte that leaves a host, for all its ranks together.
+    pub host_byte: f64,
+}
+
+/// The same costs for those who know what else there is: GPUs have a model of their own.
+pub(super) fn between_hosts(machine: Machine) -> BetweenHosts {
+    let Constants {
+        hop,
+        message,
+        wire_byte,
+        ..
+    } = Constants::of(machine.transport, machine);
+    BetweenHosts {
+        hop,
+        message,
+        byte: wire_byte,
+        host_byte: HOST_BYTE,
+    }
+}
+
 /// Slots that a rank has in use beyond this no longer fit its second-level cache, and each byte
 /// of them comes from further away.
 const CACHE: usize = 1 << 20;

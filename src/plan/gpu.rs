@@ -114,8 +114,9 @@ pub(super) fn protocols(
     gpu: &GpuLimits,
     algorithm: Algorithm,
 ) -> Vec<Protocol> {
-    // A codec's chunks are checked and forwarded as slots; a single rank has no messages.
-    if request.codec.is_lossy() || limits.nranks == 1 {
+    // A codec's chunks are checked and forwarded as slots; a single rank has no messages; what goes
+    // between hosts has to be seen by a proxy, as counters are and flags among the data are not.
+    if request.codec.is_lossy() || limits.nranks == 1 || request.crosses(&limits.hosts) {
         return vec![Protocol::Simple];
     }
     let bytes = bytes(request, limits.nranks);
@@ -224,6 +225,10 @@ mod costs {
     pub const WIRE_CHANNEL: f64 = 12e9;
     /// Seconds for each byte of elements that is loaded or stored.
     pub const ELEMENT_BYTE: f64 = 0.1e-12;
+    /// What a proxy adds to a hop between hosts: two looks, and two copies of a small message.
+    pub const HOP_PROXY: f64 = 8e-6;
+    /// Seconds for each byte that a proxy copies, to or from the slots of a transport.
+    pub const PROXY_BYTE: f64 = 0.1e-9;
 }
 
 /// Seconds per element of encode and decode of all channels together.
@@ -245,6 +250,7 @@ pub(super) fn seconds(
     candidate: &Candidate,
     counts: &CostCounts,
     wire_bytes: usize,
+    network: f64,
 ) -> f64 {
     use costs::*;
     let ring = candidate.algorithm == Algorithm::Ring;
@@ -270,6 +276,28 @@ pub(super) fn seconds(
         + passes * counts.sends as f64 * wire_bytes as f64 / wire
         + passes * chunk * touched * request.dtype.size() as f64 * ELEMENT_BYTE
         + passes * chunk * (counts.encodes as f64 * encode + counts.decodes as f64 * decode)
+        + network
+}
+
+/// Predicted seconds of what proxies and the network do for a candidate whose busiest rank does
+/// `counts` in a pass, and whose host sends `leaving` messages to others: nothing on one host.
+fn network_seconds(
+    limits: &Limits,
+    candidate: &Candidate,
+    counts: &CostCounts,
+    leaving: usize,
+    wire_bytes: usize,
+) -> f64 {
+    if leaving == 0 && counts.crossing == [0, 0] {
+        return 0.0;
+    }
+    let bytes = wire_bytes as f64;
+    let messages = (counts.crossing[0] + counts.crossing[1]) as f64;
+    let link = super::cost::between_hosts(limits.machine);
+    // One thread carries all that a rank sends to other hosts and receives from them.
+    let proxy = messages * (link.message + (link.byte + costs::PROXY_BYTE) * bytes);
+    candidate.hops.between as f64 * (link.hop + costs::HOP_PROXY)
+        + candidate.geometry.passes() as f64 * proxy.max(leaving as f64 * bytes * link.host_byte)
 }
 
 /// One way to serve `request` with kernels.
@@ -278,10 +306,11 @@ pub(super) fn candidate(
     limits: &Limits,
     gpu: &GpuLimits,
     codec: Option<&dyn Codec>,
-    algorithm: Algorithm,
+    (algorithm, between): (Algorithm, Algorithm),
     protocol: Protocol,
 ) -> Result<Candidate> {
-    let pattern = super::pattern(request, limits, (algorithm, Algorithm::Direct));
+    let pattern = super::pattern(request, limits, (algorithm, between));
+    let leaving = super::select::leaving(&pattern, limits)?;
     let (geometry, channels) = cut(request, limits, gpu, codec, protocol, pattern.parts())?;
     let chunk = geometry.chunk();
     let wire_bytes = codec.map_or(chunk * request.dtype.size(), |codec| {
@@ -289,7 +318,7 @@ pub(super) fn candidate(
     });
     let mut candidate = Candidate {
         algorithm,
-        between: Algorithm::Direct,
+        between,
         geometry,
         channels,
         counts: CostCounts::default(),
@@ -299,7 +328,8 @@ pub(super) fn candidate(
     };
     for rank in super::select::busiest(request, limits.nranks) {
         let counts = schedule::cost_counts(&pattern.schedule(rank)?, &limits.hosts);
-        let seconds = seconds(gpu, request, &candidate, &counts, wire_bytes);
+        let network = network_seconds(limits, &candidate, &counts, leaving, wire_bytes);
+        let seconds = seconds(gpu, request, &candidate, &counts, wire_bytes, network);
         if seconds >= candidate.seconds {
             (candidate.seconds, candidate.counts) = (seconds, counts);
         }

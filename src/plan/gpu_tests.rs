@@ -279,3 +279,57 @@ fn a_codec_left_to_the_model_runs_where_it_is_predicted_to_pay() {
         );
     }
 }
+
+/// What a proxy carries has counters; flags among the data, and a kernel of its own, stay inside
+/// hosts.
+#[test]
+fn between_hosts_there_are_slots_with_counters_only() {
+    let on = |hosts: Hosts, collective, count, root, peer| {
+        let mut limits = limits(4, 64);
+        limits.hosts = hosts;
+        limits.machine.transport = TransportKind::Tcp;
+        let request = Request {
+            root,
+            peer,
+            ..request(collective, count, "raw")
+        };
+        plan(limits, &request)
+    };
+    let two = || Hosts::even(2, 2);
+    for collective in Collective::ALL {
+        for count in [1, 1000, 1 << 20] {
+            let peer = 2 * usize::from(collective == Collective::SendRecv);
+            let plan = on(two(), collective, count, 0, peer);
+            assert_eq!(plan.protocol, Protocol::Simple, "{collective} of {count}");
+        }
+    }
+    let near = on(two(), Collective::SendRecv, 16, 2, 3);
+    assert_ne!(
+        near.protocol,
+        Protocol::Simple,
+        "inside a host all is as before"
+    );
+    let near = on(Hosts::ONE, Collective::AllReduce, 16, 0, 0);
+    assert_eq!(near.protocol, Protocol::Fused);
+    // The bytes of a host cross its link once, not once for each rank.
+    let large = on(two(), Collective::AllReduce, 16 << 20, 0, 0);
+    assert_eq!(large.algorithm, Algorithm::Hierarchical);
+}
+
+#[test]
+fn a_kernel_has_one_codec_for_both_levels() {
+    let mut limits = limits(4, 64);
+    limits.hosts = Hosts::even(2, 2);
+    let asked = |intra: &str| Request {
+        intra: intra.parse().unwrap(),
+        algorithm: Some(Algorithm::Hierarchical),
+        ..request(Collective::AllReduce, 1 << 20, "linear8")
+    };
+    let mut planner = Planner::new(limits, 0, Isa::Scalar);
+    let plan = planner.plan(&asked("linear8")).unwrap();
+    assert_eq!(plan.algorithm, Algorithm::Hierarchical);
+    let error = planner.plan(&asked("raw")).unwrap_err();
+    for word in ["intra=raw", "inter=linear8", "one codec"] {
+        assert!(error.message().contains(word), "{error}");
+    }
+}

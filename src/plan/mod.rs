@@ -20,7 +20,7 @@ pub use slice::{SLICE_ELEMENTS, Slice};
 
 use crate::codec::{self, Codec, Random};
 use crate::error::{Error, Result};
-use crate::schedule::{Pattern, Place, Schedule};
+use crate::schedule::{Hosts, Pattern, Place, Schedule};
 use crate::simd::Isa;
 use crate::types::{
     Algorithm, CallSignature, CodecSpec, Collective, DType, Level, Protocol, ReduceOp, ScaleRule,
@@ -64,6 +64,12 @@ impl Request {
             Level::Intra => self.intra,
             Level::Inter => self.codec,
         }
+    }
+
+    /// Whether ranks of different hosts take part.
+    pub fn crosses(&self, hosts: &Hosts) -> bool {
+        hosts.count() > 1
+            && !(self.collective == Collective::SendRecv && hosts.share(self.root, self.peer))
     }
 
     /// What all ranks must agree on about the `sequence`-th such call, which runs by `algorithm`

@@ -123,10 +123,12 @@ pub fn candidates(
 /// Why no hierarchical schedule serves `request`, as a sentence.
 fn no_hierarchy(request: &Request, limits: &Limits) -> Option<String> {
     Pattern::no_hierarchy(request.collective, &limits.hosts).or_else(|| {
-        limits.gpu.as_ref().map(|_| {
+        let two_codecs = limits.gpu.is_some() && request.intra != request.codec;
+        two_codecs.then(|| {
             format!(
-                "{} by hierarchical is for host buffers: kernels do not wait for a network",
-                request.collective
+                "{} by hierarchical with codecs intra={},inter={} is for host buffers: a kernel has \
+                 one codec for all of a call",
+                request.collective, request.intra, request.codec
             )
         })
     })
@@ -154,27 +156,24 @@ fn ways(
     algorithms: &[Algorithm],
 ) -> Result<Vec<Candidate>> {
     let codec = codecs[Level::Inter as usize];
+    let two_levels = |&algorithm: &Algorithm| match algorithm {
+        Algorithm::Hierarchical => between(request, limits, codecs),
+        // Without meaning.
+        _ => vec![Algorithm::Direct],
+    };
+    let ways = algorithms.iter().flat_map(|algorithm| {
+        let betweens = two_levels(algorithm).into_iter();
+        betweens.map(|between| (*algorithm, between))
+    });
     let Some(gpu) = &limits.gpu else {
-        let two_levels = |&algorithm: &Algorithm| match algorithm {
-            Algorithm::Hierarchical => between(request, limits, codecs),
-            // Without meaning.
-            _ => vec![Algorithm::Direct],
-        };
-        return algorithms
-            .iter()
-            .flat_map(|algorithm| {
-                let betweens = two_levels(algorithm).into_iter();
-                betweens.map(|between| (*algorithm, between))
-            })
+        return ways
             .map(|way| cheapest_cut(request, limits, codecs, way))
             .collect();
     };
     let mut found = Vec::new();
-    for &algorithm in algorithms {
-        for protocol in gpu::protocols(request, limits, gpu, algorithm) {
-            found.push(gpu::candidate(
-                request, limits, gpu, codec, algorithm, protocol,
-            )?);
+    for way in ways {
+        for protocol in gpu::protocols(request, limits, gpu, way.0) {
+            found.push(gpu::candidate(request, limits, gpu, codec, way, protocol)?);
         }
     }
     // Asked for the fused kernel where one algorithm has it: the others are not what was asked.
@@ -197,7 +196,7 @@ pub(super) fn busiest(request: &Request, nranks: usize) -> [usize; 3] {
 const LOOKED_AT: usize = 8;
 
 /// Messages of a pass by which the ranks of the root's host send to others.
-fn leaving(pattern: &Pattern, limits: &Limits) -> Result<usize> {
+pub(super) fn leaving(pattern: &Pattern, limits: &Limits) -> Result<usize> {
     if limits.hosts.count() == 1 {
         return Ok(0);
     }

@@ -26,6 +26,25 @@ use std::sync::Arc;
 /// timeout naming missing ranks; the fault's reason; system. After these the caller announces the
 /// failure, so that the other ranks do not wait for the deadline.
 pub fn connect_all(context: &ConnectContext<'_>) -> Result<Links> {
+    connect(context, Pairs::All)
+}
+
+/// Connects this rank with those of other hosts, and with no other. All ranks call it together.
+///
+/// # Errors
+/// As for [`connect_all`].
+pub(super) fn connect_across_hosts(context: &ConnectContext<'_>) -> Result<Links> {
+    connect(context, Pairs::AcrossHosts)
+}
+
+/// Which pairs of ranks to connect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pairs {
+    All,
+    AcrossHosts,
+}
+
+fn connect(context: &ConnectContext<'_>, pairs: Pairs) -> Result<Links> {
     let (exchange, config) = (context.exchange, context.config);
     let (me, peers) = (exchange.rank(), exchange.peers());
     let shape = settings::shape(config, peers.len());
@@ -39,7 +58,7 @@ pub fn connect_all(context: &ConnectContext<'_>) -> Result<Links> {
         cores: cpu::allowed(),
         ..Card::default()
     };
-    let prepared = shape.and_then(|shape| Prepared::new(context, shape, &mut card));
+    let prepared = shape.and_then(|shape| Prepared::new(context, pairs, shape, &mut card));
     if let Err(error) = &prepared {
         // Told to the others instead of leaving them to wait.
         card.trouble = error.to_string();
@@ -73,10 +92,20 @@ struct Prepared {
 }
 
 impl Prepared {
-    fn new(context: &ConnectContext<'_>, shape: FifoShape, card: &mut Card) -> Result<Prepared> {
+    fn new(
+        context: &ConnectContext<'_>,
+        pairs: Pairs,
+        shape: FifoShape,
+        card: &mut Card,
+    ) -> Result<Prepared> {
         let (exchange, config) = (context.exchange, context.config);
         let (me, peers) = (exchange.rank(), exchange.peers());
-        let kinds = settings::kinds(peers, me, config.transport, config.shm_disable)?;
+        let mut kinds = settings::kinds(peers, me, config.transport, config.shm_disable)?;
+        if pairs == Pairs::AcrossHosts {
+            for (kind, peer) in kinds.iter_mut().zip(peers) {
+                kind.take_if(|_| peer.host_id == peers[me].host_id);
+            }
+        }
         let layout = InboxLayout {
             nranks: peers.len(),
             channels: config.channels,
@@ -249,7 +278,8 @@ impl Prepared {
         if need > limit {
             return Err(Error::invalid_usage(format!(
                 "connecting needs about {need} descriptors and the process may hold {limit}: raise \
-                 `ulimit -n`, or lower CINCH_CHANNELS or CINCH_TCP_SOCKETS"
+                 `ulimit -n`, or lower CINCH_CHANNELS (on GPUs CINCH_GPU_CHANNELS) or \
+                 CINCH_TCP_SOCKETS"
             )));
         }
         Ok(())

@@ -62,6 +62,28 @@ impl CallSignature {
         (self.intra.kind as u64 + 1) | mixed >> 48 << 8
     }
 
+    /// The signature that these words are of; `None` if they are of none, or of a call with a codec
+    /// of its own inside hosts, of which they hold a digest only.
+    pub fn from_words(words: &[u64; SIGNATURE_WORDS]) -> Option<CallSignature> {
+        let byte = |shift: u32| (words[0] >> shift) as u8;
+        if byte(0) != FORMAT_VERSION || words[0] >> 40 != 0 {
+            return None;
+        }
+        let codec = CodecSpec::from_word(words[4])?;
+        Some(CallSignature {
+            collective: Collective::from_number(byte(8).into())?,
+            dtype: DType::from_number(byte(16).into())?,
+            op: byte(24),
+            algorithm: *Algorithm::ALL.get(byte(32) as usize)?,
+            root: words[1] as u32,
+            peer: (words[1] >> 32) as u32,
+            count: words[2],
+            sequence: words[3],
+            codec,
+            intra: codec,
+        })
+    }
+
     /// Describes words that came from a peer, legal or not.
     pub fn describe(words: &[u64; SIGNATURE_WORDS]) -> String {
         let byte = |shift: u32| (words[0] >> shift) as u8;
@@ -108,6 +130,35 @@ impl fmt::Display for CallSignature {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn words_are_read_back() {
+        for (number, collective) in Collective::ALL.into_iter().enumerate() {
+            let codec = ["raw", "dynamic8:block=64", "minmax4:seed=9"][number % 3];
+            let call = CallSignature {
+                collective,
+                dtype: DType::ALL[number % DType::ALL.len()],
+                op: number as u8,
+                algorithm: Algorithm::ALL[number % Algorithm::ALL.len()],
+                root: 7,
+                peer: 31,
+                count: u64::MAX - number as u64,
+                sequence: 1 << 40,
+                codec: codec.parse().unwrap(),
+                intra: codec.parse().unwrap(),
+            };
+            assert_eq!(CallSignature::from_words(&call.words()), Some(call));
+            let two_levels = CallSignature {
+                intra: "linear8".parse().unwrap(),
+                ..call
+            };
+            assert_eq!(CallSignature::from_words(&two_levels.words()), None);
+            let mut words = call.words();
+            words[0] ^= 0x80;
+            assert_eq!(CallSignature::from_words(&words), None);
+        }
+        assert_eq!(CallSignature::from_words(&[0; SIGNATURE_WORDS]), None);
+    }
 
     #[test]
     fn codecs_inside_hosts_are_told_apart() {

@@ -56,7 +56,7 @@ pub fn write(config: &Config, probes: bool, out: &mut dyn Write) -> io::Result<(
 
 /// What a communicator with a rank on each GPU takes of each.
 fn write_buffers(config: &Config, gpus: usize, out: &mut dyn Write) -> io::Result<()> {
-    match BoxShape::new(gpus, config.buffer_bytes, config.lanes()) {
+    match BoxShape::new(gpus, config.buffer_bytes, config.lanes(1)) {
         Ok(shape) => writeln!(
             out,
             "  buffers    {} bytes on each GPU for a communicator of {gpus} ranks",

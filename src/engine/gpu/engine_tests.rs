@@ -120,6 +120,7 @@ impl Bench {
                     exchange,
                     fault: fault.clone(),
                     resident: Resident::both(resident),
+                    network: None,
                 };
                 let engine = GpuEngine::new(parts, config, Isa::Scalar).unwrap();
                 Rank {

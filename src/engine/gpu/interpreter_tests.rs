@@ -184,7 +184,13 @@ impl<'a> World<'a> {
     }
 
     /// Runs one step; what it sends, if it does.
-    fn step(&mut self, work: &Work, step: &abi::Step, pass: u64, received: &[Vec<u8>]) -> Vec<u8> {
+    pub(super) fn step(
+        &mut self,
+        work: &Work,
+        step: &abi::Step,
+        pass: u64,
+        received: &[Vec<u8>],
+    ) -> Vec<u8> {
         let start = ((pass * u64::from(work.parts) + u64::from(step.part)) * work.chunk)
             .min(work.count) as usize;
         let n = (work.chunk as usize).min(work.count as usize - start);
@@ -307,12 +313,14 @@ fn combine(sum: &mut Option<Vec<f32>>, work: &Work, term: &[f32]) {
 }
 
 /// By time; within one time the oldest pass, which is at the latest stage, first.
-fn order(work: &Work, steps: &[abi::Step], channel: u64) -> Vec<(u64, usize, usize)> {
+pub(super) fn order(work: &Work, steps: &[abi::Step], channel: u64) -> Vec<(u64, usize, usize)> {
     let (first, nsteps) = (usize::from(work.steps), usize::from(work.nsteps));
     let channels = u64::from(work.channels);
-    let passes = (u64::from(work.passes) - channel).div_ceil(channels);
+    let passes = u64::from(work.passes)
+        .saturating_sub(channel)
+        .div_ceil(channels);
     let mut order = Vec::new();
-    for time in 0..passes + u64::from(work.stages) - 1 {
+    for time in 0..(passes + u64::from(work.stages)).saturating_sub(1) {
         for stage in (0..work.stages).rev() {
             let Some(pass) = time.checked_sub(stage.into()).filter(|&p| p < passes) else {
                 continue;

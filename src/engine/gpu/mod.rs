@@ -4,16 +4,19 @@
 //! together: the k-th message of each pair and direction goes with the k-th launch, and both ends
 //! arrive at the same k. No host thread waits in a call for anything but locks; what a kernel
 //! waits for too long, and what it finds wrong, the [`Watchdog`] turns into the communicator's
-//! fault.
+//! fault. What goes to ranks of other hosts a thread of this rank carries: the proxy.
 
 pub mod abi;
 mod blobs;
+mod bridge;
+mod course;
 pub mod device;
 pub mod host_copy;
 pub mod kernels;
 mod launch;
 mod order;
 pub mod pack;
+mod proxy;
 mod slices;
 pub mod stand_alone;
 mod watchdog;
@@ -36,12 +39,14 @@ use crate::simd::Isa;
 use crate::sync::Fault;
 use crate::sys::cuda::CuStream;
 use crate::sys::log::{self, Level};
+use crate::transport::cuda::Network;
 use crate::types::{Collective, SIGNATURE_WORDS, TransportKind};
 use blobs::{BlobPool, Placed};
 use kernels::Kernels;
 use launch::{Prepared, capture_of, copy, own_context};
 use order::Order;
 use pack::{Addresses, Blob};
+use proxy::Proxy;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
@@ -69,6 +74,8 @@ impl GpuCall<'_> {
 pub struct GpuEngine {
     // Dropped from first to last: the watchdog looks at memory of the wiring.
     _watchdog: Watchdog,
+    /// Where there are other hosts.
+    proxy: Option<Proxy>,
     context: Arc<Context>,
     kernels: Arc<Kernels>,
     wiring: Arc<dyn Wiring>,
@@ -116,6 +123,8 @@ pub struct Parts {
     pub fault: Arc<Fault>,
     /// Blocks that a rank may have resident at once.
     pub resident: Resident,
+    /// The connections with ranks of other hosts, if there are any.
+    pub network: Option<Network>,
 }
 
 impl GpuEngine {
@@ -131,12 +140,15 @@ impl GpuEngine {
             exchange,
             fault,
             resident,
+            network,
         } = parts;
         let (rank, nranks) = (exchange.rank(), exchange.peers().len());
+        let hosts = Hosts::new(exchange.peers().iter().map(|peer| peer.host_id));
+        let between = network.as_ref().map(Network::transport);
         let gpu = GpuLimits {
             ll128: wiring.lines_arrive_whole(),
             protocol: config.protocol,
-            ..GpuLimits::new(wiring.shape(), resident, config.lanes())
+            ..GpuLimits::new(wiring.shape(), resident, config.lanes(hosts.count()))
         };
         let limits = Limits {
             nranks,
@@ -145,20 +157,30 @@ impl GpuEngine {
             channels: gpu.fifos[0].1,
             algorithm: config.algorithm,
             machine: Machine {
-                transport: TransportKind::Cuda,
+                transport: between.unwrap_or(TransportKind::Cuda),
                 inside: TransportKind::Cuda,
                 oversubscribed: false,
                 measured: None,
             },
-            // The transport between GPUs refuses ranks of several hosts.
-            hosts: Hosts::ONE,
+            hosts,
             gpu: Some(gpu),
         };
+        let order = Order::new(&context)?;
+        let carrying = |network| {
+            Proxy::start(proxy::Parts {
+                network,
+                planner: Planner::new(limits.clone(), rank, isa),
+                launched: order.launched().clone(),
+                fault: fault.clone(),
+                exchange: exchange.clone(),
+            })
+        };
         Ok(GpuEngine {
+            proxy: network.map(carrying).transpose()?,
             _watchdog: Watchdog::start(&wiring, &fault, &exchange, config.timeout)?,
             planner: Planner::new(limits, rank, isa),
             numbers: CallNumbers::new(rank, nranks),
-            order: Order::new(&context)?,
+            order,
             blobs: BlobPool::new(&context)?,
             prepared: HashMap::new(),
             timeout: config.timeout,
@@ -474,8 +496,29 @@ impl GpuEngine {
         what: impl FnOnce(&mut GpuEngine) -> Result<()>,
     ) -> Result<()> {
         self.order.enter(stream, capture)?;
-        what(self)?;
-        self.order.leave(stream, capture)
+        if capture.is_none() {
+            self.wake_proxy();
+        }
+        let queued = what(self).and_then(|()| self.order.leave(stream, capture));
+        if capture.is_none() {
+            self.wake_proxy();
+        }
+        queued
+    }
+
+    fn wake_proxy(&self) {
+        if let Some(proxy) = &self.proxy {
+            proxy.wake();
+        }
+    }
+
+    /// The slowest transport that carries a call.
+    fn carrier(&self, request: &Request) -> TransportKind {
+        let limits = self.planner.limits();
+        match request.crosses(&limits.hosts) {
+            true => limits.machine.transport,
+            false => TransportKind::Cuda,
+        }
     }
 
     fn report(&self, call: &GpuCall<'_>, run: &Prepared) -> Report {
@@ -487,7 +530,7 @@ impl GpuEngine {
             codec: run.plan.spec,
             intra: run.plan.intra_spec,
             algorithm: run.plan.algorithm,
-            transport: moves.then_some(TransportKind::Cuda),
+            transport: moves.then(|| self.carrier(&call.request)),
             channels: run.plan.channels,
             wire_bytes: run.wire_bytes,
             input: None,
@@ -513,6 +556,10 @@ impl GpuEngine {
             self.wiring.abort();
             ended = self.order.wait(STOPPING);
         }
+        if let Some(mut proxy) = self.proxy.take() {
+            // What the last kernels sent is still to leave.
+            proxy.end(patience);
+        }
         if let Err(error) = ended
             && error.kind() == ErrorKind::Timeout
         {
@@ -536,6 +583,9 @@ impl Drop for GpuEngine {
     }
 }
 
+#[cfg(test)]
+#[path = "fake_kernel_tests.rs"]
+mod fake_kernel;
 #[cfg(test)]
 #[path = "interpreter_tests.rs"]
 mod interpreter;

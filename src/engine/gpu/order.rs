@@ -17,7 +17,7 @@ pub(super) struct Order {
     /// The stream of the last launch that was no capture's.
     stream: Option<usize>,
     /// Behind that launch.
-    launched: Event,
+    launched: Arc<Event>,
     /// The capture of the last captured launch, and its stream.
     capture: Option<(u64, usize)>,
     /// Behind that launch.
@@ -28,10 +28,15 @@ impl Order {
     pub(super) fn new(context: &Arc<Context>) -> Result<Order> {
         Ok(Order {
             stream: None,
-            launched: Event::new(context)?,
+            launched: Arc::new(Event::new(context)?),
             capture: None,
             captured: Event::new(context)?,
         })
+    }
+
+    /// The event behind the last launch outside captures.
+    pub(super) fn launched(&self) -> &Arc<Event> {
+        &self.launched
     }
 
     /// Lets what is queued on `stream` from here on run behind the last launch.

@@ -7,6 +7,8 @@
 //! round 4  peers' inboxes are mapped, and patterns written into them: what failed
 //! round 5  what came in looks right, or not                    -> paths are final
 //! round 6  only if some pair has no path: where its boxes in host memory are
+//! round 7  only on several hosts: boxes in host memory for the proxies are there; then the
+//!          connections of a host transport between them
 //! barrier  all is connected
 //! ```
 //! Every rank takes part in every round, in trouble or not, and decides about pairs from what all
@@ -14,6 +16,7 @@
 
 use super::DeviceLinks;
 use super::host;
+use super::network;
 use super::offers::Offer;
 use super::paths::{LinkClass, Obstacles, PeerPath};
 use super::reach::{self, Reached, Way};
@@ -25,10 +28,11 @@ use crate::gpu::probe::Probe;
 use crate::gpu::{Context, DeviceMemory, Stream};
 use crate::mem::abi::MAX_RANKS;
 use crate::mem::{BoxShape, ControlWords, PRIVATE_BYTES};
+use crate::schedule::Hosts;
 use crate::sys::log::{Level, line};
 use crate::transport::ConnectContext;
 use crate::types::TransportKind;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// Connects this rank, whose buffers are on `gpu`, with all others. All ranks call it together,
@@ -36,8 +40,8 @@ use std::time::{Duration, Instant};
 ///
 /// # Errors
 /// On all ranks: mismatch naming two ranks and both values if settings differ; unsupported if
-/// ranks are on several hosts or too many; invalid argument if the boxes cannot fit the budget;
-/// remote, naming the rank that is in trouble. On this rank: timeout; the fault's reason; system
+/// ranks are too many; invalid argument if the boxes cannot fit the budget; remote, naming the
+/// rank that is in trouble. On this rank: timeout; the fault's reason; system
 /// and unsupported, from the driver. After these the caller announces the failure, so that the
 /// other ranks do not wait for the deadline.
 pub fn connect(context: &ConnectContext<'_>, gpu: &Arc<Context>) -> Result<DeviceLinks> {
@@ -58,6 +62,7 @@ pub(super) fn connect_with(
         gpu,
         me,
         peers,
+        hosts: Hosts::new(peers.iter().map(|peer| peer.host_id)),
     };
     connecting.run(trial).map_err(named)
 }
@@ -68,6 +73,7 @@ pub(super) struct Connecting<'a> {
     pub gpu: &'a Arc<Context>,
     pub me: usize,
     pub peers: &'a [PeerInfo],
+    pub hosts: Hosts,
 }
 
 /// What a rank has allocated before it knows where the others' memory is.
@@ -84,12 +90,15 @@ impl Connecting<'_> {
         let (me, nranks, config) = (self.me, self.peers.len(), self.context.config);
         let seats = Seat::compare(&self.round(self.seat())?, self.peers)?;
         // The same on all ranks, so nobody needs to be told.
-        let shape = BoxShape::new(nranks, config.buffer_bytes, config.lanes())?;
+        let shape = match self.hosts.count() {
+            1 => BoxShape::new(nranks, config.buffer_bytes, config.lanes(1))?,
+            hosts => network::shape(nranks, hosts, config)?,
+        };
         if nranks == 1 {
             return Ok(self.prepare(shape, &[], trial)?.links);
         }
 
-        let mut obstacles = Obstacles::default();
+        let mut obstacles = Obstacles::on(&self.hosts);
         let ways = reach::ways(self.gpu, me, self.peers, &seats);
         let refused = ways.as_ref().map(|ways| Findings {
             obstacles: reach::refusals(ways),
@@ -181,6 +190,9 @@ impl Connecting<'_> {
         } else {
             self.meet()?;
         }
+        if self.hosts.count() > 1 {
+            network::connect(self, &mut links, &obstacles.abroad(me, nranks))?;
+        }
         // All have met: offers have served every rank, and every inbox is zero.
         drop(offer);
         Ok(links)
@@ -213,8 +225,10 @@ impl Connecting<'_> {
     /// Says which GPU this is, unless a setting forbids GPUs.
     fn seat(&self) -> Result<Vec<u8>> {
         let config = self.context.config;
+        // Between hosts another kind may be asked for; which of them can, connecting says.
         if let Some(kind) = config.transport
             && kind != TransportKind::Cuda
+            && self.hosts.count() == 1
         {
             return Err(Error::new(
                 ErrorKind::Unsupported,
@@ -256,6 +270,8 @@ impl Connecting<'_> {
         let links = DeviceLinks {
             reached: Vec::new(),
             host: None,
+            network: Mutex::default(),
+            staging: Vec::new(),
             rank: self.me,
             shape,
             inbox: [0; MAX_RANKS],

@@ -1,4 +1,4 @@
-//! GPUs of one host: each rank's slots lie in its GPU's memory, and its peers write them there.
+//! GPUs: each rank's slots lie in its GPU's memory, and its peers of the same host write them there.
 //!
 //! A box for each ordered pair of ranks ([`crate::mem::BoxShape`]) lies with the reader. Ranks of
 //! one process pass addresses and enable peer access; other processes open an IPC handle. Before a
@@ -7,11 +7,16 @@
 //! off, the pair's boxes lie in pinned host memory instead, the log says why, and
 //! [`DeviceLinks::paths`] shows it.
 //!
+//! Ranks of different hosts do not reach each other at all. Kernels on both sides use boxes in
+//! pinned memory of their own host, and the engine's proxy carries messages between those by a
+//! host transport: see [`Network`].
+//!
 //! Unlike the other transports this one moves nothing itself: kernels do, with what
 //! [`DeviceLinks::view`] tells them.
 
 mod connect;
 mod host;
+mod network;
 mod offers;
 mod paths;
 mod reach;
@@ -22,15 +27,16 @@ mod trial;
 mod tests;
 
 pub use connect::connect;
+pub use network::Network;
 pub use paths::{LinkClass, PeerPath};
 pub use reach::link_class;
 
 use crate::gpu::DeviceMemory;
 use crate::mem::abi::{CURSORS_BYTES, CommView, MAX_RANKS, Protocol};
-use crate::mem::{BoxShape, ControlWords};
+use crate::mem::{BoxShape, ControlWords, Staging};
 use host::HostBoxes;
 use reach::Reached;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// All connections of one GPU rank: where its boxes are, and what keeps them alive.
@@ -44,6 +50,8 @@ pub struct DeviceLinks {
     // Dropped from first to last: mappings of others' memory before our own.
     reached: Vec<(usize, Reached)>,
     host: Option<HostBoxes>,
+    network: Mutex<Option<Network>>,
+    staging: Vec<Arc<Staging>>,
     memory: Option<Arc<DeviceMemory>>,
     private: DeviceMemory,
     control: ControlWords,
@@ -58,7 +66,7 @@ pub struct DeviceLinks {
     /// By which way this rank and rank p reach each other; None for this rank itself. Both ranks
     /// of a pair have the same kind of path.
     pub paths: Vec<Option<PeerPath>>,
-    /// The slowest link between any two ranks: the same on all ranks, for selection.
+    /// The slowest link between any two ranks of a host: the same on all ranks, for selection.
     pub slowest: LinkClass,
     /// Device memory of this rank: boxes, cursors and epoch.
     pub device_bytes: usize,
@@ -105,7 +113,14 @@ impl DeviceLinks {
         }
     }
 
-    /// Whether the ll128 protocol works between all ranks; the same on all ranks.
+    /// The connections with ranks of other hosts, for the proxy: once, and only where there are
+    /// such ranks.
+    pub fn take_network(&self) -> Option<Network> {
+        let network = self.network.lock();
+        network.unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// Whether the ll128 protocol works between all ranks of each host; the same on all ranks.
     pub fn lines_arrive_whole(&self) -> bool {
         self.slowest.keeps_lines_whole()
     }

@@ -1,6 +1,8 @@
 //! By which way two GPUs reach each other. Pure: what each rank found out goes in, and all ranks
 //! come to the same answer about every pair.
 
+use crate::schedule::Hosts;
+use crate::types::TransportKind;
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -71,15 +73,37 @@ pub enum PeerPath {
         /// Why.
         reason: String,
     },
+    /// On different hosts: each rank's kernels use boxes in pinned memory of their own host, and
+    /// its proxy carries messages from one to the other.
+    Network {
+        /// By which transport.
+        transport: TransportKind,
+    },
 }
 
 impl PeerPath {
-    /// What lies between the two.
+    /// What lies between a rank and what its kernels write to.
     pub fn class(&self) -> LinkClass {
         match self {
             PeerPath::SameDevice => LinkClass::SameDevice,
             PeerPath::Peer { class, .. } => *class,
-            PeerPath::PinnedHost { .. } => LinkClass::Host,
+            PeerPath::PinnedHost { .. } | PeerPath::Network { .. } => LinkClass::Host,
+        }
+    }
+
+    /// The transport that carries messages.
+    pub fn transport(&self) -> TransportKind {
+        match self {
+            PeerPath::Network { transport } => *transport,
+            _ => TransportKind::Cuda,
+        }
+    }
+
+    /// What the two have between them, without a reason for it.
+    pub fn name(&self) -> String {
+        match self {
+            PeerPath::Network { .. } => self.to_string(),
+            other => other.class().name().into(),
         }
     }
 }
@@ -88,54 +112,76 @@ impl fmt::Display for PeerPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             PeerPath::PinnedHost { reason } => write!(f, "pinned host memory: {reason}"),
+            PeerPath::Network { transport } => write!(f, "pinned staging through {transport}"),
             other => other.class().fmt(f),
         }
     }
 }
 
-/// Why pairs of ranks cannot use each other's device memory, as far as all ranks have said.
+/// Why pairs of ranks of one host cannot use each other's device memory, as far as all ranks have
+/// said.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Obstacles(BTreeMap<(usize, usize), String>);
+pub(super) struct Obstacles {
+    pairs: BTreeMap<(usize, usize), String>,
+    hosts: Hosts,
+}
 
 impl Obstacles {
+    /// None yet between ranks of `hosts`.
+    pub fn on(hosts: &Hosts) -> Obstacles {
+        Obstacles {
+            pairs: BTreeMap::new(),
+            hosts: hosts.clone(),
+        }
+    }
+
     /// Notes what rank `by` said about its way to `peer`. The first word about a pair stays.
+    /// Between hosts there is no way that it could be about.
     pub fn note(&mut self, by: usize, peer: usize, reason: String) {
         let pair = (by.min(peer), by.max(peer));
-        self.0.entry(pair).or_insert(reason);
+        if self.hosts.share(by, peer) {
+            self.pairs.entry(pair).or_insert(reason);
+        }
     }
 
     /// What keeps the two apart, if anything does.
     pub fn between(&self, one: usize, two: usize) -> Option<&str> {
         let pair = (one.min(two), one.max(two));
-        self.0.get(&pair).map(String::as_str)
+        self.pairs.get(&pair).map(String::as_str)
     }
 
     /// Whether there is none at all.
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.pairs.is_empty()
     }
 
     /// Peers of `me` whose device memory it uses.
     pub fn reachable(&self, me: usize, nranks: usize) -> Vec<usize> {
-        let others = (0..nranks).filter(|&peer| peer != me);
-        others
-            .filter(|&peer| self.between(me, peer).is_none())
-            .collect()
+        self.peers(me, nranks, |peer| {
+            self.hosts.share(me, peer) && self.between(me, peer).is_none()
+        })
     }
 
-    /// Peers of `me` that it meets in host memory.
+    /// Peers of `me` that it meets in memory of their host.
     pub fn apart(&self, me: usize, nranks: usize) -> Vec<usize> {
+        self.peers(me, nranks, |peer| self.between(me, peer).is_some())
+    }
+
+    /// Peers of `me` on other hosts.
+    pub fn abroad(&self, me: usize, nranks: usize) -> Vec<usize> {
+        self.peers(me, nranks, |peer| !self.hosts.share(me, peer))
+    }
+
+    fn peers(&self, me: usize, nranks: usize, which: impl Fn(usize) -> bool) -> Vec<usize> {
         let others = (0..nranks).filter(|&peer| peer != me);
-        others
-            .filter(|&peer| self.between(me, peer).is_some())
-            .collect()
+        others.filter(|&peer| which(peer)).collect()
     }
 
     /// For the log: each reason with the peers above `me` that it is about, so that of each pair
     /// one rank speaks.
     pub fn told_by(&self, me: usize) -> Vec<(&str, Vec<usize>)> {
         let mut told: Vec<(&str, Vec<usize>)> = Vec::new();
-        for (&(_, high), reason) in self.0.range((me, 0)..(me + 1, 0)) {
+        for (&(_, high), reason) in self.pairs.range((me, 0)..(me + 1, 0)) {
             match told.iter_mut().find(|(known, _)| known == reason) {
                 Some((_, peers)) => peers.push(high),
                 None => told.push((reason, vec![high])),
@@ -168,6 +214,24 @@ mod tests {
             [("third", vec![1]), ("first", vec![2, 3])]
         );
         assert!(obstacles.told_by(2).is_empty());
+    }
+
+    #[test]
+    fn ranks_of_different_hosts_meet_nowhere() {
+        let mut obstacles = Obstacles::on(&Hosts::even(2, 2));
+        obstacles.note(0, 2, "no link".into());
+        assert!(obstacles.is_empty() && obstacles.between(0, 2).is_none());
+        obstacles.note(2, 3, "no link".into());
+        assert_eq!(obstacles.reachable(0, 4), [1]);
+        assert_eq!(obstacles.abroad(0, 4), [2, 3]);
+        assert!(obstacles.reachable(3, 4).is_empty());
+        assert_eq!(obstacles.apart(3, 4), [2]);
+        assert_eq!(obstacles.abroad(3, 4), [0, 1]);
+        let path = PeerPath::Network {
+            transport: TransportKind::Tcp,
+        };
+        assert_eq!(path.name(), "pinned staging through tcp");
+        assert_eq!(path.transport(), TransportKind::Tcp);
     }
 
     #[test]

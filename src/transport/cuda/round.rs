@@ -119,8 +119,7 @@ impl Seat {
     /// Everybody's seats, if these ranks can be connected.
     ///
     /// # Errors
-    /// Mismatch, naming two ranks and both values; unsupported if ranks are on several hosts. The
-    /// same on all ranks.
+    /// Mismatch, naming two ranks and both values. The same on all ranks.
     pub fn compare(parts: &[Vec<u8>], peers: &[PeerInfo]) -> Result<Vec<Seat>> {
         let seats: Result<Vec<Seat>> = parts
             .iter()
@@ -145,16 +144,6 @@ impl Seat {
                         ),
                     ));
                 }
-            }
-            if peer.host_id != peers[0].host_id {
-                return Err(Error::new(
-                    ErrorKind::Unsupported,
-                    format!(
-                        "{} and {peer} do not share a host and its network namespace; GPU buffers \
-                         travel within one host (use CINCH_DEVICE=host between hosts)",
-                        peers[0]
-                    ),
-                ));
             }
         }
         Ok(seats)
@@ -340,9 +329,6 @@ mod tests {
         }
         let parts = [seat().encode(), seat().encode()];
         assert_eq!(Seat::compare(&parts, &peers).unwrap(), [seat(), seat()]);
-        let apart = [peer(0, 1), peer(1, 2)];
-        let error = Seat::compare(&parts, &apart).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Unsupported);
         let error = Seat::compare(&[seat().encode(), vec![0; 200]], &peers).unwrap_err();
         assert!(error.message().contains("rank 1"), "{error}");
     }

@@ -1,0 +1,208 @@
+//! What a rank's kernels send in a call, message by message.
+//!
+//! A slot does not say how many bytes of it are used: a peer's kernel knows, because it runs the
+//! same plan. So does the proxy. The first message of a launch on each lane and connection carries
+//! the signature of its call; from that the proxy makes the plan that the engine made, and walks
+//! it as the kernel does ([`crate::schedule::walk`]'s order). Hence nobody tells the proxy of calls,
+//! and launches that a graph replays are no different from others.
+
+use super::pack::PackedSchedule;
+use crate::error::{Error, Result};
+use crate::plan::{Plan, Planner, Request};
+use crate::types::{CallSignature, ReduceOp, SIGNATURE_WORDS};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// Courses that are kept; a program with more shapes than this pays for planning again.
+const KEPT: usize = 1024;
+
+/// What this rank sends in a call of one shape.
+#[derive(Debug)]
+pub(super) struct Course {
+    plan: Arc<Plan>,
+    stages: usize,
+    /// By receiver: stage and part of each message of a pass, the latest stage first, as the
+    /// oldest pass comes first; of one stage in the order of its steps.
+    sends: Vec<Vec<(usize, usize)>>,
+}
+
+impl Course {
+    /// That of `plan`.
+    ///
+    /// # Errors
+    /// As for [`PackedSchedule::new`].
+    pub fn new(plan: Arc<Plan>) -> Result<Course> {
+        let packed = PackedSchedule::new(&plan.schedule, &plan.pattern)?;
+        let mut sends = vec![Vec::new(); plan.pattern.nranks];
+        for step in &packed.steps {
+            let first = usize::from(step.peers) + usize::from(step.nrecv);
+            for peer in &packed.peers[first..first + usize::from(step.nsend)] {
+                sends[usize::from(*peer)].push((usize::from(step.stage), usize::from(step.part)));
+            }
+        }
+        for messages in &mut sends {
+            // Stable: steps of one stage stay in order.
+            messages.sort_by_key(|&(stage, _)| std::cmp::Reverse(stage));
+        }
+        Ok(Course {
+            stages: usize::from(packed.stages),
+            plan,
+            sends,
+        })
+    }
+}
+
+/// Makes courses from signatures, and keeps them.
+#[derive(Debug)]
+pub(super) struct Courses {
+    planner: Planner,
+    /// By signature, without the number of the call.
+    known: HashMap<[u64; SIGNATURE_WORDS - 1], Arc<Course>>,
+}
+
+impl Courses {
+    /// From plans of `planner`, which plans as the engine does.
+    pub fn new(planner: Planner) -> Courses {
+        Courses {
+            planner,
+            known: HashMap::new(),
+        }
+    }
+
+    /// The course of the call with this signature.
+    ///
+    /// # Errors
+    /// Internal if it is none of a call that this rank can have launched.
+    pub fn of(&mut self, signature: &[u64; SIGNATURE_WORDS]) -> Result<Arc<Course>> {
+        let [call, ranks, count, _, codec] = *signature;
+        let key = [call, ranks, count, codec];
+        if let Some(known) = self.known.get(&key) {
+            return Ok(known.clone());
+        }
+        let course = Arc::new(self.make(signature).map_err(|error| {
+            let call = CallSignature::describe(signature);
+            Error::internal(format!(
+                "a kernel has sent what is of no call ({call}): {error}"
+            ))
+        })?);
+        if self.known.len() >= KEPT {
+            self.known.clear();
+        }
+        self.known.insert(key, course.clone());
+        Ok(course)
+    }
+
+    fn make(&mut self, signature: &[u64; SIGNATURE_WORDS]) -> Result<Course> {
+        let nranks = self.planner.limits().nranks;
+        let call = CallSignature::from_words(signature)
+            .filter(|call| (call.root.max(call.peer) as usize) < nranks)
+            .ok_or_else(|| Error::internal("no signature"))?;
+        // Operator, tensor and sequence do not shape a plan.
+        let plan = self.planner.plan(&Request {
+            collective: call.collective,
+            dtype: call.dtype,
+            op: ReduceOp::Sum,
+            count: usize::try_from(call.count).unwrap_or(usize::MAX),
+            root: call.root as usize,
+            peer: call.peer as usize,
+            codec: call.codec,
+            auto: false,
+            intra: call.intra,
+            algorithm: Some(call.algorithm),
+            tensor: None,
+            feedback: None,
+        })?;
+        Course::new(plan)
+    }
+}
+
+/// Where one lane to one peer stands in its call.
+#[derive(Debug)]
+pub(super) struct Follower {
+    peer: usize,
+    lane: usize,
+    course: Option<Arc<Course>>,
+    signature: [u64; SIGNATURE_WORDS],
+    /// Of the walk; pass p is at stage s at time p + s.
+    time: usize,
+    /// Next message of that time.
+    at: usize,
+}
+
+impl Follower {
+    /// At no call yet.
+    pub fn new(peer: usize, lane: usize) -> Follower {
+        Follower {
+            peer,
+            lane,
+            course: None,
+            signature: [0; SIGNATURE_WORDS],
+            time: 0,
+            at: 0,
+        }
+    }
+
+    /// Bytes of the next message of the call; `None` if it has no more.
+    pub fn next(&mut self) -> Option<usize> {
+        let course = self.course.as_ref()?;
+        let plan = &*course.plan;
+        let (messages, channels) = (&course.sends[self.peer], plan.channels);
+        // As a kernel's block counts them: passes channel, channel + channels, ...
+        let passes = match self.lane < channels {
+            true => plan
+                .geometry
+                .passes()
+                .saturating_sub(self.lane)
+                .div_ceil(channels),
+            false => 0,
+        };
+        let times = match passes {
+            0 => 0,
+            passes => passes + course.stages - 1,
+        };
+        while self.time < times {
+            while let Some(&(stage, part)) = messages.get(self.at) {
+                self.at += 1;
+                if stage <= self.time && self.time - stage < passes {
+                    let pass = self.lane + (self.time - stage) * channels;
+                    let elements = plan.geometry.range(pass, part).len();
+                    return Some(plan.wire_bytes(elements));
+                }
+            }
+            self.at = 0;
+            self.time += 1;
+        }
+        self.course = None;
+        None
+    }
+
+    /// Bytes of the first message of the call with this signature.
+    ///
+    /// # Errors
+    /// Internal if there is no such call, or nothing of it goes this way.
+    pub fn begin(
+        &mut self,
+        signature: [u64; SIGNATURE_WORDS],
+        courses: &mut Courses,
+    ) -> Result<usize> {
+        self.course = Some(courses.of(&signature)?);
+        (self.signature, self.time, self.at) = (signature, 0, 0);
+        self.next().ok_or_else(|| {
+            Error::internal(format!(
+                "a kernel has sent rank {} a message on lane {} that is not in its schedule ({})",
+                self.peer,
+                self.lane,
+                CallSignature::describe(&signature)
+            ))
+        })
+    }
+
+    /// Signature of the call.
+    pub fn signature(&self) -> [u64; SIGNATURE_WORDS] {
+        self.signature
+    }
+}
+
+#[cfg(test)]
+#[path = "course_tests.rs"]
+mod tests;

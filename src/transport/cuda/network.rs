@@ -1,0 +1,112 @@
+//! Ranks of different hosts: boxes in pinned memory on both sides, and the connections of a host
+//! transport between them.
+//!
+//! ```text
+//! host A                                                        host B
+//! kernel -> outbox (pinned) -> proxy -> SendEnd ==> RecvEnd -> proxy -> inbox (pinned) -> kernel
+//! ```
+//! To a kernel both boxes look like those of a peer that it meets in host memory. Each lane has a
+//! connection of its own, so that a lane whose messages nobody takes holds up no other. A message
+//! is copied once on each side, between a box and a slot of the transport.
+
+use super::DeviceLinks;
+use super::connect::Connecting;
+use super::paths::PeerPath;
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::gpu::PinnedMemory;
+use crate::mem::abi::Protocol;
+use crate::mem::{BoxShape, Staging};
+use crate::transport::connect::connect_across_hosts;
+use crate::transport::{ConnectContext, Links};
+use crate::types::TransportKind;
+use std::sync::{Arc, Mutex};
+
+/// Slots of a connection of the transport: one is filled or emptied while another travels, beside
+/// those of the boxes.
+const SLOTS: usize = 2;
+
+/// The connections with ranks of other hosts, and the boxes that kernels use for them.
+#[derive(Debug)]
+pub struct Network {
+    /// Of the host transport, a channel for each lane; nothing for ranks of the same host.
+    pub links: Links,
+    /// The boxes of each rank of another host, by rank.
+    pub staging: Vec<Option<Arc<Staging>>>,
+}
+
+impl Network {
+    /// The slowest transport that carries any of the connections.
+    pub fn transport(&self) -> TransportKind {
+        let kinds = self.links.kinds.iter().flatten().copied();
+        let slowest = kinds.max_by_key(|&kind| kind as u8);
+        slowest.unwrap_or(TransportKind::Tcp)
+    }
+}
+
+/// The boxes of ranks on several hosts. Each rank has them in device memory for ranks of its host,
+/// and two for each other rank in pinned memory: either kind takes half of the budget at most.
+///
+/// # Errors
+/// As for [`BoxShape::new`].
+pub(super) fn shape(nranks: usize, hosts: usize, config: &Config) -> Result<BoxShape> {
+    BoxShape::new(nranks, config.buffer_bytes / 2, config.lanes(hosts))
+}
+
+/// Gives each rank `abroad` its boxes and connections. All ranks call it together.
+pub(super) fn connect(
+    connecting: &Connecting<'_>,
+    links: &mut DeviceLinks,
+    abroad: &[usize],
+) -> Result<()> {
+    let nranks = connecting.peers.len();
+    let boxes = || -> Result<Vec<Option<Arc<Staging>>>> {
+        let mut staging = vec![None; nranks];
+        for &peer in abroad {
+            let memory = || PinnedMemory::new(connecting.gpu, links.shape.bytes());
+            staging[peer] = Some(Arc::new(Staging::new(memory()?, memory()?, &links.shape)?));
+        }
+        Ok(staging)
+    };
+    let boxes = boxes();
+    connecting.round(boxes.as_ref().map(|_| Vec::new()).map_err(Error::clone))?;
+    let staging = boxes?;
+
+    let between = connect_across_hosts(&ConnectContext {
+        config: &config_of(connecting.context.config, &links.shape),
+        ..*connecting.context
+    })?;
+    for &peer in abroad {
+        let boxes = staging[peer].as_ref();
+        let (Some(boxes), Some(transport)) = (boxes, between.kinds[peer]) else {
+            return Err(Error::internal("no transport between two hosts"));
+        };
+        (links.inbox[peer], links.outbox[peer]) = boxes.addresses();
+        links.paths[peer] = Some(PeerPath::Network { transport });
+        links.pinned_bytes += 2 * links.shape.bytes();
+        // Kernels may use them longer than the proxy lives.
+        links.staging.push(boxes.clone());
+    }
+    links.network = Mutex::new(Some(Network {
+        links: between,
+        staging,
+    }));
+    Ok(())
+}
+
+/// The settings of the host transport: a channel for each lane, a slot for what a kernel's slot
+/// holds, and as many sockets between two ranks as for host buffers, one for each lane at least.
+fn config_of(config: &Config, shape: &BoxShape) -> Config {
+    let fifo = shape.fifo(Protocol::Simple);
+    let lanes = fifo.lanes as usize;
+    Config {
+        channels: lanes,
+        slots: SLOTS,
+        slot_bytes: fifo.slot_bytes as usize,
+        tcp_sockets: (config.channels * config.tcp_sockets).div_ceil(lanes),
+        // The boxes were fitted to it.
+        buffer_bytes: usize::MAX,
+        transport: config.transport.filter(|&kind| kind != TransportKind::Cuda),
+        ..config.clone()
+    }
+}
