@@ -78,6 +78,7 @@ pub fn main(options: &BenchOptions, mut config: Config) -> Ended {
     }
     let ranks = gpus as usize * per_gpu;
     let plan = plan(options, ranks).map_err(usage)?;
+    options.gpu.host_of(0, ranks).map_err(usage)?;
     if options.gpu.procs {
         return start(ranks, &config);
     }
@@ -234,6 +235,10 @@ fn run_rank(control: &Communicator, setup: &Setup<'_>) -> Result<bool> {
     let begin = Instant::now();
     let mut config = setup.config.clone();
     config.set("CINCH_DEVICE", &format!("cuda:{gpu}"), Origin::Program)?;
+    let host = setup.options.gpu.host_of(rank, nranks);
+    if let Some(host) = host.map_err(Error::invalid_argument)? {
+        config.set("CINCH_HOST_ID", &host, Origin::Program)?;
+    }
     let id = match rank {
         0 => Some(join::create_id(&config)?),
         _ => None,
@@ -242,6 +247,7 @@ fn run_rank(control: &Communicator, setup: &Setup<'_>) -> Result<bool> {
     let comm = Communicator::init(&UniqueId::from_bytes(&bytes)?, rank, nranks, config)?;
     let joined = begin.elapsed();
     let buffers = comm.info().buffer_bytes;
+    let carriers = comm.info().classes.clone();
     let peer = match &setup.nccl {
         None => None,
         Some(nccl) => {
@@ -262,11 +268,15 @@ fn run_rank(control: &Communicator, setup: &Setup<'_>) -> Result<bool> {
         "eager"
     };
     output.line(&format!(
-        "# cinch {} bench {}: {nranks} ranks on {} x {}, {}, {how}",
+        "# cinch {} bench {}: {nranks} ranks on {} x {}{}, {}, {how}",
         cinch::VERSION,
         setup.options.collective,
         nranks.div_ceil(setup.options.gpu.per_gpu()),
         run.gpu,
+        match setup.options.gpu.hosts() {
+            1 => String::new(),
+            hosts => format!(" as {}", comm_hosts(hosts, &carriers)),
+        },
         if setup.options.gpu.procs {
             "processes"
         } else {
@@ -288,6 +298,17 @@ fn run_rank(control: &Communicator, setup: &Setup<'_>) -> Result<bool> {
     control.barrier()?;
     lane.end()?;
     Ok(failed)
+}
+
+/// `2 hosts (NVLink to 3, pinned staging through tcp to 4)`, as the first rank sees them.
+fn comm_hosts(hosts: usize, carriers: &[String]) -> String {
+    let mut kinds: Vec<&String> = carriers.iter().collect();
+    kinds.sort();
+    let kinds: Vec<String> = kinds
+        .chunk_by(|one, next| one == next)
+        .map(|alike| format!("{} to {}", alike[0], alike.len()))
+        .collect();
+    format!("{hosts} hosts ({})", kinds.join(", "))
 }
 
 fn run_rows(

@@ -28,6 +28,10 @@ pub struct GpuOptions {
     /// Ranks on each GPU [default: 1]
     #[arg(long, value_name = "K", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub ranks_per_gpu: Option<u32>,
+    /// Let the ranks stand for this many hosts, as many on each: what goes between those is staged
+    /// in pinned memory and travels over the network's loopback [default: 1]
+    #[arg(long, value_name = "H", value_parser = clap::value_parser!(u32).range(1..=32))]
+    pub hosts: Option<u32>,
     /// Time replays of CUDA graphs; without it, calls on a stream
     #[arg(long)]
     pub graph: bool,
@@ -53,6 +57,7 @@ impl GpuOptions {
             ("--gpus", self.gpus.is_some()),
             ("--procs", self.procs),
             ("--ranks-per-gpu", self.ranks_per_gpu.is_some()),
+            ("--hosts", self.hosts.is_some()),
             ("--graph", self.graph),
             ("--proto", self.proto.0.is_some()),
             ("--vs", self.vs.is_some()),
@@ -74,6 +79,25 @@ impl GpuOptions {
                 Some((name, _)) => Err(format!("{name} needs --device gpu")),
                 None => Ok(false),
             },
+        }
+    }
+
+    /// Hosts that the ranks stand for.
+    pub fn hosts(&self) -> usize {
+        self.hosts.unwrap_or(1) as usize
+    }
+
+    /// Which host `rank` of `nranks` stands for; nothing if all are on this one.
+    ///
+    /// # Errors
+    /// A sentence if the hosts cannot have as many ranks each.
+    pub fn host_of(&self, rank: usize, nranks: usize) -> Result<Option<String>, String> {
+        match self.hosts() {
+            1 => Ok(None),
+            hosts if !nranks.is_multiple_of(hosts) => Err(format!(
+                "--hosts {hosts} with {nranks} ranks: hosts have as many ranks each"
+            )),
+            hosts => Ok(Some(format!("bench host {}", rank / (nranks / hosts)))),
         }
     }
 
@@ -110,6 +134,18 @@ mod tests {
     }
 
     #[test]
+    fn ranks_stand_for_hosts_in_their_order() {
+        let words = ["bench", "all_reduce", "--device", "gpu", "--hosts", "2"];
+        let gpu = Line::try_parse_from(words).unwrap().bench.gpu;
+        let hosts: Vec<_> = (0..4).map(|rank| gpu.host_of(rank, 4).unwrap()).collect();
+        assert!(hosts[0].is_some() && hosts[0] == hosts[1] && hosts[2] == hosts[3]);
+        assert_ne!(hosts[1], hosts[2]);
+        assert!(gpu.host_of(0, 3).unwrap_err().contains("--hosts 2"));
+        let gpu = Line::try_parse_from(&words[..4]).unwrap().bench.gpu;
+        assert_eq!(gpu.host_of(0, 3), Ok(None));
+    }
+
+    #[test]
     fn options_of_one_place_do_not_meet_those_of_the_other() {
         assert_eq!(on_gpus(""), Ok(false));
         assert_eq!(on_gpus("--ranks 2"), Ok(false));
@@ -118,6 +154,7 @@ mod tests {
         for (line, word) in [
             ("--graph", "--graph needs --device gpu"),
             ("--gpus 2", "--gpus needs"),
+            ("--hosts 2", "--hosts needs"),
             ("--vs x.so", "--vs needs"),
             ("--device gpu --ranks 2", "--gpus N"),
             ("--device gpu --vs x.so --ranks-per-gpu 2", "one rank"),

@@ -19,6 +19,8 @@ pub struct Record {
     pub ranks: usize,
     /// Of them on each GPU.
     pub ranks_per_gpu: usize,
+    /// Hosts that they stand for.
+    pub hosts: usize,
     /// Whether each has a process of its own.
     pub processes: bool,
     /// `graph` or `eager`.
@@ -90,6 +92,7 @@ impl Record {
             collective: row.collective.name().into(),
             ranks: nranks,
             ranks_per_gpu: options.gpu.per_gpu(),
+            hosts: options.gpu.hosts(),
             processes: procs,
             mode: if graph { "graph" } else { "eager" },
             calls: found.calls,

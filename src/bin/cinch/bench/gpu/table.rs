@@ -119,6 +119,7 @@ mod tests {
             collective: "all_reduce".into(),
             ranks: 8,
             ranks_per_gpu: 1,
+            hosts: 1,
             processes: false,
             mode: "graph",
             calls: 7,
