@@ -22,7 +22,9 @@ pub fn checks() -> Vec<Check> {
     let mut checks = Vec::new();
     for (nranks, gpus) in [(4, 1), (2, 2), (8, 8)] {
         let name = format!("fail/kill-n{nranks}-gpus{gpus}");
-        let check = Check::new(name, gpus, move |setup| kill(setup, nranks, gpus));
+        let check = Check::new(name, gpus, move |setup| {
+            kill(setup, &World::new(setup, nranks, gpus), gpus)
+        });
         checks.push(check.within(180));
     }
     for (nranks, gpus) in [(3, 1), (2, 2), (8, 8)] {
@@ -120,7 +122,7 @@ fn failing<R: Send>(
 }
 
 /// One rank never comes; another thread aborts.
-fn abort(world: &World) -> Verdict {
+pub fn abort(world: &World) -> Verdict {
     let last = world.nranks() - 1;
     let times = failing(world, |comm, arena| {
         if comm.rank() == last {
@@ -158,7 +160,7 @@ fn abort(world: &World) -> Verdict {
     Ok(format!("freed after {:?}", times[0]))
 }
 
-fn never_calls(world: &World) -> Verdict {
+pub fn never_calls(world: &World) -> Verdict {
     let mut world = world.clone();
     world.config.timeout = Duration::from_millis(700);
     let last = world.nranks() - 1;
@@ -199,7 +201,7 @@ fn differ(world: &World, most: Call, odd: Call, words: [&str; 2]) -> Verdict {
     Ok(texts[0].chars().take(100).collect())
 }
 
-fn counts_differ(world: &World) -> Verdict {
+pub fn counts_differ(world: &World) -> Verdict {
     let (a, b) = (sum(DType::F32, COUNT), sum(DType::F32, COUNT - 7));
     differ(world, a, b, ["10000", "9993"])
 }
@@ -225,12 +227,13 @@ fn unix_time() -> Duration {
 }
 
 /// A process among several dies while all of them call.
-fn kill(setup: &Setup, nranks: usize, gpus: usize) -> Verdict {
+pub fn kill(setup: &Setup, world: &World, gpus: usize) -> Verdict {
+    let nranks = world.nranks();
     let rounds = setup.options.either(2, 5);
     let mut worst = Duration::ZERO;
     for round in 0..rounds {
         let victim = (round * 3 + 1) % nranks;
-        let took = kill_one(setup, nranks, gpus, victim);
+        let took = kill_one(setup, world, gpus, victim);
         let took = took.map_err(|stop| stop.context(format!("rank {victim} is killed")))?;
         worst = worst.max(took);
     }
@@ -240,10 +243,17 @@ fn kill(setup: &Setup, nranks: usize, gpus: usize) -> Verdict {
     Ok(format!("{rounds} kills, known after {worst:?} at most"))
 }
 
-fn kill_one(setup: &Setup, nranks: usize, gpus: usize, victim: usize) -> Result<Duration, Stop> {
-    let world = World::new(setup, nranks, gpus);
+fn kill_one(setup: &Setup, world: &World, gpus: usize, victim: usize) -> Result<Duration, Stop> {
+    let nranks = world.nranks();
+    // One word: hosts with commas between, or a dash.
+    let hosts: Vec<String> = world.hosts.iter().map(usize::to_string).collect();
+    let hosts = match hosts.is_empty() {
+        true => "-".into(),
+        false => hosts.join(","),
+    };
     let id = UniqueId::create_for_one_host(&world.config)?;
-    let tasks = (0..nranks).map(|rank| format!("die {rank} {nranks} {gpus} {}", id.to_hex()));
+    let tasks =
+        (0..nranks).map(|rank| format!("die {rank} {nranks} {gpus} {hosts} {}", id.to_hex()));
     let mut ranks = Ranks::start(&setup.options, tasks)?;
     let all: Vec<usize> = (0..nranks).collect();
     ranks.wait_for("working", &all, Duration::from_secs(60))?;
@@ -270,11 +280,14 @@ fn kill_one(setup: &Setup, nranks: usize, gpus: usize, victim: usize) -> Result<
 
 /// A rank process that calls until it fails.
 pub fn die(setup: &Setup, words: &[&str]) -> Verdict {
-    let [rank, nranks, gpus, id] = words else {
-        return Stop::wrong("die RANK NRANKS GPUS ID");
+    let [rank, nranks, gpus, hosts, id] = words else {
+        return Stop::wrong("die RANK NRANKS GPUS HOSTS ID");
     };
     let (rank, nranks, gpus) = (number(rank)?, number(nranks)?, number(gpus)?);
-    let world = World::new(setup, nranks, gpus);
+    let mut world = World::new(setup, nranks, gpus);
+    if *hosts != "-" {
+        world.hosts = hosts.split(',').map(number).collect::<Result<_, _>>()?;
+    }
     let arena = Arena::new(world.seats[rank], 16 * COUNT)?;
     let id = UniqueId::from_hex(id)?;
     let comm = Communicator::init(&id, rank, nranks, world.config_of(rank))?;

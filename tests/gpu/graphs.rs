@@ -26,13 +26,19 @@ pub fn checks(options: &Options) -> Vec<Check> {
     let mut checks = Vec::new();
     for (nranks, gpus) in [(2, 1), (3, 1), (5, 1), (2, 2), (8, 8)] {
         let name = format!("graph/replays-n{nranks}-gpus{gpus}");
-        let check = Check::new(name, gpus, move |setup| replays(setup, nranks, gpus));
+        let check = Check::new(name, gpus, move |setup| {
+            replays(setup, &World::new(setup, nranks, gpus), 1000)
+        });
         checks.push(check.within(options.either(90, 180)));
         let name = format!("graph/streams-n{nranks}-gpus{gpus}");
-        let check = Check::new(name, gpus, move |setup| streams(setup, nranks, gpus));
+        let check = Check::new(name, gpus, move |setup| {
+            streams(setup, &World::new(setup, nranks, gpus))
+        });
         checks.push(check.within(60).also_on_host());
         let name = format!("graph/communicators-n{nranks}-gpus{gpus}");
-        let check = Check::new(name, gpus, move |setup| communicators(setup, nranks, gpus));
+        let check = Check::new(name, gpus, move |setup| {
+            communicators(setup, &World::new(setup, nranks, gpus))
+        });
         checks.push(check.within(60));
     }
     checks
@@ -226,11 +232,10 @@ fn compressed(
 }
 
 /// One graph with two branches on two communicators, one of them compressed.
-fn replays(setup: &Setup, nranks: usize, gpus: usize) -> Verdict {
-    let world = World::new(setup, nranks, gpus);
+pub fn replays(setup: &Setup, world: &World, total: usize) -> Verdict {
+    let nranks = world.nranks();
     let places = Places::new(nranks);
     let arenas = world.arenas(places.bytes)?;
-    let total = 1000;
     world.run(|comm| {
         let arena = &arenas[comm.rank()];
         let stream = arena.stream()?;
@@ -289,8 +294,8 @@ fn replays(setup: &Setup, nranks: usize, gpus: usize) -> Verdict {
 }
 
 /// The chain outside of graphs, its steps on streams in turn.
-fn streams(setup: &Setup, nranks: usize, gpus: usize) -> Verdict {
-    let world = World::new(setup, nranks, gpus);
+pub fn streams(setup: &Setup, world: &World) -> Verdict {
+    let nranks = world.nranks();
     let places = Places::new(nranks);
     let arenas = world.arenas(places.bytes)?;
     let batches = setup.options.either(20, 100);
@@ -323,11 +328,10 @@ fn streams(setup: &Setup, nranks: usize, gpus: usize) -> Verdict {
 }
 
 /// Several communicators of the same ranks at once, each on its stream, and threads of their own.
-fn communicators(setup: &Setup, nranks: usize, gpus: usize) -> Verdict {
+pub fn communicators(setup: &Setup, world: &World) -> Verdict {
     const COMMS: usize = 3;
-    let worlds: Vec<World> = (0..COMMS)
-        .map(|_| World::new(setup, nranks, gpus))
-        .collect();
+    let nranks = world.nranks();
+    let worlds = vec![world.clone(); COMMS];
     let places = Places::new(nranks);
     let mut arenas = Vec::new();
     for world in &worlds {

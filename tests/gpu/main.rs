@@ -18,6 +18,7 @@ mod failures;
 mod figures;
 mod graphs;
 mod harness;
+mod hosts;
 mod models;
 mod options;
 mod ranks;
@@ -58,6 +59,7 @@ fn checks(options: &Options) -> Vec<Check> {
     all.extend(graphs::checks(options));
     all.extend(failures::checks());
     all.extend(figures::checks());
+    all.extend(hosts::checks(options));
     all.extend(soak::checks(options));
     let kept = |check: &Check| match &options.filter {
         None => true,

@@ -4,7 +4,7 @@ use crate::arena::Arena;
 use crate::case::{Case, Done, Outcome};
 use crate::harness::{Setup, Stop, ensure};
 use cinch::types::{DeviceChoice, TransportKind};
-use cinch::{Communicator, Config, ErrorKind, UniqueId};
+use cinch::{Collective, Communicator, Config, ErrorKind, UniqueId};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Duration;
 
@@ -13,6 +13,8 @@ use std::time::Duration;
 pub struct World {
     /// Of each rank, the number of its GPU; none: host memory.
     pub seats: Vec<Option<usize>>,
+    /// Of each rank, the host that it stands for; empty: all are on this one.
+    pub hosts: Vec<usize>,
     /// Settings of all of them.
     pub config: Config,
 }
@@ -23,7 +25,16 @@ impl World {
         let seat = |rank: usize| (!setup.options.host).then_some(rank % gpus);
         World {
             seats: (0..nranks).map(seat).collect(),
+            hosts: Vec::new(),
             config: config(),
+        }
+    }
+
+    /// A rank for each of these hosts, which this one stands for, on the first `gpus` GPUs.
+    pub fn on_hosts(setup: &Setup, hosts: &[usize], gpus: usize) -> World {
+        World {
+            hosts: hosts.to_vec(),
+            ..World::new(setup, hosts.len(), gpus)
         }
     }
 
@@ -36,8 +47,11 @@ impl World {
         let mut config = self.config.clone();
         match self.seats[rank] {
             Some(gpu) => config.device = DeviceChoice::Cuda(gpu as u32),
-            None => config.transport = Some(TransportKind::Loopback),
+            None if self.hosts.is_empty() => config.transport = Some(TransportKind::Loopback),
+            None => {}
         }
+        let host = self.hosts.get(rank);
+        config.host_id = host.map(|host| format!("test host {host}"));
         config
     }
 
@@ -204,7 +218,13 @@ impl World {
             return Err("another algorithm ran".into());
         }
         let gpu = self.seats[0].is_some();
-        if report.wire_bytes > 0 && gpu && report.transport != Some(TransportKind::Cuda) {
+        let expected = match self.hosts.iter().any(|host| *host != self.hosts[0]) {
+            true => TransportKind::Tcp,
+            false => TransportKind::Cuda,
+        };
+        // Of messages some stay inside hosts.
+        let message = case.call.collective == Collective::SendRecv && !self.hosts.is_empty();
+        if report.wire_bytes > 0 && gpu && !message && report.transport != Some(expected) {
             return Err("another transport ran".into());
         }
         Ok(())
