@@ -10,6 +10,7 @@ use std::time::Instant;
 /// A lane to and from one peer.
 #[derive(Debug)]
 pub(super) struct Bridge {
+    peer: usize,
     /// What kernels send, where it goes, and where in their call they are.
     outgoing: StagedSend,
     send: Box<dyn SendEnd>,
@@ -33,6 +34,7 @@ impl Bridge {
         (send, recv): (Box<dyn SendEnd>, Box<dyn RecvEnd>),
     ) -> Bridge {
         Bridge {
+            peer,
             outgoing,
             send,
             follower: Follower::new(peer, lane),
@@ -121,7 +123,7 @@ impl Bridge {
             if bytes > room {
                 return Err(Error::new(
                     ErrorKind::Mismatch,
-                    format!("a peer sent {bytes} bytes for a slot of {room}"),
+                    format!("rank {} sent {bytes} bytes for a slot of {room}", self.peer),
                 ));
             }
             let payload = self.recv.payload();

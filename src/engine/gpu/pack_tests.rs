@@ -4,6 +4,7 @@ use super::super::interpreter::{World, floats};
 use super::*;
 use crate::codec::{self, Codec};
 use crate::plan::Geometry;
+use crate::schedule::Hosts;
 use crate::simd::Isa;
 use crate::testing::{Data, Pattern as Numbers, Problem};
 use crate::types::{Algorithm, CodecSpec, Collective, DType, Protocol, Scalar};
@@ -17,6 +18,8 @@ struct Case {
     granule: usize,
     chunk_max: usize,
     codec: Option<Arc<dyn Codec>>,
+    hosts: Hosts,
+    between: Algorithm,
 }
 
 impl Case {
@@ -33,6 +36,8 @@ impl Case {
         let pattern = Pattern {
             root,
             peer,
+            hosts: self.hosts.clone(),
+            between: self.between,
             ..Pattern::flat(collective, self.algorithm, nranks)
         };
         let geometry = Geometry::new(count, pattern.parts(), self.granule, self.chunk_max);
@@ -98,8 +103,13 @@ impl Case {
     fn check(&self) {
         let inputs = self.inputs(Numbers::Small);
         let what = format!(
-            "{} by {} on {} ranks, {} channels",
-            self.problem.collective, self.algorithm, self.problem.nranks, self.channels
+            "{} by {}/{} on {} ranks, {}, {} channels",
+            self.problem.collective,
+            self.algorithm,
+            self.between,
+            self.problem.nranks,
+            self.hosts,
+            self.channels
         );
         let outputs = self.outputs(&inputs);
         let outputs = outputs.unwrap_or_else(|| panic!("deadlock or left-over: {what}"));
@@ -112,6 +122,17 @@ impl Case {
 }
 
 fn case(collective: Collective, algorithm: Algorithm, nranks: usize, channels: usize) -> Case {
+    let flat = (Hosts::ONE, Algorithm::Direct);
+    case_on(flat, collective, algorithm, nranks, channels)
+}
+
+fn case_on(
+    (hosts, between): (Hosts, Algorithm),
+    collective: Collective,
+    algorithm: Algorithm,
+    nranks: usize,
+    channels: usize,
+) -> Case {
     let mut problem = Problem::new(collective, DType::F32, nranks, 0);
     if collective != Collective::SendRecv {
         problem.root = nranks / 2;
@@ -119,6 +140,8 @@ fn case(collective: Collective, algorithm: Algorithm, nranks: usize, channels: u
     let pattern = Pattern {
         root: problem.root,
         peer: problem.peer,
+        hosts: hosts.clone(),
+        between,
         ..Pattern::flat(collective, algorithm, nranks)
     };
     // All overlaps of passes, and a ragged end.
@@ -131,6 +154,8 @@ fn case(collective: Collective, algorithm: Algorithm, nranks: usize, channels: u
         granule: 1,
         chunk_max: 2,
         codec: None,
+        hosts,
+        between,
     }
 }
 
@@ -147,6 +172,31 @@ fn packed_schedules_end_and_are_right() {
                     if nranks <= 17 || channels == 1 {
                         case(collective, algorithm, nranks, channels).check();
                     }
+                }
+            }
+        }
+    }
+}
+
+/// The same of schedules of two levels, on hosts of all sizes and in any order.
+#[test]
+fn two_levels_end_and_are_right() {
+    let mut worlds: Vec<Hosts> = Vec::new();
+    for hosts in 2..=5 {
+        worlds.extend((2..=6).map(|ranks| Hosts::even(hosts, ranks)));
+    }
+    worlds.push(Hosts::even(4, 8));
+    worlds.push(Hosts::new([0, 1, 0, 1, 1, 2, 1]));
+    worlds.push(Hosts::new([2, 0, 0, 0, 1, 0, 2, 0, 1, 1, 0]));
+    worlds.push(Hosts::new((0..13).map(|rank| rank % 3 * (rank / 4))));
+    for hosts in worlds {
+        let nranks = hosts.nranks().unwrap();
+        for collective in Collective::ALL {
+            for &between in Pattern::between_hosts(collective) {
+                for channels in [1, 3] {
+                    let levels = (hosts.clone(), between);
+                    let algorithm = Algorithm::Hierarchical;
+                    case_on(levels, collective, algorithm, nranks, channels).check();
                 }
             }
         }

@@ -12,6 +12,10 @@
 //!   graph, of which the host hears nothing, is noticed by its first message: at most a millisecond
 //!   late, on the side that sends and on the side that receives.
 //!
+//! It never calls the driver: another thread may hold the driver's locks until a kernel has ended
+//! (to free memory, to load a module), and that kernel may wait for the proxy. Whether launches are
+//! still in flight a second thread asks in its place ([`ask`]), and may be kept waiting.
+//!
 //! A connection that breaks matters only to kernels that wait for it, and other ranks may have
 //! left in good order. So it becomes the communicator's fault when calls have been in flight for
 //! another 200 ms ([`GRACE`]), within which the control side tells of a better cause if there is
@@ -31,8 +35,8 @@ use crate::transport::Waiter;
 use crate::transport::cuda::Network;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver, Sender};
-use std::thread::JoinHandle;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
 /// How long it stays lively after a message or a launch.
@@ -58,8 +62,9 @@ const END: u32 = 2;
 pub(super) struct Proxy {
     rank: usize,
     shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
-    /// Hears of the end of the thread.
+    /// The one that carries, and the one that asks the driver.
+    threads: Option<[JoinHandle<()>; 2]>,
+    /// Hears of the end of each.
     ended: Receiver<()>,
 }
 
@@ -68,6 +73,8 @@ struct Shared {
     order: AtomicU32,
     /// Goes up before and after each launch: odd while one is being made.
     launches: AtomicU64,
+    /// Launches, counted likewise, that have ended as far as is known.
+    settled: AtomicU64,
 }
 
 /// What a proxy is made of.
@@ -94,20 +101,30 @@ impl Proxy {
         let shared = Arc::new(Shared {
             order: AtomicU32::new(CARRY),
             launches: AtomicU64::new(0),
+            settled: AtomicU64::new(0),
         });
         let rank = parts.exchange.rank();
-        let carrier = Carrier::new(parts, shared.clone())?;
         let (tells, ended) = mpsc::channel();
-        let thread = std::thread::Builder::new()
-            .name("cinch-proxy".into())
-            .spawn(move || carrier.live(tells))
-            .map_err(|error| Error::system("starting a proxy thread", error))?;
-        Ok(Proxy {
-            rank,
-            shared,
-            thread: Some(thread),
-            ended,
-        })
+        let (launched, asks) = (parts.launched.clone(), shared.clone());
+        let tells_too = tells.clone();
+        let asker = spawn("cinch-proxy-ask", move || ask(&asks, launched, &tells_too))?;
+        let carrying = Carrier::new(parts, shared.clone(), asker.thread().clone())
+            .and_then(|carrier| spawn("cinch-proxy", move || carrier.live(tells)));
+        match carrying {
+            Ok(carrier) => Ok(Proxy {
+                rank,
+                shared,
+                threads: Some([carrier, asker]),
+                ended,
+            }),
+            Err(error) => {
+                shared.order.store(END, Ordering::Relaxed);
+                asker.thread().unpark();
+                // It only ever parks: nothing was launched yet.
+                let _ = asker.join();
+                Err(error)
+            }
+        }
     }
 
     /// Something is about to be launched, or was: called once before and once after.
@@ -115,28 +132,41 @@ impl Proxy {
     pub fn wake(&self) {
         // Relaxed: a count that is seen late is seen at the next look, and unparking synchronises.
         self.shared.launches.fetch_add(1, Ordering::Relaxed);
-        if let Some(thread) = &self.thread {
-            thread.thread().unpark();
+        if let Some([carrier, _]) = &self.threads {
+            carrier.thread().unpark();
         }
     }
 
-    /// Ends the thread, and with it the connections: when all that kernels have sent has left, or
+    /// Ends the threads, and with them the connections: when all that kernels have sent has left, or
     /// after `patience`. No kernel sends any more.
     pub fn end(&mut self, patience: Duration) {
-        let Some(thread) = self.thread.take() else {
+        let Some(threads) = self.threads.take() else {
             return;
         };
         let told = |order| {
             self.shared.order.store(order, Ordering::Relaxed);
-            thread.thread().unpark();
+            threads.iter().for_each(|thread| thread.thread().unpark());
+        };
+        let mut running = threads.len();
+        let mut all_end = |patience| {
+            let until = Instant::now() + patience;
+            while running > 0 {
+                let left = until.saturating_duration_since(Instant::now());
+                match self.ended.recv_timeout(left) {
+                    Ok(()) => running -= 1,
+                    Err(RecvTimeoutError::Timeout) => return false,
+                    // Nobody is there who could say so.
+                    Err(RecvTimeoutError::Disconnected) => running = 0,
+                }
+            }
+            true
         };
         told(DRAIN);
-        let mut ended = self.ended.recv_timeout(patience);
-        if ended == Err(mpsc::RecvTimeoutError::Timeout) {
+        let drained = all_end(patience);
+        if !drained {
             told(END);
-            ended = self.ended.recv_timeout(ENDING);
         }
-        if ended == Err(mpsc::RecvTimeoutError::Timeout) {
+        if !drained && !all_end(ENDING) {
             line(
                 Level::Warn,
                 format_args!(
@@ -146,8 +176,10 @@ impl Proxy {
             );
             return;
         }
-        // It has said that it has nothing left to do.
-        let _ = thread.join();
+        for thread in threads {
+            // It has said that it has nothing left to do.
+            let _ = thread.join();
+        }
     }
 }
 
@@ -163,17 +195,15 @@ struct Carrier {
     waiter: Box<dyn Waiter>,
     courses: Courses,
     shared: Arc<Shared>,
-    launched: Arc<Event>,
+    asker: Thread,
     fault: Arc<Fault>,
     exchange: ExchangeRef,
-    /// Launches that have ended, as far as is known.
-    settled: u64,
-    /// When that was last asked.
+    /// When it was last asked whether launches have ended.
     asked: Instant,
 }
 
 impl Carrier {
-    fn new(parts: Parts, shared: Arc<Shared>) -> Result<Carrier> {
+    fn new(parts: Parts, shared: Arc<Shared>, asker: Thread) -> Result<Carrier> {
         let Network { mut links, staging } = parts.network;
         let mut bridges = Vec::new();
         for (peer, staging) in staging.iter().enumerate() {
@@ -198,10 +228,9 @@ impl Carrier {
             waiter: links.waiter,
             courses: Courses::new(parts.planner),
             shared,
-            launched: parts.launched,
+            asker,
             fault: parts.fault,
             exchange: parts.exchange,
-            settled: 0,
             asked: Instant::now(),
         })
     }
@@ -286,19 +315,15 @@ impl Carrier {
         Ok(false)
     }
 
-    /// Whether launches that the engine made may still run. Asks the driver once a beat at most.
+    /// Whether launches that the engine made may still run. Has that asked once a beat at most.
     fn in_flight(&mut self, now: Instant) -> bool {
         let launches = self.shared.launches.load(Ordering::Relaxed);
-        if launches == self.settled {
+        if launches == self.shared.settled.load(Ordering::Relaxed) {
             return false;
         }
-        // Of a launch that is being made the event may know nothing yet.
-        if launches.is_multiple_of(2) && now.duration_since(self.asked) >= BEAT {
+        if now.duration_since(self.asked) >= BEAT {
             self.asked = now;
-            if self.launched.has_happened().unwrap_or(true) {
-                self.settled = launches;
-                return false;
-            }
+            self.asker.unpark();
         }
         true
     }
@@ -318,6 +343,26 @@ impl Carrier {
     fn order(&self) -> u32 {
         self.shared.order.load(Ordering::Relaxed)
     }
+}
+
+/// The thread that asks the driver whether launches have ended, each time that it is woken.
+fn ask(shared: &Shared, launched: Arc<Event>, tells: &Sender<()>) {
+    while shared.order.load(Ordering::Relaxed) == CARRY {
+        std::thread::park();
+        let launches = shared.launches.load(Ordering::Relaxed);
+        // Of a launch that is being made the event may know nothing yet. One that failed is over.
+        if launches.is_multiple_of(2) && launched.has_happened().unwrap_or(true) {
+            shared.settled.store(launches, Ordering::Relaxed);
+        }
+    }
+    drop(launched);
+    // The engine may have given up waiting.
+    let _ = tells.send(());
+}
+
+fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
+    let thread = std::thread::Builder::new().name(name.into()).spawn(body);
+    thread.map_err(|error| Error::system("starting a proxy thread", error))
 }
 
 #[cfg(test)]

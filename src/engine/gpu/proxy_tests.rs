@@ -535,3 +535,63 @@ fn calls_that_differ_are_found_by_the_kernels() {
         rank.exchange.announce(&error);
     });
 }
+
+/// What this thread's proxy has had of a core, in seconds; there is one such thread.
+fn proxy_seconds() -> f64 {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    let mut nanoseconds = 0;
+    for task in tasks {
+        let path = task.unwrap().path();
+        let name = std::fs::read_to_string(path.join("comm")).unwrap_or_default();
+        if name.trim() == "cinch-proxy" {
+            let text = std::fs::read_to_string(path.join("schedstat")).unwrap_or_default();
+            let first = text.split(' ').next().unwrap_or_default();
+            nanoseconds += first.parse::<u64>().unwrap_or(0);
+        }
+    }
+    nanoseconds as f64 * 1e-9
+}
+
+/// Prints what the proxies of two ranks take while nothing is in flight, and while a kernel waits.
+/// Run it alone: `cargo test --lib what_a_proxy_costs -- --ignored --nocapture`.
+#[test]
+#[ignore = "prints figures, which other tests beside it would disturb"]
+fn what_a_proxy_costs() {
+    const QUIET: Duration = Duration::from_secs(3);
+    let world = World::new(&[0, 1], &small());
+    world.run(|rank| {
+        rank.one(Collective::AllReduce, None, 1000, "raw");
+        let share = |rank: &Rank, what: &str, wait: &mut dyn FnMut()| {
+            rank.exchange.barrier().unwrap();
+            let before = proxy_seconds();
+            wait();
+            let took = (proxy_seconds() - before) / QUIET.as_secs_f64();
+            if rank.rank == 1 {
+                println!("{what}: both proxies took {:.2} % of a core", 100.0 * took);
+            }
+        };
+        std::thread::sleep(2 * LIVELY);
+        share(rank, "idle", &mut || std::thread::sleep(QUIET));
+        rank.exchange.barrier().unwrap();
+        if rank.rank == 1 {
+            share(rank, "one rank's kernel waits", &mut || {
+                std::thread::sleep(QUIET)
+            });
+        } else {
+            rank.exchange.barrier().unwrap();
+        }
+        rank.one(Collective::AllReduce, None, 1000, "raw");
+        let mut times: Vec<Duration> = Vec::new();
+        for _ in 0..200 {
+            rank.exchange.barrier().unwrap();
+            let begin = Instant::now();
+            rank.one(Collective::AllReduce, None, 4, "raw");
+            times.push(begin.elapsed());
+        }
+        times.sort();
+        if rank.rank == 0 {
+            println!("16 bytes, kernels played on the host: {:?}", times[100]);
+        }
+        rank.exchange.barrier().unwrap();
+    });
+}

@@ -17,6 +17,7 @@ use crate::error::{Error, Result};
 use crate::gpu::PinnedMemory;
 use crate::mem::abi::Protocol;
 use crate::mem::{BoxShape, Staging};
+use crate::sys::log::{Level, line};
 use crate::transport::connect::connect_across_hosts;
 use crate::transport::{ConnectContext, Links};
 use crate::types::TransportKind;
@@ -36,11 +37,13 @@ pub struct Network {
 }
 
 impl Network {
-    /// The slowest transport that carries any of the connections.
+    /// The slowest transport that carries any of the connections: nothing is slower than TCP.
     pub fn transport(&self) -> TransportKind {
-        let kinds = self.links.kinds.iter().flatten().copied();
-        let slowest = kinds.max_by_key(|&kind| kind as u8);
-        slowest.unwrap_or(TransportKind::Tcp)
+        let mut kinds = self.links.kinds.iter().flatten().copied();
+        match kinds.clone().any(|kind| kind == TransportKind::Tcp) {
+            true => TransportKind::Tcp,
+            false => kinds.next().unwrap_or(TransportKind::Tcp),
+        }
     }
 }
 
@@ -87,11 +90,39 @@ pub(super) fn connect(
         // Kernels may use them longer than the proxy lives.
         links.staging.push(boxes.clone());
     }
+    line(
+        Level::Info,
+        format_args!(
+            "{}: {} of other hosts through {}: {} lanes, {} bytes of pinned memory and {} of slots",
+            connecting.peers[connecting.me],
+            match abroad.len() {
+                1 => "1 rank".into(),
+                ranks => format!("{ranks} ranks"),
+            },
+            names(&between),
+            between.channels,
+            2 * links.shape.bytes() * abroad.len(),
+            between.buffer_bytes,
+        ),
+    );
     links.network = Mutex::new(Some(Network {
         links: between,
         staging,
     }));
     Ok(())
+}
+
+/// The transports that carry anything.
+fn names(links: &Links) -> String {
+    let mut kinds: Vec<&str> = links
+        .kinds
+        .iter()
+        .flatten()
+        .map(|kind| kind.name())
+        .collect();
+    kinds.sort_unstable();
+    kinds.dedup();
+    kinds.join(" and ")
 }
 
 /// The settings of the host transport: a channel for each lane, a slot for what a kernel's slot

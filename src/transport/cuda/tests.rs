@@ -63,6 +63,8 @@ struct Job {
     config: Config,
     /// Of ranks that have others.
     configs: BTreeMap<usize, Config>,
+    /// Hosts of ranks, if they are on several.
+    hosts: Vec<u8>,
 }
 
 impl Job {
@@ -76,6 +78,7 @@ impl Job {
                 ..Config::default()
             },
             configs: BTreeMap::new(),
+            hosts: Vec::new(),
         }
     }
 
@@ -92,7 +95,12 @@ impl Job {
                 .unwrap()
             });
         }
-        let places: Vec<(u8, u8)> = seats.iter().map(|(process, _)| (1, *process)).collect();
+        let host = |rank: usize| self.hosts.get(rank).copied().unwrap_or(1);
+        let places: Vec<(u8, u8)> = seats
+            .iter()
+            .enumerate()
+            .map(|(rank, (process, _))| (host(rank), *process))
+            .collect();
         let world = World::with(&places);
         std::thread::scope(|scope| {
             let rank = |(rank, &(process, ordinal)): (usize, &Seat)| {
@@ -223,6 +231,65 @@ fn threads_processes_and_ranks_of_one_gpu_reach_each_other() {
             }
         });
     }
+}
+
+/// Ranks of one host reach each other as ever; those of others meet in memory of their own host,
+/// with a connection for each lane.
+#[test]
+fn ranks_of_several_hosts_have_boxes_on_both_sides() {
+    let mut job = Job::on(Machine::new(3));
+    job.config.buffer_bytes = 32 << 20;
+    job.hosts = vec![1, 1, 2, 2, 3];
+    let seats = [(1, 0), (1, 1), (2, 1), (3, 2), (3, 0)];
+    let links = job.links(&seats);
+    let lanes = links[0].shape.fifo(Protocol::Simple).lanes as usize;
+    assert_eq!(lanes, Config::GPU_CHANNELS_BETWEEN_HOSTS);
+    let mut addresses = HashSet::new();
+    for one in &links {
+        let network = one.take_network().expect("a network");
+        assert!(one.take_network().is_none(), "it is taken once");
+        assert_eq!(network.links.channels, lanes);
+        assert_eq!(network.transport(), TransportKind::Tcp);
+        let slot = one.shape.fifo(Protocol::Simple).slot_bytes as usize;
+        assert_eq!(network.links.slot_bytes, slot);
+        let mut far = 0;
+        for (peer, path) in one.paths.iter().enumerate() {
+            let abroad = job.hosts[peer] != job.hosts[one.rank];
+            let expected = (abroad && peer != one.rank).then_some(PeerPath::Network {
+                transport: TransportKind::Tcp,
+            });
+            match &expected {
+                Some(_) => assert_eq!(*path, expected),
+                None => assert_eq!(path.is_some(), peer != one.rank),
+            }
+            for lane in 0..lanes {
+                let index = lane * seats.len() + peer;
+                assert_eq!(network.links.sends[index].is_some(), abroad);
+                assert_eq!(network.links.recvs[index].is_some(), abroad);
+            }
+            assert_eq!(network.staging[peer].is_some(), abroad);
+            if abroad {
+                far += 1;
+                for place in [one.inbox[peer], one.outbox[peer]] {
+                    assert_eq!(job.machine.owner(place), None, "host memory");
+                    assert!(addresses.insert(place), "a box of its own");
+                }
+            }
+        }
+        assert_eq!(one.pinned_bytes, 256 + 2 * far * one.shape.bytes());
+        assert!(2 * far * one.shape.bytes() <= job.config.buffer_bytes);
+        assert_eq!(one.slowest, LinkClass::NvLink, "inside hosts");
+    }
+    drop(links);
+    assert_eq!(job.machine.left(), [0; 5], "something is left");
+
+    job.config.transport = Some(TransportKind::Shm);
+    for error in job.connect(&seats) {
+        let error = error.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert!(error.message().contains("CINCH_TRANSPORT=shm"), "{error}");
+    }
+    assert_eq!(job.machine.left(), [0; 5], "something is left");
 }
 
 #[test]
