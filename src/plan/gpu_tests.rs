@@ -1,10 +1,11 @@
+use super::gpu::*;
 use super::*;
-use crate::plan::{Machine, Plan, Planner};
+use crate::mem::BoxShape;
 use crate::schedule::Hosts;
 use crate::simd::Isa;
 use crate::types::{CodecSpec, DType, ReduceOp, TransportKind};
 
-fn limits(nranks: usize, resident: usize) -> Limits {
+pub(super) fn limits(nranks: usize, resident: usize) -> Limits {
     let shape = BoxShape::new(nranks, 64 << 20, 64).unwrap();
     Limits {
         nranks,
@@ -26,7 +27,7 @@ fn limits(nranks: usize, resident: usize) -> Limits {
     }
 }
 
-fn request(collective: Collective, count: usize, codec: &str) -> Request {
+pub(super) fn request(collective: Collective, count: usize, codec: &str) -> Request {
     Request {
         collective,
         dtype: DType::F32,
@@ -247,7 +248,7 @@ fn a_codec_left_to_the_model_runs_where_it_is_predicted_to_pay() {
         let mut planner = Planner::new(limits(8, 132), 0, Isa::Scalar);
         let best = |planner: &Planner, request: &Request| {
             let codec = crate::codec::build(request.codec, Isa::Scalar).unwrap();
-            let all = super::super::candidates(request, planner.limits(), [codec.as_deref(); 2]);
+            let all = super::candidates(request, planner.limits(), [codec.as_deref(); 2]);
             let times = all.unwrap().into_iter().map(|candidate| candidate.seconds);
             times.fold(f64::INFINITY, f64::min)
         };

@@ -502,3 +502,8 @@ pub fn chunk_max(
     }
     Ok(low * granule)
 }
+
+#[cfg(test)]
+mod cliff_tests;
+#[cfg(test)]
+mod gpu_tests;

@@ -1,0 +1,103 @@
+//! No cliff: a larger message is never predicted to be faster than a smaller one by more than 5 %.
+
+use super::gpu_tests::limits;
+use super::*;
+use crate::mem::BoxShape;
+use crate::schedule::Hosts;
+use crate::types::TransportKind;
+
+/// What a larger message may take less than a smaller one, as a share.
+const FALL: f64 = 0.05;
+
+/// Sizes of the larger buffer from 8 bytes to 1 GiB, each a quarter above the one before.
+fn sizes() -> impl Iterator<Item = usize> {
+    let mut next = 8.0f64;
+    std::iter::from_fn(move || {
+        let size = next as usize;
+        next *= 1.25;
+        (size <= 1 << 30).then_some(size)
+    })
+}
+
+/// Predicted seconds, by size, of the cheapest way of every call; what falls, as sentences.
+fn falls(limits: &Limits, codecs: &[&str]) -> Vec<String> {
+    let mut found = Vec::new();
+    for collective in Collective::ALL {
+        for codec in codecs {
+            let planner = Planner::new(limits.clone(), 0, Isa::Scalar);
+            let mut slowest: (f64, usize) = (0.0, 0);
+            for size in sizes() {
+                let blocks = match collective {
+                    Collective::AllReduce
+                    | Collective::Broadcast
+                    | Collective::Reduce
+                    | Collective::SendRecv => 1,
+                    _ => limits.nranks,
+                };
+                let count = (size / 4 / blocks).max(1);
+                let request = gpu_tests::request(collective, count, codec);
+                let seconds = planner.predict(&request).unwrap();
+                if seconds < (1.0 - FALL) * slowest.0 {
+                    found.push(format!(
+                        "{collective} {codec} x{}: {:.2} us at {} bytes, {:.2} us at {size}",
+                        limits.nranks,
+                        slowest.0 * 1e6,
+                        slowest.1,
+                        seconds * 1e6
+                    ));
+                }
+                if seconds > slowest.0 {
+                    slowest = (seconds, size);
+                }
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn time_on_gpus_never_falls_when_size_grows() {
+    for nranks in [2, 4, 8] {
+        let found = falls(&limits(nranks, 132), &["raw", "linear8", "dynamic8"]);
+        assert!(found.is_empty(), "{found:#?}");
+    }
+}
+
+#[test]
+fn time_on_gpus_with_many_channels_never_falls_when_size_grows() {
+    for nranks in [2, 4, 8] {
+        let shape = BoxShape::new(nranks, 64 << 20, 128).unwrap();
+        let mut limits = limits(nranks, 132);
+        limits.gpu = Some(GpuLimits {
+            ll128: true,
+            ..GpuLimits::new(&shape, Resident::both(132), 128)
+        });
+        let found = falls(&limits, &["raw", "linear8", "dynamic8"]);
+        assert!(found.is_empty(), "{found:#?}");
+    }
+}
+
+#[test]
+fn time_on_hosts_never_falls_when_size_grows() {
+    for transport in [TransportKind::Shm, TransportKind::Tcp] {
+        for nranks in [2, 4, 8] {
+            let limits = Limits {
+                nranks,
+                slot_bytes: 128 << 10,
+                slots: 4,
+                channels: 2,
+                algorithm: None,
+                machine: Machine {
+                    transport,
+                    inside: transport,
+                    oversubscribed: false,
+                    measured: None,
+                },
+                hosts: Hosts::ONE,
+                gpu: None,
+            };
+            let found = falls(&limits, &["raw", "linear8"]);
+            assert!(found.is_empty(), "{transport} {found:#?}");
+        }
+    }
+}
