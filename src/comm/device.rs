@@ -4,7 +4,7 @@ use super::check::{self, Places};
 use super::sample::Picked;
 use super::{Call, CommInfo, Communicator, PanicGuard, Report, Side};
 use crate::bootstrap::ExchangeRef;
-use crate::config::{CodecPolicy, Config};
+use crate::config::{CodecPolicy, Config, TuningChoice};
 use crate::engine::gpu::device;
 use crate::engine::gpu::kernels::{self, Kernels};
 use crate::engine::gpu::{GpuCall, GpuEngine, Parts, Slices, Wiring};
@@ -12,7 +12,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::Context;
 use crate::mem::DeviceBuffers;
 use crate::mem::abi::Protocol;
-use crate::plan::Resident;
+use crate::plan::{Resident, Site, Table, Tuning, Way, links};
 use crate::schedule::Hosts;
 use crate::simd::Isa;
 use crate::sync::Fault;
@@ -54,9 +54,11 @@ pub(super) fn connect(
     config: &Config,
     policy: &CodecPolicy,
     isa: Isa,
+    table: Option<Arc<Table>>,
 ) -> Result<(CommInfo, GpuSide)> {
     // Told to the others, so that they do not wait for a rank that cannot come.
-    try_connect(exchange, fault, config, policy, isa).inspect_err(|error| exchange.announce(error))
+    try_connect(exchange, fault, config, policy, isa, table)
+        .inspect_err(|error| exchange.announce(error))
 }
 
 fn try_connect(
@@ -65,6 +67,7 @@ fn try_connect(
     config: &Config,
     policy: &CodecPolicy,
     isa: Isa,
+    table: Option<Arc<Table>>,
 ) -> Result<(CommInfo, GpuSide)> {
     let default = Call::new(Collective::AllReduce, DType::F32, 1);
     kernels::check(&default.request(policy.codec))
@@ -88,6 +91,8 @@ fn try_connect(
     let resident = resident(exchange, &context, whole, asked)?;
     let info = info(&links, hosts);
     let network = links.take_network();
+    let own = site(&context, &info, exchange.peers().len());
+    let tuning = tuning(exchange, config, own, table)?;
     let parts = Parts {
         context: context.clone(),
         kernels,
@@ -97,7 +102,9 @@ fn try_connect(
         resident,
         network,
     };
-    let engine = Mutex::new(GpuEngine::new(parts, config, isa)?);
+    let mut engine = GpuEngine::new(parts, config, isa)?;
+    engine.tune(tuning);
+    let engine = Mutex::new(engine);
     let slices = match policy.sample {
         0 => None,
         _ => Some(Slices::new(&context, config.init_timeout)?),
@@ -187,6 +194,64 @@ fn refuse_codec_by_level(hosts: &Hosts, policy: &CodecPolicy) -> Result<()> {
              of a call, so a codec by level is for host buffers; set CINCH_CODEC={inter}"
         ),
     ))
+}
+
+/// This rank's GPU and its links, as tuning tables name them.
+fn site(context: &Context, info: &CommInfo, ranks: usize) -> Site {
+    Site {
+        gpu: context.device().name.clone(),
+        ranks,
+        links: links(info.classes.iter().map(String::as_str)),
+    }
+}
+
+/// Where measured choices come from: the same on all ranks, from what all said.
+fn tuning(
+    exchange: &ExchangeRef,
+    config: &Config,
+    own: Site,
+    table: Option<Arc<Table>>,
+) -> Result<Tuning> {
+    let ranks = own.ranks;
+    let channels = if config.gpu_channels.is_some() {
+        "1"
+    } else {
+        ""
+    };
+    let said = [own.gpu.as_str(), &own.links, channels].join("\0");
+    let mut sites = Vec::with_capacity(ranks);
+    let mut asked = false;
+    for (said, peer) in exchange
+        .all_gather(said.as_bytes())?
+        .iter()
+        .zip(exchange.peers())
+    {
+        let words: Vec<&str> = std::str::from_utf8(said)
+            .map(|text| text.split('\0').collect())
+            .unwrap_or_default();
+        let [gpu, links, channels] = words[..] else {
+            return Err(Error::new(
+                ErrorKind::Mismatch,
+                format!("{peer} described its GPU in another format: use one version"),
+            ));
+        };
+        asked |= !channels.is_empty();
+        sites.push(Site {
+            gpu: gpu.into(),
+            ranks,
+            links: links.into(),
+        });
+    }
+    match (table, &config.tuning) {
+        (_, TuningChoice::Off) => Ok(Tuning::Model("CINCH_TUNING=off".into())),
+        // A file for other GPUs is refused all the same.
+        (Some(table), _) => Tuning::of_file(table, &sites),
+        (None, _) => Tuning::of_library(&sites),
+    }
+    .map(|tuning| match asked {
+        true => Tuning::Model("CINCH_GPU_CHANNELS is set".into()),
+        false => tuning,
+    })
 }
 
 /// GPUs without peer access have host memory between them, and nothing else in this version.
@@ -346,6 +411,32 @@ impl Communicator {
             }
         }
         Ok(reports)
+    }
+
+    /// The GPUs of this communicator as tuning tables name them, if its buffers are on GPUs.
+    pub fn site(&self) -> Option<Site> {
+        let gpu = self.gpu()?;
+        Some(site(gpu, &self.info, self.nranks()))
+    }
+
+    /// The ways of kernels to run `call` that are worth a measurement, the same on all ranks.
+    ///
+    /// # Errors
+    /// Invalid usage on a communicator of host memory; invalid argument if the call is impossible.
+    pub fn ways(&self, call: &Call) -> Result<Vec<Way>> {
+        check::shape(self, call)?;
+        let request = call.request(self.choose(call)?.codec);
+        self.gpu_side()?.engine()?.ways(&request)
+    }
+
+    /// Runs calls this way from now on, those that can go it; with `None`, as before. All ranks do so
+    /// between the same two calls.
+    ///
+    /// # Errors
+    /// Invalid usage on a communicator of host memory.
+    pub fn go_way(&self, way: Option<Way>) -> Result<()> {
+        self.gpu_side()?.engine()?.go_way(way);
+        Ok(())
     }
 
     pub(super) fn gpu_side(&self) -> Result<&GpuSide> {

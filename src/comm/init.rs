@@ -4,10 +4,10 @@ use super::sample::Sampler;
 use super::stats::Counters;
 use super::{CommInfo, Communicator, Side, costs, device};
 use crate::bootstrap::{self, ExchangeRef, Star, UniqueId};
-use crate::config::{CodecPolicy, Config, launcher_environment};
+use crate::config::{CodecPolicy, Config, TuningChoice, launcher_environment};
 use crate::engine::HostEngine;
 use crate::error::{Error, ErrorKind, Result};
-use crate::plan::Machine;
+use crate::plan::{Machine, Table};
 use crate::schedule::Hosts;
 use crate::simd::Isa;
 use crate::sync::Fault;
@@ -133,12 +133,13 @@ pub(super) fn connect(
     let isa = Isa::from_setting(&config.simd)?;
     let one_host = one_host(&exchange);
     let policy = CodecPolicy::new(&config, one_host);
-    agree(&exchange, &config, &policy)?;
+    let table = table(&config).inspect_err(|error| exchange.announce(error))?;
+    agree(&exchange, &config, &policy, table.as_deref())?;
     let (info, side) = if config.device == DeviceChoice::Host {
         let (info, engine) = on_host(&exchange, &fault, &config, isa)?;
         (info, Side::Host(Box::new(Mutex::new(engine))))
     } else {
-        let (info, side) = device::connect(&exchange, &fault, &config, &policy, isa)?;
+        let (info, side) = device::connect(&exchange, &fault, &config, &policy, isa, table)?;
         (info, Side::Gpu(Box::new(side)))
     };
     let comm = Communicator {
@@ -200,10 +201,27 @@ fn on_host(
     Ok((info, engine))
 }
 
+/// The tuning table that was asked for.
+fn table(config: &Config) -> Result<Option<Arc<Table>>> {
+    let TuningChoice::File(path) = &config.tuning else {
+        return Ok(None);
+    };
+    let name = path.display().to_string();
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| Error::invalid_argument(format!("CINCH_TUNING={name}: {error}")))?;
+    let table = Table::parse(&name, &text).map_err(|error| error.context("CINCH_TUNING"))?;
+    Ok(Some(Arc::new(table)))
+}
+
 /// Compares the settings that decide what runs.
-fn agree(exchange: &ExchangeRef, config: &Config, policy: &CodecPolicy) -> Result<()> {
+fn agree(
+    exchange: &ExchangeRef,
+    config: &Config,
+    policy: &CodecPolicy,
+    table: Option<&Table>,
+) -> Result<()> {
     let mine = format!(
-        "CINCH_DEVICE={} {} CINCH_FUSE_BYTES={} CINCH_ALGO={} CINCH_PROTO={}",
+        "CINCH_DEVICE={} {} CINCH_FUSE_BYTES={} CINCH_ALGO={} CINCH_PROTO={} CINCH_TUNING={}",
         // Which GPU is each rank's own business.
         match config.device {
             DeviceChoice::Host => "host",
@@ -215,6 +233,12 @@ fn agree(exchange: &ExchangeRef, config: &Config, policy: &CodecPolicy) -> Resul
             .algorithm
             .map_or("auto", |algorithm| algorithm.name()),
         config.protocol.map_or("auto", |protocol| protocol.name()),
+        // A file may lie elsewhere on every host; what it says counts.
+        match (&config.tuning, table) {
+            (_, Some(table)) => format!("table {}", table.fingerprint()),
+            (TuningChoice::Off, None) => "off".into(),
+            (_, None) => "auto".into(),
+        },
     );
     let texts = exchange.all_gather(mine.as_bytes())?;
     let peers = exchange.peers();

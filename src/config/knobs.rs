@@ -1,7 +1,7 @@
 //! The table of settings.
 
-use super::Config;
 use super::codec_policy::{CodecLinks, CodecRules, CollectiveSet, parse_choice};
+use super::{Config, TuningChoice};
 use crate::types::{Algorithm, CodecSpec, Protocol, Subsystems, TransportKind};
 use std::time::Duration;
 
@@ -207,6 +207,25 @@ pub const KNOBS: &[Knob] = &[
             one_of(text, Protocol::from_name).map(|value| config.protocol = value)
         },
         show: |config| config.protocol.map_or("auto", Protocol::name).into(),
+    },
+    Knob {
+        name: "CINCH_TUNING",
+        range: "auto, off or the path of a table of `cinch tune`",
+        help: "measured choices of algorithm, protocol and blocks on GPUs: the library's where it has \
+               a table for them, none, or a file; CINCH_ALGO, CINCH_PROTO and CINCH_GPU_CHANNELS win",
+        apply: |config, text| {
+            config.tuning = match text.trim() {
+                "auto" => TuningChoice::Auto,
+                "off" => TuningChoice::Off,
+                _ => TuningChoice::File(non_empty(text)?.into()),
+            };
+            Ok(())
+        },
+        show: |config| match &config.tuning {
+            TuningChoice::Auto => "auto".into(),
+            TuningChoice::Off => "off".into(),
+            TuningChoice::File(path) => path.display().to_string(),
+        },
     },
     Knob {
         name: "CINCH_CODEC",

@@ -48,6 +48,8 @@ pub struct Config {
     pub algorithm: Option<Algorithm>,
     /// Protocol of kernels to use where it can be, `None` = the cheapest by the cost model.
     pub protocol: Option<Protocol>,
+    /// Where measured choices of kernels come from.
+    pub tuning: TuningChoice,
     /// Codec of calls that name none and admit it.
     pub codec: CodecSpec,
     /// Keeps that codec to the calls where the model of costs says that it pays.
@@ -114,6 +116,17 @@ pub struct Config {
     pub notes: Vec<Note>,
 }
 
+/// Where measured choices of kernels come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TuningChoice {
+    /// The library's table for the GPUs, their number and their links, where it has one.
+    Auto,
+    /// Nowhere: the cost model decides.
+    Off,
+    /// This file, which must be for them.
+    File(PathBuf),
+}
+
 /// A sentence about the environment, for the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Note {
@@ -148,6 +161,7 @@ impl Default for Config {
             gpu_channels: None,
             algorithm: None,
             protocol: None,
+            tuning: TuningChoice::Auto,
             codec: CodecSpec::RAW,
             codec_auto: false,
             codec_intra: None,
@@ -336,6 +350,7 @@ mod tests {
             ("CINCH_GPU_CHANNELS", "129"),
             ("CINCH_ALGO", "magic"),
             ("CINCH_PROTO", "ll64"),
+            ("CINCH_TUNING", " "),
             ("CINCH_SIMD", "avx1024"),
             ("CINCH_CODEC", "of"),
             ("CINCH_CODEC_RULES", "dp*=dynamic9"),

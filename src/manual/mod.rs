@@ -1,5 +1,5 @@
-//! Essays: layers, one allreduce, memory ordering, numbers, failures, which calls compress, the drop-in
-//! for NCCL, adding things, dependencies.
+//! Essays: layers, one allreduce, memory ordering, numbers, failures, which calls compress, how ways
+//! are chosen on GPUs, the drop-in for NCCL, adding things, dependencies.
 
 pub mod adding;
 pub mod codec_rules;
@@ -10,6 +10,7 @@ pub mod memory_ordering;
 pub mod nccl;
 pub mod numerics;
 pub mod one_allreduce;
+pub mod tuning;
 
 /// The Rust of the README compiles.
 #[cfg(doctest)]

@@ -4,6 +4,7 @@
 //! launch alike.
 
 use super::select::{Candidate, Limits};
+use super::tuning::Way;
 use super::{Geometry, Request, chunk_max, granule};
 use crate::codec::Codec;
 use crate::error::Result;
@@ -120,15 +121,7 @@ pub(super) fn protocols(
         return vec![Protocol::Simple];
     }
     let bytes = bytes(request, limits.nranks);
-    let fuses = request.collective == Collective::AllReduce
-        && algorithm == Algorithm::OneShot
-        && limits.nranks > 1
-        && bytes <= gpu.oneshot_bytes;
-    let possible = |protocol: Protocol| match protocol {
-        Protocol::Simple | Protocol::Ll => true,
-        Protocol::Ll128 => gpu.ll128,
-        Protocol::Fused => fuses,
-    };
+    let possible = |protocol| possible(request, limits, gpu, (algorithm, protocol));
     if let Some(asked) = gpu.protocol
         && possible(asked)
     {
@@ -143,8 +136,29 @@ pub(super) fn protocols(
     all.filter(|&p| possible(p)).filter(sensible).collect()
 }
 
+/// Whether messages of `request` can be carried so.
+fn possible(
+    request: &Request,
+    limits: &Limits,
+    gpu: &GpuLimits,
+    (algorithm, protocol): (Algorithm, Protocol),
+) -> bool {
+    if request.codec.is_lossy() || limits.nranks == 1 || request.crosses(&limits.hosts) {
+        return protocol == Protocol::Simple;
+    }
+    match protocol {
+        Protocol::Simple | Protocol::Ll => true,
+        Protocol::Ll128 => gpu.ll128,
+        Protocol::Fused => {
+            request.collective == Collective::AllReduce
+                && algorithm == Algorithm::OneShot
+                && bytes(request, limits.nranks) <= gpu.oneshot_bytes
+        }
+    }
+}
+
 /// Bytes of the largest buffer.
-fn bytes(request: &Request, nranks: usize) -> usize {
+pub(super) fn bytes(request: &Request, nranks: usize) -> usize {
     let blocks = match request.collective {
         Collective::AllReduce | Collective::Broadcast | Collective::Reduce => 1,
         Collective::SendRecv => 1,
@@ -160,26 +174,34 @@ pub(super) fn cut(
     limits: &Limits,
     gpu: &GpuLimits,
     codec: Option<&dyn Codec>,
-    protocol: Protocol,
+    way: Way,
     parts: usize,
 ) -> Result<(Geometry, usize)> {
     let granule = granule(request.dtype, codec);
-    let size = request.dtype.size();
+    let (size, protocol) = (request.dtype.size(), way.protocol);
     if protocol == Protocol::Fused {
         let whole = request.count.max(1).next_multiple_of(granule);
         let geometry = Geometry::new(request.count, 1, granule, whole);
         let blocks = (request.count * size).div_ceil(FUSED_SHARE);
-        let most = FUSED_BLOCKS.min(gpu.resident.fused).min(gpu.channels);
+        let most = FUSED_BLOCKS
+            .min(gpu.resident.fused)
+            .min(gpu.channels)
+            .min(way.channels);
         return Ok((geometry, blocks.clamp(1, most.max(1))));
     }
     let slot = gpu.fifos[protocol as usize].0;
     let most = chunk_max(slot, request.dtype, request.codec, codec)?;
     let even_load = even_load(request, protocol);
+    let most = match way.chunk / size / granule {
+        0 => most,
+        granules => most.min(granules * granule),
+    };
     let most = match most / even_load {
         0 => most,
         loads => loads * even_load,
     };
     let channels = gpu.channels(request, protocol, limits.nranks);
+    let channels = channels.min(way.channels).max(1);
     let lanes = parts * channels;
     let rounds = request.count.div_ceil(lanes * most).max(1);
     let even = request.count.div_ceil(lanes * rounds);
@@ -317,12 +339,12 @@ pub(super) fn candidate(
     limits: &Limits,
     gpu: &GpuLimits,
     codec: Option<&dyn Codec>,
-    (algorithm, between): (Algorithm, Algorithm),
-    protocol: Protocol,
+    (way, between): (Way, Algorithm),
 ) -> Result<Candidate> {
+    let (algorithm, protocol) = (way.algorithm, way.protocol);
     let pattern = super::pattern(request, limits, (algorithm, between));
     let leaving = super::select::leaving(&pattern, limits)?;
-    let (geometry, channels) = cut(request, limits, gpu, codec, protocol, pattern.parts())?;
+    let (geometry, channels) = cut(request, limits, gpu, codec, way, pattern.parts())?;
     let chunk = geometry.chunk();
     let wire_bytes = codec.map_or(chunk * request.dtype.size(), |codec| {
         codec.wire_bytes(chunk)
@@ -346,4 +368,88 @@ pub(super) fn candidate(
         }
     }
     Ok(candidate)
+}
+
+/// The way that a table says, if it can be taken here.
+pub(super) fn tuned(
+    request: &Request,
+    limits: &Limits,
+    codec: Option<&dyn Codec>,
+    way: Way,
+) -> Result<Option<Candidate>> {
+    let Some(gpu) = &limits.gpu else {
+        return Ok(None);
+    };
+    let known = super::select::algorithms(request, limits, codec).contains(&way.algorithm);
+    if !known || !possible(request, limits, gpu, (way.algorithm, way.protocol)) {
+        return Ok(None);
+    }
+    candidate(request, limits, gpu, codec, (way, Algorithm::Direct)).map(Some)
+}
+
+/// How many times slower than the cheapest the model may expect a way to be that is tried all the
+/// same: so far it is not trusted.
+const TRIED: f64 = 3.0;
+/// Message bytes up to which packets and lines are tried.
+const TRIED_LL: usize = 256 << 10;
+const TRIED_LL128: usize = 8 << 20;
+/// From this many bytes on smaller chunks than fit a slot are tried.
+const TRIED_CHUNKS: usize = 4 << 20;
+
+/// The ways that are worth a measurement, each with another plan.
+pub(super) fn ways(
+    request: &Request,
+    limits: &Limits,
+    codec: Option<&dyn Codec>,
+) -> Result<Vec<Way>> {
+    let Some(gpu) = &limits.gpu else {
+        return Ok(Vec::new());
+    };
+    let bytes = bytes(request, limits.nranks);
+    let mut found: Vec<(Way, Candidate)> = Vec::new();
+    for algorithm in super::select::algorithms(request, limits, codec) {
+        for protocol in Protocol::ALL {
+            let most = match protocol {
+                Protocol::Ll => TRIED_LL,
+                Protocol::Ll128 => TRIED_LL128,
+                Protocol::Simple | Protocol::Fused => usize::MAX,
+            };
+            if bytes > most || !possible(request, limits, gpu, (algorithm, protocol)) {
+                continue;
+            }
+            let chunks: &[usize] = match protocol {
+                Protocol::Simple if bytes >= TRIED_CHUNKS => &[0, 128 << 10, 32 << 10],
+                _ => &[0],
+            };
+            let halves = (0..8).map(|half| gpu.channels >> half);
+            for channels in halves.filter(|&channels| channels >= 4.min(gpu.channels)) {
+                for &chunk in chunks {
+                    let way = Way {
+                        algorithm,
+                        protocol,
+                        channels,
+                        chunk,
+                    };
+                    found.push((way, candidate(request, limits, gpu, codec, (way, Algorithm::Direct))?));
+                }
+            }
+        }
+    }
+    let times = found.iter().map(|(_, candidate)| candidate.seconds);
+    let least = times.fold(f64::INFINITY, f64::min);
+    let mut ways: Vec<(Way, Candidate)> = Vec::new();
+    for (way, candidate) in found {
+        let same = |(other, known): &(Way, Candidate)| {
+            (other.algorithm, other.protocol) == (way.algorithm, way.protocol)
+                && (known.channels, known.geometry) == (candidate.channels, candidate.geometry)
+        };
+        match ways.iter().position(same) {
+            // The least number of blocks that comes to the same.
+            Some(at) if ways[at].0.chunk == way.chunk => ways[at].0 = way,
+            Some(_) => {}
+            None if candidate.seconds <= TRIED * least => ways.push((way, candidate)),
+            None => {}
+        }
+    }
+    Ok(ways.into_iter().map(|(way, _)| way).collect())
 }

@@ -10,6 +10,7 @@ mod measured;
 pub mod predict;
 mod select;
 mod slice;
+mod tuning;
 
 pub use cost::{Machine, Work, seconds};
 pub use geometry::Geometry;
@@ -17,6 +18,7 @@ pub use gpu::{GpuLimits, Resident};
 pub use measured::{Affine, MeasuredCosts};
 pub use select::{Candidate, Limits, candidates, explain};
 pub use slice::{SLICE_ELEMENTS, Slice};
+pub use tuning::{Choice, Entry, Header, Site, Table, Tuning, Way, WireClass, links};
 
 use crate::codec::{self, Codec, Random};
 use crate::error::{Error, Result};
@@ -241,6 +243,7 @@ pub struct Planner {
     lanes: usize,
     rank: usize,
     isa: Isa,
+    tuning: Tuning,
     plans: HashMap<Key, Arc<Plan>>,
     /// Plans of the latest calls, newest first: loops repeat a few shapes.
     latest: VecDeque<(Key, Arc<Plan>)>,
@@ -260,9 +263,31 @@ impl Planner {
             lanes: usize::MAX,
             rank,
             isa,
+            tuning: Tuning::Model("no table was looked for".into()),
             plans: HashMap::new(),
             latest: VecDeque::new(),
         }
+    }
+
+    /// Goes by this tuning from now on; all ranks do so at the same point.
+    pub fn tune(&mut self, tuning: Tuning) {
+        self.tuning = tuning;
+        self.plans.clear();
+        self.latest.clear();
+    }
+
+    /// What calls are tuned by.
+    pub fn tuning(&self) -> &Tuning {
+        &self.tuning
+    }
+
+    /// The ways of kernels to run `request` that are worth a measurement; none on host memory.
+    ///
+    /// # Errors
+    /// As for [`Planner::plan`].
+    pub fn ways(&self, request: &Request) -> Result<Vec<Way>> {
+        let [_, codec] = self.codecs(request)?;
+        gpu::ways(request, &self.limits, codec.as_deref())
     }
 
     /// Plans from now on as another communicator of as many ranks would, in the lanes of this
@@ -370,11 +395,79 @@ impl Planner {
     fn best(&self, request: &Request) -> Result<(Candidate, Codecs)> {
         let codecs = self.codecs(request)?;
         let by_level = [codecs[0].as_deref(), codecs[1].as_deref()];
+        if let Ok((measured, _)) = self.measured(request, by_level[1])? {
+            return Ok((measured, codecs));
+        }
         let best = candidates(request, &self.limits, by_level)?
             .into_iter()
             .min_by(|a, b| a.seconds.total_cmp(&b.seconds))
             .ok_or_else(|| Error::internal("no candidate for a checked call"))?;
         Ok((best, codecs))
+    }
+
+    /// The candidate that the table chooses for `request`, and its line; or why the model decides, as
+    /// a phrase.
+    fn measured(
+        &self,
+        request: &Request,
+        codec: Option<&dyn Codec>,
+    ) -> Result<std::result::Result<(Candidate, usize), String>> {
+        let Some(gpu) = &self.limits.gpu else {
+            return Ok(Err("buffers are in host memory".into()));
+        };
+        if request.algorithm.is_some() {
+            return Ok(Err("the call asks for an algorithm".into()));
+        }
+        if self.limits.algorithm.is_some() || gpu.protocol.is_some() {
+            return Ok(Err("CINCH_ALGO or CINCH_PROTO is set".into()));
+        }
+        if self.limits.hosts.count() > 1 {
+            return Ok(Err("tables are for one host".into()));
+        }
+        let bytes = gpu::bytes(request, self.limits.nranks);
+        let Some(choice) = self.tuning.choice(request, bytes) else {
+            return Ok(Err(match &self.tuning {
+                Tuning::Model(why) => why.clone(),
+                _ => format!(
+                    "no {} of {} in the table",
+                    request.collective,
+                    WireClass::of(request)
+                ),
+            }));
+        };
+        Ok(
+            match gpu::tuned(request, &self.limits, codec, choice.way)? {
+                Some(candidate) if choice.line > 0 => Ok((
+                    Candidate {
+                        seconds: choice.seconds,
+                        ..candidate
+                    },
+                    choice.line,
+                )),
+                Some(candidate) => Ok((candidate, 0)),
+                None => Err(format!(
+                    "{} {} of line {} cannot be here",
+                    choice.way.algorithm, choice.way.protocol, choice.line
+                )),
+            },
+        )
+    }
+
+    /// Where the choice comes from, as a line; empty on host memory.
+    fn source(&self, measured: &std::result::Result<(Candidate, usize), String>) -> String {
+        match (measured, &self.tuning) {
+            (Ok((_, line)), Tuning::Table(table)) => format!(
+                "  measured on {} x {} over {}, {}, table {} line {line}\n",
+                table.header.gpu,
+                table.header.ranks,
+                table.header.links,
+                table.header.date,
+                table.name
+            ),
+            (Ok(_), _) => "  the way that is being measured\n".into(),
+            (Err(why), _) if self.limits.gpu.is_some() => format!("  cost model: {why}\n"),
+            (Err(_), _) => String::new(),
+        }
     }
 
     /// The candidates for `request`, as text. Where it is open whether the codec runs, those
@@ -387,7 +480,10 @@ impl Planner {
             let [intra, codec] = self.codecs(request)?;
             let codecs = [intra.as_deref(), codec.as_deref()];
             let candidates = candidates(request, &self.limits, codecs)?;
-            Ok(explain(request, &self.limits, &candidates))
+            let measured = self.measured(request, codecs[1])?;
+            let best = measured.as_ref().ok().map(|(candidate, _)| candidate);
+            let text = explain(request, &self.limits, &candidates, best);
+            Ok(text + &self.source(&measured))
         };
         if !request.auto {
             return table(request);
@@ -407,7 +503,12 @@ impl Planner {
         );
         text += "  costs: ";
         text += &match (&self.limits.gpu, &self.limits.machine.measured) {
-            (Some(_), _) => "constants of the GPUs' model".into(),
+            (Some(_), _) => match &self.tuning {
+                Tuning::Table(_) => {
+                    "of the table where it has lines, else of the GPUs' model".into()
+                }
+                _ => "constants of the GPUs' model".into(),
+            },
             (None, Some(measured)) => measured.describe(spec.kind),
             (None, None) => "constants; a communicator whose CINCH_CODEC is auto:NAME, or \
                              auto:raw, measures them when it is made"
@@ -417,16 +518,12 @@ impl Planner {
         Ok(text)
     }
 
-    /// Seconds that the cheapest candidate for `request` is predicted to take.
+    /// Seconds that `request` is predicted to take, or was measured to.
     ///
     /// # Errors
     /// As for [`Planner::plan`].
     pub fn predict(&self, request: &Request) -> Result<f64> {
-        let [intra, codec] = self.codecs(request)?;
-        let codecs = [intra.as_deref(), codec.as_deref()];
-        let candidates = candidates(request, &self.limits, codecs)?;
-        let seconds = candidates.iter().map(|candidate| candidate.seconds);
-        Ok(seconds.fold(f64::INFINITY, f64::min))
+        Ok(self.best(request)?.0.seconds)
     }
 
     /// The codecs of both levels, in the order of [`Level`].

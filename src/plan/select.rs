@@ -2,6 +2,7 @@
 
 use super::cost::{Machine, Work, seconds};
 use super::gpu::{self, GpuLimits};
+use super::tuning::Way;
 use super::{Geometry, Request, chunk_max, granule};
 use crate::codec::{Codec, Reencode};
 use crate::error::{Error, ErrorKind, Result};
@@ -74,14 +75,8 @@ pub fn candidates(
     codecs: Codecs<'_>,
 ) -> Result<Vec<Candidate>> {
     let codec = codecs[Level::Inter as usize];
-    // In the one-shot form every rank must see its own part as the others do, which a scale that
-    // is refreshed now and then does not guarantee.
-    let kept = matches!(request.codec.scale, ScaleRule::Tensor { .. }) && codec.is_some();
-    let mut all: Vec<Algorithm> = schedule::algorithms(request.collective)
-        .iter()
-        .copied()
-        .filter(|algorithm| !(kept && *algorithm == Algorithm::OneShot))
-        .collect();
+    let kept = keeps(request, codec);
+    let mut all = flat(request, codec);
     let no_hierarchy = no_hierarchy(request, limits);
     if no_hierarchy.is_none() {
         all.push(Algorithm::Hierarchical);
@@ -107,17 +102,40 @@ pub fn candidates(
     {
         return ways(request, limits, codecs, &[preferred]);
     }
-    // A ring rounds a partial sum at every hop; with a codec that loses each time, the others
-    // have the same bytes and at most two roundings (a tree: one a level).
-    let loses = codec.is_some_and(|codec| codec.reencode() == Reencode::Lossy)
-        && request.collective.reduces()
-        && limits.nranks > 2;
-    let gentler: Vec<Algorithm> = all
-        .iter()
-        .copied()
-        .filter(|&algorithm| !(loses && algorithm == Algorithm::Ring))
-        .collect();
-    ways(request, limits, codecs, &gentler)
+    all.retain(|&algorithm| algorithm != Algorithm::Ring || ring_is_gentle(request, limits, codec));
+    ways(request, limits, codecs, &all)
+}
+
+/// Whether scales live from call to call. In the one-shot form every rank must see its own part as
+/// the others do, which a scale that is refreshed now and then does not guarantee.
+fn keeps(request: &Request, codec: Option<&dyn Codec>) -> bool {
+    matches!(request.codec.scale, ScaleRule::Tensor { .. }) && codec.is_some()
+}
+
+/// The algorithms with one level that can serve `request`.
+fn flat(request: &Request, codec: Option<&dyn Codec>) -> Vec<Algorithm> {
+    let kept = keeps(request, codec);
+    let all = schedule::algorithms(request.collective).iter().copied();
+    all.filter(|algorithm| !(kept && *algorithm == Algorithm::OneShot))
+        .collect()
+}
+
+/// A ring rounds a partial sum at every hop; with a codec that loses each time, the others have the
+/// same bytes and at most two roundings (a tree: one a level).
+fn ring_is_gentle(request: &Request, limits: &Limits, codec: Option<&dyn Codec>) -> bool {
+    let loses = codec.is_some_and(|codec| codec.reencode() == Reencode::Lossy);
+    !loses || !request.collective.reduces() || limits.nranks <= 2
+}
+
+/// The algorithms with one level that serve `request` where none is asked for.
+pub(super) fn algorithms(
+    request: &Request,
+    limits: &Limits,
+    codec: Option<&dyn Codec>,
+) -> Vec<Algorithm> {
+    let mut all = flat(request, codec);
+    all.retain(|&algorithm| algorithm != Algorithm::Ring || ring_is_gentle(request, limits, codec));
+    all
 }
 
 /// Why no hierarchical schedule serves `request`, as a sentence.
@@ -171,9 +189,16 @@ fn ways(
             .collect();
     };
     let mut found = Vec::new();
-    for way in ways {
-        for protocol in gpu::protocols(request, limits, gpu, way.0) {
-            found.push(gpu::candidate(request, limits, gpu, codec, way, protocol)?);
+    for (algorithm, between) in ways {
+        for protocol in gpu::protocols(request, limits, gpu, algorithm) {
+            let way = Way {
+                algorithm,
+                protocol,
+                channels: usize::MAX,
+                chunk: 0,
+            };
+            let candidate = gpu::candidate(request, limits, gpu, codec, (way, between))?;
+            found.push(candidate);
         }
     }
     // Asked for the fused kernel where one algorithm has it: the others are not what was asked.
@@ -330,13 +355,20 @@ fn candidate(
     })
 }
 
-/// The candidates as a table, the cheapest marked.
-pub fn explain(request: &Request, limits: &Limits, candidates: &[Candidate]) -> String {
+/// The candidates as a table, the cheapest marked; or in front of them, and marked, the one that was
+/// `measured` to be the fastest.
+pub fn explain(
+    request: &Request,
+    limits: &Limits,
+    candidates: &[Candidate],
+    measured: Option<&Candidate>,
+) -> String {
     let best = candidates
         .iter()
         .map(|candidate| candidate.seconds)
         .min_by(f64::total_cmp)
-        .unwrap_or_default();
+        .filter(|_| measured.is_none());
+    let candidates: Vec<&Candidate> = measured.into_iter().chain(candidates).collect();
     let codec = match request.intra == request.codec {
         true => request.codec.to_string(),
         false => format!("intra={},inter={}", request.intra, request.codec),
@@ -362,16 +394,16 @@ pub fn explain(request: &Request, limits: &Limits, candidates: &[Candidate]) -> 
         Some(_) => format!("  {name:<8}"),
         None => String::new(),
     };
-    let names: Vec<String> = candidates.iter().map(Candidate::name).collect();
+    let names: Vec<String> = candidates.iter().map(|one| one.name()).collect();
     let width = names.iter().map(String::len).max().unwrap_or(0).max(9);
     text += &format!("  {:<width$}", "algorithm");
     text += &protocol("protocol");
     text += "  chunk(elements)  passes  lanes  hops  sends  predicted(us)\n";
-    for (candidate, name) in candidates.iter().zip(names) {
-        let mark = if candidate.seconds == best {
-            " <- cheapest"
-        } else {
-            ""
+    for (index, (candidate, name)) in candidates.iter().zip(names).enumerate() {
+        let mark = match measured {
+            Some(_) if index == 0 => " <- measured",
+            _ if best == Some(candidate.seconds) => " <- cheapest",
+            _ => "",
         };
         // Writing to a string cannot fail.
         let _ = writeln!(

@@ -33,7 +33,7 @@ use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::{Context, Event, PinnedMemory, Stream};
 use crate::mem::{DeviceBuffers, abi as shared};
-use crate::plan::{GpuLimits, Limits, Machine, Plan, Planner, Request, Resident};
+use crate::plan::{GpuLimits, Limits, Machine, Plan, Planner, Request, Resident, Tuning, Way};
 use crate::schedule::Hosts;
 use crate::simd::Isa;
 use crate::sync::Fault;
@@ -82,6 +82,8 @@ pub struct GpuEngine {
     exchange: ExchangeRef,
     fault: Arc<Fault>,
     planner: Planner,
+    /// What the planner goes by where nothing is being measured.
+    tuning: Tuning,
     numbers: CallNumbers,
     order: Order,
     blobs: BlobPool,
@@ -165,6 +167,7 @@ impl GpuEngine {
             hosts,
             gpu: Some(gpu),
         };
+        let planner = Planner::new(limits.clone(), rank, isa);
         let order = Order::new(&context)?;
         let carrying = |network| {
             Proxy::start(proxy::Parts {
@@ -178,7 +181,8 @@ impl GpuEngine {
         Ok(GpuEngine {
             proxy: network.map(carrying).transpose()?,
             _watchdog: Watchdog::start(&wiring, &fault, &exchange, config.timeout)?,
-            planner: Planner::new(limits, rank, isa),
+            tuning: planner.tuning().clone(),
+            planner,
             numbers: CallNumbers::new(rank, nranks),
             order,
             blobs: BlobPool::new(&context)?,
@@ -204,6 +208,27 @@ impl GpuEngine {
     /// What selection goes by.
     pub fn limits(&self) -> &Limits {
         self.planner.limits()
+    }
+
+    /// Goes by this tuning from now on; all ranks do so at the same point.
+    pub fn tune(&mut self, tuning: Tuning) {
+        self.tuning = tuning.clone();
+        self.planner.tune(tuning);
+    }
+
+    /// Runs what can go this way so; with `None`, as [`GpuEngine::tune`] said.
+    pub fn go_way(&mut self, way: Option<Way>) {
+        let tuning = way.map_or_else(|| self.tuning.clone(), Tuning::Always);
+        self.planner.tune(tuning);
+    }
+
+    /// The ways to run `request` that are worth a measurement.
+    ///
+    /// # Errors
+    /// As for [`kernels::check`] and [`Planner::plan`].
+    pub fn ways(&self, request: &Request) -> Result<Vec<Way>> {
+        kernels::check(request)?;
+        self.planner.ways(request)
     }
 
     /// The candidates for `request`, as text.

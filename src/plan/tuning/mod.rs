@@ -1,0 +1,326 @@
+//! Tuning tables: which way of a call was measured to be the fastest, by size, for one model of GPU,
+//! one number of ranks and one kind of link. Made by `cinch tune`; where none fits, the model of costs
+//! decides.
+//!
+//! A table is text, see [`Table::parse`]. Those in `src/plan/tuned` are part of the library, through
+//! the one list in `embedded.rs`.
+
+mod embedded;
+mod text;
+
+use super::Request;
+use crate::error::{Error, ErrorKind, Result};
+use crate::types::{Algorithm, CodecKind, Collective, Protocol};
+use sha2::{Digest, Sha256};
+use std::fmt;
+use std::sync::Arc;
+
+/// One way of kernels to run a call: everything by which candidates differ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Way {
+    /// The schedule.
+    pub algorithm: Algorithm,
+    /// How its messages are carried.
+    pub protocol: Protocol,
+    /// Most blocks.
+    pub channels: usize,
+    /// Most bytes of a chunk's elements; 0: as many as fit a slot.
+    pub chunk: usize,
+}
+
+impl fmt::Display for Way {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} {} {} {}",
+            self.algorithm, self.protocol, self.channels, self.chunk
+        )
+    }
+}
+
+/// What counts of a call's elements: their codec, and their bytes before it. Parameters of a codec and
+/// the element type do not: they change a few instructions of each element.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct WireClass {
+    /// The codec.
+    pub codec: CodecKind,
+    /// Bytes of an element.
+    pub element_bytes: usize,
+}
+
+impl WireClass {
+    /// That of a request.
+    pub fn of(request: &Request) -> WireClass {
+        WireClass {
+            codec: request.codec.kind,
+            element_bytes: request.dtype.size(),
+        }
+    }
+}
+
+/// `raw/4`: the codec and the bytes of an element.
+impl fmt::Display for WireClass {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.codec.name(), self.element_bytes)
+    }
+}
+
+/// One line of a table: the way of calls of these sizes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Entry {
+    /// The collective.
+    pub collective: Collective,
+    /// What its messages hold.
+    pub wire: WireClass,
+    /// First size, in bytes of the larger buffer.
+    pub from: usize,
+    /// First size that is not its own.
+    pub to: usize,
+    /// How such calls run.
+    pub way: Way,
+    /// Seconds measured, or interpolated between measurements, at `from` and at `to`.
+    pub seconds: [f64; 2],
+}
+
+impl Entry {
+    /// Seconds at `size`, on the straight line between the two ends in the logarithms of both; at
+    /// a size outside, that of the nearer end.
+    fn at(&self, size: usize) -> f64 {
+        let [low, high] = [self.from, self.to].map(|size| (size.max(1) as f64).ln());
+        let at = (size.max(1) as f64).ln().clamp(low, high);
+        let [first, last] = self.seconds.map(f64::ln);
+        (first + (last - first) * (at - low) / (high - low)).exp()
+    }
+}
+
+/// What a table was measured on, and how.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Header {
+    /// Model of the GPUs, in the driver's words.
+    pub gpu: String,
+    /// Ranks, each on a GPU of its own.
+    pub ranks: usize,
+    /// What lies between them: see [`links`].
+    pub links: String,
+    /// Day of the measurements.
+    pub date: String,
+    /// Version of cinch that was measured.
+    pub cinch: String,
+    /// The command that did it.
+    pub command: String,
+}
+
+/// Measured choices for one model of GPU, number of ranks and kind of link.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Table {
+    /// File, or name in the library.
+    pub name: String,
+    /// What it was measured on.
+    pub header: Header,
+    /// The choices, each with its line in the file.
+    entries: Vec<(usize, Entry)>,
+    /// Of the text.
+    fingerprint: String,
+}
+
+/// A line of a table, for one call.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Choice {
+    /// How it runs.
+    pub way: Way,
+    /// Seconds measured.
+    pub seconds: f64,
+    /// Line of the table.
+    pub line: usize,
+}
+
+impl Table {
+    /// The choice for calls of `collective` with a larger buffer of `bytes`. Sizes beyond both ends
+    /// of what was measured take the nearer end's. Where elements of this size were not measured and
+    /// nothing is done to them on the way, those of another size count.
+    pub fn choice(&self, collective: Collective, wire: WireClass, bytes: usize) -> Option<Choice> {
+        let of = |wire: WireClass| {
+            let lines = self.entries.iter();
+            lines.filter(move |(_, entry)| entry.collective == collective && entry.wire == wire)
+        };
+        let moves = wire.codec == CodecKind::Raw && !collective.reduces();
+        let sizes = [wire.element_bytes, 4, 2, 1, 8];
+        let known = sizes[..if moves { sizes.len() } else { 1 }]
+            .iter()
+            .map(|&element_bytes| WireClass {
+                element_bytes,
+                ..wire
+            })
+            .find(|&wire| of(wire).next().is_some())?;
+        let mut nearest = None;
+        for (line, entry) in of(known) {
+            if entry.from <= bytes || nearest.is_none() {
+                nearest = Some((*line, entry));
+            }
+        }
+        nearest.map(|(line, entry)| Choice {
+            way: entry.way,
+            seconds: entry.at(bytes),
+            line,
+        })
+    }
+
+    /// Its choices, in the order of the file.
+    pub fn entries(&self) -> impl Iterator<Item = &Entry> {
+        self.entries.iter().map(|(_, entry)| entry)
+    }
+
+    /// What all ranks' tables must have in common.
+    pub fn fingerprint(&self) -> &str {
+        &self.fingerprint
+    }
+
+    /// Places where a larger message takes less time than a smaller one, by more than 5 %: sentences.
+    pub fn cliffs(&self) -> Vec<String> {
+        let mut found = Vec::new();
+        let mut slowest: Option<(&Entry, f64, usize)> = None;
+        for entry in self.entries() {
+            if slowest.is_some_and(|(last, ..)| {
+                (last.collective, last.wire) != (entry.collective, entry.wire)
+            }) {
+                slowest = None;
+            }
+            for (size, seconds) in [(entry.from, entry.seconds[0]), (entry.to, entry.seconds[1])] {
+                match slowest {
+                    Some((_, most, at)) if seconds < 0.95 * most => found.push(format!(
+                        "{} {}: {:.2} us at {at} bytes, {:.2} us at {size}",
+                        entry.collective,
+                        entry.wire,
+                        most * 1e6,
+                        seconds * 1e6
+                    )),
+                    Some((_, most, _)) if seconds <= most => {}
+                    _ => slowest = Some((entry, seconds, size)),
+                }
+            }
+            slowest = slowest.map(|(_, most, at)| (entry, most, at));
+        }
+        found
+    }
+
+    fn new(name: &str, header: Header, entries: Vec<(usize, Entry)>, text: &str) -> Table {
+        let digest = Sha256::digest(text.as_bytes());
+        Table {
+            name: name.into(),
+            header,
+            entries,
+            fingerprint: digest[..8]
+                .iter()
+                .map(|byte| format!("{byte:02x}"))
+                .collect(),
+        }
+    }
+}
+
+/// What the GPUs of a communicator are: equal on all ranks, or nothing fits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Site {
+    /// The model.
+    pub gpu: String,
+    /// Ranks.
+    pub ranks: usize,
+    /// What lies between them: see [`links`].
+    pub links: String,
+}
+
+/// The kinds of link between one rank and all others, as tables call them.
+pub fn links<'a>(classes: impl Iterator<Item = &'a str>) -> String {
+    let mut names: Vec<&str> = classes.collect();
+    names.sort_unstable();
+    names.dedup();
+    names.join(" + ")
+}
+
+/// Where choices come from that are not the model's.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Tuning {
+    /// A table.
+    Table(Arc<Table>),
+    /// Nowhere, and why, as a phrase.
+    Model(String),
+    /// All calls that can go this way do: something is being measured.
+    Always(Way),
+}
+
+impl Tuning {
+    /// The library's table for GPUs of ranks that each said theirs; or the model, if they differ or
+    /// no table was measured on such.
+    ///
+    /// # Errors
+    /// Internal if a table of the library is none.
+    pub fn of_library(said: &[Site]) -> Result<Tuning> {
+        Tuning::among(&embedded::tables()?, said)
+    }
+
+    fn among(tables: &[Arc<Table>], said: &[Site]) -> Result<Tuning> {
+        let first = said
+            .first()
+            .ok_or_else(|| Error::internal("a communicator without ranks"))?;
+        if let Some(other) = said.iter().find(|site| *site != first) {
+            return Ok(Tuning::Model(format!(
+                "GPUs or links differ ({} over {}, {} over {})",
+                first.gpu, first.links, other.gpu, other.links
+            )));
+        }
+        let fits = |table: &&Arc<Table>| table.fits(first);
+        Ok(match tables.iter().find(fits) {
+            Some(table) => Tuning::Table(table.clone()),
+            None => Tuning::Model(format!(
+                "no table for {} x {} over {}",
+                first.gpu, first.ranks, first.links
+            )),
+        })
+    }
+
+    /// `table`, which was asked for, for GPUs of ranks that each said theirs.
+    ///
+    /// # Errors
+    /// Invalid argument if it was measured on others.
+    pub fn of_file(table: Arc<Table>, said: &[Site]) -> Result<Tuning> {
+        match said.iter().position(|site| !table.fits(site)) {
+            None => Ok(Tuning::Table(table)),
+            Some(rank) => Err(Error::new(
+                ErrorKind::InvalidArgument,
+                format!(
+                    "CINCH_TUNING={}: the table is for {} x {} over {}, but rank {rank} has {} x {} \
+                     over {}; unset it, or run `cinch tune` there",
+                    table.name,
+                    table.header.gpu,
+                    table.header.ranks,
+                    table.header.links,
+                    said[rank].gpu,
+                    said[rank].ranks,
+                    said[rank].links
+                ),
+            )),
+        }
+    }
+
+    /// The way of a request whose larger buffer has `bytes`, its line, and the seconds measured.
+    pub(super) fn choice(&self, request: &Request, bytes: usize) -> Option<Choice> {
+        match self {
+            Tuning::Model(_) => None,
+            Tuning::Always(way) => Some(Choice {
+                way: *way,
+                seconds: 0.0,
+                line: 0,
+            }),
+            Tuning::Table(table) => table.choice(request.collective, WireClass::of(request), bytes),
+        }
+    }
+}
+
+impl Table {
+    fn fits(&self, site: &Site) -> bool {
+        let header = &self.header;
+        (&header.gpu, header.ranks, &header.links) == (&site.gpu, site.ranks, &site.links)
+    }
+}
+
+#[cfg(test)]
+mod tests;

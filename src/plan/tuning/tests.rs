@@ -1,0 +1,298 @@
+use super::*;
+use crate::plan::gpu_tests::{limits, request};
+use crate::plan::{Planner, Request};
+use crate::simd::Isa;
+use crate::types::DType;
+
+const TEXT: &str = "\
+cinch tuning 1
+gpu NVIDIA Test
+ranks 4
+links NVLink
+date 2026-01-02
+cinch 0.1.0
+command cinch tune -o t.tune
+# a remark
+
+all_reduce raw/4 8 65536 oneshot fused 16 0 3.000 6.000
+all_reduce raw/4 65536 4194304 ring simple 8 4096 6.000 48.000
+all_reduce linear8/4 8 1024 direct simple 4 0 9.000 9.500
+all_gather raw/4 8 1024 direct ll 4 0 5.000 5.500
+";
+
+fn table() -> Table {
+    Table::parse("t.tune", TEXT).unwrap()
+}
+
+fn raw(element_bytes: usize) -> WireClass {
+    WireClass {
+        codec: CodecKind::Raw,
+        element_bytes,
+    }
+}
+
+fn site(gpu: &str, ranks: usize) -> Site {
+    Site {
+        gpu: gpu.into(),
+        ranks,
+        links: "NVLink".into(),
+    }
+}
+
+#[test]
+fn a_table_is_read_and_written_alike() {
+    let table = table();
+    assert_eq!(table.header.gpu, "NVIDIA Test");
+    assert_eq!(
+        (table.header.ranks, table.header.command.as_str()),
+        (4, "cinch tune -o t.tune")
+    );
+    let entries: Vec<Entry> = table.entries().copied().collect();
+    let again = Table::parse("t.tune", &table.header.write(&entries)).unwrap();
+    assert_eq!(again.header, table.header);
+    assert!(again.entries().zip(&entries).all(|(a, b)| a == b));
+    assert_ne!(again.fingerprint(), table.fingerprint());
+}
+
+#[test]
+fn choices_are_by_size() {
+    let table = table();
+    let at = |bytes| {
+        let choice = table.choice(Collective::AllReduce, raw(4), bytes).unwrap();
+        (choice.line, (choice.seconds * 1e9).round())
+    };
+    // In the middle of the logarithms, the middle of the logarithms.
+    assert_eq!(at(8), (10, 3000.0));
+    assert_eq!(at((8.0 * 65536f64).sqrt() as usize).0, 10);
+    assert!((at(724).1 - (3000.0 * 6000f64).sqrt()).abs() < 2.0);
+    assert_eq!((at(65535).0, at(65536)), (10, (11, 6000.0)));
+    // Beyond both ends.
+    assert_eq!((at(1), at(1 << 30)), ((10, 3000.0), (11, 48000.0)));
+    let line = |collective, wire| {
+        table
+            .choice(collective, wire, 100)
+            .map(|choice| choice.line)
+    };
+    // What only moves is bytes; sums and codes are of elements.
+    assert_eq!(line(Collective::AllGather, raw(2)), Some(13));
+    assert_eq!(line(Collective::AllReduce, raw(2)), None);
+    assert_eq!(line(Collective::Broadcast, raw(4)), None);
+    let linear8 = |element_bytes| WireClass {
+        codec: CodecKind::Linear8,
+        element_bytes,
+    };
+    assert_eq!(line(Collective::AllReduce, linear8(4)), Some(12));
+    assert_eq!(line(Collective::AllReduce, linear8(2)), None);
+}
+
+#[test]
+fn what_is_no_table_is_named_with_its_line() {
+    let broken = [
+        ("cinch tuning 1", "cinch tuning 2", "line 1"),
+        ("ranks 4", "ranks 1", "line 3"),
+        ("links NVLink\n", "", "\"links"),
+        ("ranks 4\n", "ranks 4\nranks 4\n", "twice"),
+        (
+            "raw/4 65536 4194304",
+            "raw/4 70000 4194304",
+            "line 10 ends at 65536",
+        ),
+        ("all_gather", "allgather", "allgather"),
+        ("all_gather raw/4", "all_gather raw/3", "raw/3"),
+        ("linear8/4", "linear9/4", "linear9"),
+        ("direct ll ", "direct ll64 ", "ll64"),
+        ("direct ll ", "tree ll ", "no tree"),
+        ("fused 16 0", "fused 129 0", "129 blocks"),
+        ("8 1024 direct ll", "1024 1024 direct ll", "none"),
+        ("5.000 5.500", "5.000 -1", "-1"),
+        ("5.000 5.500", "5.000", "9 words"),
+        ("all_gather raw/4", "all_reduce raw/4", "together"),
+    ];
+    for (from, to, word) in broken {
+        assert!(TEXT.contains(from), "{from}");
+        let error = Table::parse("t.tune", &TEXT.replace(from, to)).unwrap_err();
+        let message = error.message();
+        assert!(
+            message.contains("t.tune, line") && message.contains(word),
+            "{to}: {message}"
+        );
+    }
+    let head: String = TEXT
+        .lines()
+        .take(7)
+        .map(|line| format!("{line}\n"))
+        .collect();
+    let error = Table::parse("t", &head).unwrap_err();
+    assert!(error.message().contains("no choices"), "{error}");
+}
+
+#[test]
+fn cliffs_are_found_within_lines_and_between_them() {
+    assert_eq!(table().cliffs(), Vec::<String>::new());
+    for (from, to) in [
+        ("0 3.000 6.000", "0 7.000 6.000"),
+        ("4096 6.000 48.000", "4096 5.600 48.000"),
+        ("4096 6.000 48.000", "4096 6.000 5.000"),
+    ] {
+        let table = Table::parse("t", &TEXT.replace(from, to)).unwrap();
+        assert!(!table.cliffs().is_empty(), "{to}");
+    }
+}
+
+#[test]
+fn a_table_is_for_its_gpus_ranks_and_links() {
+    let tables = [Arc::new(table())];
+    let among = |said: &[Site]| Tuning::among(&tables, said).unwrap();
+    let same = vec![site("NVIDIA Test", 4); 4];
+    assert_eq!(among(&same), Tuning::Table(tables[0].clone()));
+    let mut mixed = same.clone();
+    mixed[2].gpu = "NVIDIA Other".into();
+    for (said, word) in [
+        (
+            vec![site("NVIDIA Test", 8); 8],
+            "no table for NVIDIA Test x 8",
+        ),
+        (
+            vec![site("NVIDIA Other", 4); 4],
+            "no table for NVIDIA Other",
+        ),
+        (mixed.clone(), "differ"),
+    ] {
+        match among(&said) {
+            Tuning::Model(why) => assert!(why.contains(word), "{why}"),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert!(Tuning::of_file(tables[0].clone(), &same).is_ok());
+    let error = Tuning::of_file(tables[0].clone(), &mixed).unwrap_err();
+    assert!(
+        error.message().contains("rank 2 has NVIDIA Other"),
+        "{error}"
+    );
+    assert_eq!(links(["NVLink", "NVLink"].into_iter()), "NVLink");
+    assert_eq!(links(["PCIe", "NVLink"].into_iter()), "NVLink + PCIe");
+}
+
+fn planner(tuning: Tuning) -> Planner {
+    let mut planner = Planner::new(limits(4, 132), 0, Isa::Scalar);
+    planner.tune(tuning);
+    planner
+}
+
+fn all_reduce(bytes: usize, codec: &str) -> Request {
+    request(Collective::AllReduce, bytes / 4, codec)
+}
+
+#[test]
+fn plans_are_those_of_the_table() {
+    let mut planner = planner(Tuning::Table(Arc::new(table())));
+    let plan = planner.plan(&all_reduce(1 << 20, "raw")).unwrap();
+    assert_eq!(
+        (plan.algorithm, plan.protocol),
+        (Algorithm::Ring, Protocol::Simple)
+    );
+    assert_eq!((plan.channels, plan.geometry.chunk()), (8, 1024));
+    let seconds = planner.predict(&all_reduce(65536, "raw")).unwrap();
+    assert!((seconds - 6e-6).abs() < 1e-9, "{seconds}");
+    let mut least = 0.0f64;
+    for size in std::iter::successors(Some(8), |size| Some(size + size / 4)).take(80) {
+        let seconds = planner.predict(&all_reduce(size, "raw")).unwrap();
+        assert!(seconds >= 0.95 * least, "{size}: {seconds} after {least}");
+        least = least.max(seconds);
+    }
+    // A codec that was measured runs where its measured time is the shorter one.
+    let auto = |bytes| Request {
+        auto: true,
+        ..all_reduce(bytes, "linear8")
+    };
+    assert!(planner.plan(&auto(4 << 20)).unwrap().spec.is_lossy());
+    assert!(!planner.plan(&auto(1 << 10)).unwrap().spec.is_lossy());
+    // Of a type that was not measured, the model decides.
+    let model = Planner::new(limits(4, 132), 0, Isa::Scalar);
+    let halves = Request {
+        dtype: DType::BF16,
+        ..all_reduce(1 << 20, "raw")
+    };
+    assert_eq!(
+        planner.predict(&halves).unwrap(),
+        model.predict(&halves).unwrap()
+    );
+}
+
+#[test]
+fn what_was_asked_for_wins() {
+    let mut planner = planner(Tuning::Table(Arc::new(table())));
+    let asked = Request {
+        algorithm: Some(Algorithm::Tree),
+        ..all_reduce(1 << 20, "raw")
+    };
+    assert_eq!(planner.plan(&asked).unwrap().algorithm, Algorithm::Tree);
+    let explained = planner.explain(&asked).unwrap();
+    assert!(
+        explained.contains("cost model: the call asks"),
+        "{explained}"
+    );
+}
+
+#[test]
+fn a_way_that_cannot_be_here_leaves_the_call_to_the_model() {
+    let mut few = limits(4, 132);
+    let gpu = few.gpu.as_mut().unwrap();
+    gpu.oneshot_bytes = 1 << 10;
+    let mut planner = Planner::new(few.clone(), 0, Isa::Scalar);
+    let model = planner.predict(&all_reduce(1 << 14, "raw")).unwrap();
+    planner.tune(Tuning::Table(Arc::new(table())));
+    assert_eq!(planner.predict(&all_reduce(1 << 14, "raw")).unwrap(), model);
+    let explained = planner.explain(&all_reduce(1 << 14, "raw")).unwrap();
+    assert!(
+        explained.contains("cost model: oneshot fused"),
+        "{explained}"
+    );
+}
+
+#[test]
+fn an_explanation_names_the_line_or_why_there_is_none() {
+    let tuned = planner(Tuning::Table(Arc::new(table())));
+    let text = tuned.explain(&all_reduce(1 << 20, "raw")).unwrap();
+    assert!(
+        text.contains("measured on NVIDIA Test x 4 over NVLink, 2026-01-02, table t.tune line 11"),
+        "{text}"
+    );
+    let marked: Vec<&str> = text.lines().filter(|line| line.contains("<- ")).collect();
+    assert_eq!(marked.len(), 1, "{text}");
+    assert!(
+        marked[0].contains("ring") && marked[0].contains("<- measured"),
+        "{text}"
+    );
+    let model = planner(Tuning::Model("no table for X x 3 over PCIe".into()));
+    let text = model.explain(&all_reduce(1 << 20, "raw")).unwrap();
+    assert!(text.contains("cost model: no table for X x 3"), "{text}");
+    assert!(text.contains("<- cheapest"), "{text}");
+}
+
+#[test]
+fn ways_are_different_and_each_can_be_taken() {
+    for codec in ["raw", "linear8"] {
+        for bytes in [8, 4 << 10, 256 << 10, 64 << 20] {
+            let asked = all_reduce(bytes, codec);
+            let mut planner = planner(Tuning::Model("none".into()));
+            let ways = planner.ways(&asked).unwrap();
+            assert!(ways.len() >= 2 || bytes == 8, "{codec} {bytes}: {ways:?}");
+            assert!(ways.len() <= 64, "{codec} {bytes}: {}", ways.len());
+            let mut seen = Vec::new();
+            for way in ways {
+                planner.tune(Tuning::Always(way));
+                let plan = planner.plan(&asked).unwrap();
+                let taken = (
+                    plan.algorithm,
+                    plan.protocol,
+                    plan.channels,
+                    plan.geometry.chunk(),
+                );
+                assert_eq!((taken.0, taken.1), (way.algorithm, way.protocol));
+                assert!(!seen.contains(&taken), "{codec} {bytes}: {way} is another");
+                seen.push(taken);
+            }
+        }
+    }
+}
