@@ -429,6 +429,16 @@ impl Communicator {
         self.gpu_side()?.engine()?.ways(&request)
     }
 
+    /// Whether `call` can go this way.
+    ///
+    /// # Errors
+    /// As for [`Communicator::ways`].
+    pub fn can_go(&self, call: &Call, way: &Way) -> Result<bool> {
+        check::shape(self, call)?;
+        let request = call.request(self.choose(call)?.codec);
+        self.gpu_side()?.engine()?.can_go(&request, *way)
+    }
+
     /// Runs calls this way from now on, those that can go it; with `None`, as before. All ranks do so
     /// between the same two calls.
     ///

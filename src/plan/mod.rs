@@ -276,6 +276,16 @@ impl Planner {
         self.latest.clear();
     }
 
+    /// Whether kernels can run `request` this way.
+    ///
+    /// # Errors
+    /// As for [`Planner::plan`].
+    pub fn can_go(&self, request: &Request, way: Way) -> Result<bool> {
+        let [_, codec] = self.codecs(request)?;
+        let found = gpu::tuned(request, &self.limits, codec.as_deref(), way)?;
+        Ok(found.is_some())
+    }
+
     /// What calls are tuned by.
     pub fn tuning(&self) -> &Tuning {
         &self.tuning

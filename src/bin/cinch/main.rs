@@ -56,6 +56,10 @@ enum Command {
     /// Letters, sizes and columns are those of nccl-tests. Exit code 0: all results right;
     /// 1: a wrong value, or ranks with different bits; 2: bad options; 3: a failure.
     Bench(Box<bench::options::BenchOptions>),
+    /// Measure the ways of kernels on GPUs and write a tuning table
+    ///
+    /// The table is used through CINCH_TUNING=FILE, or as part of the library: see `manual::tuning`.
+    Tune(Box<bench::gpu::tune::TuneOptions>),
     /// Show versions, machine, GPUs, transports and settings; as ranks, the communicator too
     Info(InfoOptions),
     /// List codecs; with --table, their errors beside published figures
@@ -114,6 +118,9 @@ fn main() -> ExitCode {
         Command::Run(options) => config()
             .and_then(|config| run::run(&options, config).map_err(|sentence| (FAILURE, sentence))),
         Command::Bench(options) => config().and_then(|config| bench::main(&options, config)),
+        Command::Tune(options) => {
+            config().and_then(|config| bench::gpu::tune::main(&options, config))
+        }
         Command::Info(options) if options.preload.is_some() => show_preload(&options),
         Command::Info(options) => config().and_then(|config| info(&options, config)),
         Command::Codecs(options) => codecs(&options),

@@ -222,6 +222,15 @@ impl GpuEngine {
         self.planner.tune(tuning);
     }
 
+    /// Whether `request` can be run this way.
+    ///
+    /// # Errors
+    /// As for [`kernels::check`] and [`Planner::plan`].
+    pub fn can_go(&self, request: &Request, way: Way) -> Result<bool> {
+        kernels::check(request)?;
+        self.planner.can_go(request, way)
+    }
+
     /// The ways to run `request` that are worth a measurement.
     ///
     /// # Errors

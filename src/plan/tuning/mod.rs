@@ -123,6 +123,9 @@ pub struct Table {
     fingerprint: String,
 }
 
+/// How many times smaller or larger than what was measured a message may be that a table serves.
+const BEYOND: usize = 16;
+
 /// A line of a table, for one call.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Choice {
@@ -135,8 +138,8 @@ pub struct Choice {
 }
 
 impl Table {
-    /// The choice for calls of `collective` with a larger buffer of `bytes`. Sizes beyond both ends
-    /// of what was measured take the nearer end's. Where elements of this size were not measured and
+    /// The choice for calls of `collective` with a larger buffer of `bytes`. Sizes a little beyond both
+    /// ends of what was measured take the nearer end's, those far beyond none. Where elements of this size were not measured and
     /// nothing is done to them on the way, those of another size count.
     pub fn choice(&self, collective: Collective, wire: WireClass, bytes: usize) -> Option<Choice> {
         let of = |wire: WireClass| {
@@ -158,6 +161,11 @@ impl Table {
                 nearest = Some((*line, entry));
             }
         }
+        let near = |entry: &&Entry| {
+            let (low, high) = (entry.from / BEYOND, entry.to.saturating_mul(BEYOND));
+            (low..=high).contains(&bytes)
+        };
+        let nearest = nearest.filter(|(_, entry)| near(entry));
         nearest.map(|(line, entry)| Choice {
             way: entry.way,
             seconds: entry.at(bytes),

@@ -66,13 +66,16 @@ fn choices_are_by_size() {
     assert_eq!(at((8.0 * 65536f64).sqrt() as usize).0, 10);
     assert!((at(724).1 - (3000.0 * 6000f64).sqrt()).abs() < 2.0);
     assert_eq!((at(65535).0, at(65536)), (10, (11, 6000.0)));
-    // Beyond both ends.
-    assert_eq!((at(1), at(1 << 30)), ((10, 3000.0), (11, 48000.0)));
+    // Beyond both ends, and far beyond.
+    assert_eq!((at(1), at(1 << 26)), ((10, 3000.0), (11, 48000.0)));
+    let far = table.choice(Collective::AllReduce, raw(4), 1 << 27);
+    assert_eq!(far, None);
     let line = |collective, wire| {
         table
             .choice(collective, wire, 100)
             .map(|choice| choice.line)
     };
+    assert_eq!(line(Collective::AllReduce, raw(4)), Some(10));
     // What only moves is bytes; sums and codes are of elements.
     assert_eq!(line(Collective::AllGather, raw(2)), Some(13));
     assert_eq!(line(Collective::AllReduce, raw(2)), None);

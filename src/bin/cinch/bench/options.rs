@@ -266,7 +266,7 @@ pub fn parse_size(text: &str) -> Result<usize, String> {
         .ok_or_else(|| "more than 64T bytes".to_string())
 }
 
-fn parse_collective(text: &str) -> Result<Collective, String> {
+pub fn parse_collective(text: &str) -> Result<Collective, String> {
     let plain = text.to_ascii_lowercase().replace(['_', '-'], "");
     Collective::ALL
         .into_iter()
@@ -277,7 +277,7 @@ fn parse_collective(text: &str) -> Result<Collective, String> {
         })
 }
 
-fn parse_datatypes(text: &str) -> Result<Types, String> {
+pub fn parse_datatypes(text: &str) -> Result<Types, String> {
     if text == "all" {
         return Ok(Types {
             list: DType::ALL.to_vec(),
@@ -367,12 +367,12 @@ fn parse_algorithm(text: &str) -> Result<Named<Algorithm>, String> {
     }
 }
 
-fn parse_codec(text: &str) -> Result<CodecChoice, String> {
+pub fn parse_codec(text: &str) -> Result<CodecChoice, String> {
     text.parse()
         .map_err(|error: cinch::Error| error.message().to_string())
 }
 
-fn parse_seconds(text: &str) -> Result<f64, String> {
+pub fn parse_seconds(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(seconds) if seconds > 0.0 && seconds <= 1e6 => Ok(seconds),
         _ => Err("a number of seconds, above 0 and up to 1000000".into()),

@@ -8,6 +8,7 @@ use crate::bench::row::{Row, buffer_bytes, call_of, is_root};
 use cinch::comm::{Call, Group};
 use cinch::gpu::{CaptureMode, Context, DeviceMemory, Event, Graph, Stream};
 use cinch::mem::DeviceBuffers;
+use cinch::plan::Way;
 use cinch::{Collective, Communicator, DType, Error, ErrorKind, ReduceOp, Report, Result};
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +16,9 @@ use std::time::Duration;
 /// A rank's communicator, that of the other library, and what they work on.
 pub struct GpuLane<'a> {
     // Dropped from first to last: graphs name memory of the communicators.
-    graphs: [Option<Graph>; 2],
+    graphs: [Option<Graph>; 3],
+    /// Of our calls, each another way.
+    ways: Vec<Graph>,
     marks: [Event; 2],
     peer: Option<PeerComm>,
     comm: Communicator,
@@ -43,7 +46,8 @@ impl<'a> GpuLane<'a> {
         bytes: (usize, usize),
     ) -> Result<GpuLane<'a>> {
         Ok(GpuLane {
-            graphs: [None, None],
+            graphs: [const { None }; 3],
+            ways: Vec::new(),
             marks: [Event::timed(context)?, Event::timed(context)?],
             peer,
             // A call that lasts longer has failed by then.
@@ -64,16 +68,7 @@ impl<'a> GpuLane<'a> {
     /// # Errors
     /// As [`Communicator::explain`].
     pub fn explain(&self, row: &Row) -> Result<String> {
-        let (rank, nranks) = (self.comm.rank(), self.comm.nranks());
-        let call = call_of(row, rank);
-        match row.collective {
-            Collective::SendRecv => self.comm.explain(&Call {
-                root: rank,
-                peer: (rank + 1) % nranks,
-                ..call
-            }),
-            _ => self.comm.explain(&call),
-        }
+        self.comm.explain(&self.call(row))
     }
 
     /// Ends both communicators in good order. All ranks call it together.
@@ -91,10 +86,89 @@ impl<'a> GpuLane<'a> {
     /// Drops the graphs. What they kept is released on other threads, and freeing memory waits for
     /// kernels: that is over before there are any again.
     fn forget_graphs(&mut self) {
-        if self.graphs.iter().any(Option::is_some) {
-            self.graphs = [None, None];
+        if self.graphs.iter().any(Option::is_some) || !self.ways.is_empty() {
+            self.graphs = [const { None }; 3];
+            self.ways.clear();
             std::thread::sleep(Duration::from_millis(50));
         }
+    }
+
+    /// Our communicator.
+    pub fn comm(&self) -> &Communicator {
+        &self.comm
+    }
+
+    /// What this rank calls for a row.
+    fn call(&self, row: &Row) -> Call {
+        let (rank, nranks) = (self.comm.rank(), self.comm.nranks());
+        let call = call_of(row, rank);
+        match row.collective {
+            Collective::SendRecv => Call {
+                root: rank,
+                peer: (rank + 1) % nranks,
+                ..call
+            },
+            _ => call,
+        }
+    }
+
+    /// As [`Communicator::ways`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn ways(&self, row: &Row) -> Result<Vec<Way>> {
+        self.comm.ways(&self.call(row))
+    }
+
+    /// As [`Communicator::can_go`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn can_go(&self, row: &Row, way: &Way) -> Result<bool> {
+        self.comm.can_go(&self.call(row), way)
+    }
+
+    /// Queues a mark, `calls` of our calls, and another mark.
+    ///
+    /// # Errors
+    /// Those of the calls.
+    pub fn start_ours(&mut self, calls: usize) -> Result<()> {
+        self.start(Side::Ours, calls, false)
+    }
+
+    /// Records a graph of `calls` calls that go the way that they go now, beside those of other ways.
+    ///
+    /// # Errors
+    /// Those of the calls.
+    pub fn record_way(&mut self, calls: usize) -> Result<()> {
+        let graph = self.capture(Side::Ours, calls)?;
+        self.ways.push(graph);
+        Ok(())
+    }
+
+    /// Queues a mark, a replay of the graph of this number, and another mark.
+    ///
+    /// # Errors
+    /// Internal if there is no such graph; those of the driver.
+    pub fn start_way(&mut self, way: usize) -> Result<()> {
+        let none = || Error::internal("no graph was recorded");
+        self.marks[0].record(&self.stream)?;
+        self.ways.get(way).ok_or_else(none)?.launch(&self.stream)?;
+        self.marks[1].record(&self.stream)
+    }
+
+    /// Forgets the graphs of ways.
+    pub fn end_ways(&mut self) {
+        self.forget_graphs();
+    }
+
+    fn capture(&mut self, side: Side, calls: usize) -> Result<Graph> {
+        // The stream is part of `self`, which records: a second value of it does.
+        // SAFETY: of the same context, and gone before the lane's stream is.
+        let stream = unsafe { Stream::borrowed(self.stream.context(), self.stream.handle()) };
+        Graph::capture(&stream, CaptureMode::ThreadLocal, |_| {
+            self.queue_all(side, calls)
+        })
     }
 
     fn row(&self) -> Result<(Row, Layout)> {
@@ -188,12 +262,7 @@ impl Lane for GpuLane<'_> {
     }
 
     fn record(&mut self, side: Side, calls: usize) -> Result<()> {
-        // The stream is part of `self`, which records: a second value of it does.
-        // SAFETY: of the same context, and gone before the lane's stream is.
-        let stream = unsafe { Stream::borrowed(self.stream.context(), self.stream.handle()) };
-        let graph = Graph::capture(&stream, CaptureMode::ThreadLocal, |_| {
-            self.queue_all(side, calls)
-        })?;
+        let graph = self.capture(side, calls)?;
         self.graphs[side as usize] = Some(graph);
         Ok(())
     }

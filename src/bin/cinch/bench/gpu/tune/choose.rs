@@ -1,0 +1,107 @@
+//! From measurements to the lines of a table.
+
+use super::search::{Point, Sweep};
+use cinch::plan::{Entry, Way};
+
+/// How much slower than the fastest a way may be that a neighbour has too.
+const AS_FAST: f64 = 1.02;
+/// How much slower than the next larger size's way a size's own may be.
+const SLOWER: f64 = 0.95;
+
+/// The way of each point: the fastest, or that of the next smaller size where it is as fast; never one
+/// that the next larger size's beats by more than 5 %.
+pub fn ways(points: &[Point]) -> Vec<Way> {
+    let mut chosen: Vec<Way> = Vec::with_capacity(points.len());
+    for point in points {
+        let (best, seconds) = point.best();
+        let before = chosen
+            .last()
+            .copied()
+            .filter(|way| point.time(way).is_some_and(|own| own <= AS_FAST * seconds));
+        chosen.push(before.unwrap_or(best));
+    }
+    for at in (1..points.len()).rev() {
+        let (way, next) = (chosen[at - 1], chosen[at]);
+        let point = &points[at - 1];
+        if let (Some(own), Some(other)) = (point.time(&way), point.time(&next))
+            && other < SLOWER * own
+        {
+            chosen[at - 1] = next;
+        }
+    }
+    chosen
+}
+
+/// The lines of a sweep: neighbours meet where the lines through both ways' times cross, in the
+/// logarithms of size and time.
+pub fn entries(sweep: &Sweep, points: &[Point]) -> Vec<Entry> {
+    let chosen = ways(points);
+    let entry = |way: Way, from: (usize, f64), to: (usize, f64)| Entry {
+        collective: sweep.collective,
+        wire: sweep.wire(),
+        from: from.0,
+        to: to.0,
+        way,
+        seconds: [from.1, to.1],
+    };
+    let end = |at: usize| {
+        let point: &Point = &points[at];
+        (
+            point.size,
+            point.time(&chosen[at]).unwrap_or(point.best().1),
+        )
+    };
+    let mut entries = Vec::new();
+    if let [point] = points {
+        let (_, seconds) = end(0);
+        let last = (point.size + 1, seconds);
+        entries.push(entry(chosen[0], end(0), last));
+    }
+    for at in 1..points.len() {
+        let (low, high) = (end(at - 1), end(at));
+        let [first, second] = [chosen[at - 1], chosen[at]];
+        if first == second {
+            entries.push(entry(first, low, high));
+            continue;
+        }
+        let border = border(&points[at - 1], &points[at], (first, second));
+        if border.0 > low.0 {
+            entries.push(entry(first, low, border));
+        }
+        if border.0 < high.0 {
+            entries.push(entry(second, border, high));
+        }
+    }
+    entries
+}
+
+/// Where the second way takes over from the first, and the time there.
+fn border(low: &Point, high: &Point, (first, second): (Way, Way)) -> (usize, f64) {
+    let times = |way: &Way| [low.time(way), high.time(way)];
+    let [first, second] = [times(&first), times(&second)];
+    let share = match (first, second) {
+        ([Some(a), Some(b)], [Some(c), Some(d)]) => {
+            let (before, after) = ((c / a).ln().max(0.0), (b / d).ln().max(0.0));
+            match before + after > 0.0 {
+                true => before / (before + after),
+                false => 0.5,
+            }
+        }
+        // One that cannot run at the other end leaves the gap to the other one.
+        ([_, None], [Some(_), _]) => 0.0,
+        ([_, Some(_)], [None, _]) => 1.0,
+        _ => 0.5,
+    };
+    let between = |a: f64, b: f64| (a.ln() + share * (b.ln() - a.ln())).exp();
+    let size = between(low.size as f64, high.size as f64).round() as usize;
+    let size = match share {
+        // The smaller size itself is the first one's.
+        0.0 => low.size + 1,
+        _ => size.clamp(low.size, high.size),
+    };
+    let seconds = match (first, second) {
+        ([Some(a), Some(b)], _) | (_, [Some(a), Some(b)]) => between(a, b),
+        ([a, _], [_, b]) => between(a.unwrap_or(low.best().1), b.unwrap_or(high.best().1)),
+    };
+    (size, seconds)
+}

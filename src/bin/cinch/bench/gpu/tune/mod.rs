@@ -1,0 +1,256 @@
+//! `cinch tune`: measures the ways of kernels and writes a tuning table.
+
+mod choose;
+mod search;
+mod watch;
+
+use super::device::GpuLane;
+use super::layout;
+use super::options::GpuOptions;
+use super::output::Output;
+use super::ranks::{self, Ended, Site, Work};
+use crate::USAGE;
+use crate::bench::data::{Distribution, Source};
+use crate::bench::options::{Types, parse_codec, parse_collective, parse_datatypes, parse_size};
+use crate::bench::plan::Plan;
+use cinch::config::Origin;
+use cinch::plan::{Header, Table};
+use cinch::types::CodecChoice;
+use cinch::{CodecSpec, Collective, Communicator, Config, DType, Error, Result};
+use clap::Args;
+use search::{Search, Sweep};
+use std::path::PathBuf;
+use watch::GpuWatch;
+
+/// Measures algorithms, protocols, blocks and chunks on GPUs, and writes a table of the fastest ones.
+#[derive(Args, Clone, Debug)]
+pub struct TuneOptions {
+    /// Collectives, with commas
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = parse_collective,
+          default_value = "all_reduce,all_gather,reduce_scatter")]
+    pub collectives: Vec<Collective>,
+    /// Codecs, with commas, for each of the collectives [default: raw for all of them, linear8 and
+    /// dynamic8 for all_reduce]
+    #[arg(long, value_name = "CODECS", value_delimiter = ',', value_parser = parse_codec)]
+    pub codecs: Vec<CodecChoice>,
+    /// Element types, with commas; of a table only their bytes count
+    #[arg(short = 'd', long, default_value = "f32", value_parser = parse_datatypes)]
+    pub datatype: Types,
+    /// Smallest size in bytes
+    #[arg(short = 'b', long, value_name = "BYTES", default_value = "8", value_parser = parse_size)]
+    pub minbytes: usize,
+    /// Largest size in bytes
+    #[arg(short = 'e', long, value_name = "BYTES", default_value = "1G", value_parser = parse_size)]
+    pub maxbytes: usize,
+    /// Seconds of measurements: the sizes a factor of 4 apart first, then what lies between those
+    /// that choose differently
+    #[arg(long, default_value_t = 80.0, value_parser = crate::bench::options::parse_seconds)]
+    pub seconds: f64,
+    /// The table; all measurements go to FILE.jsonl
+    #[arg(short = 'o', long, value_name = "FILE")]
+    pub output: PathBuf,
+    /// Where.
+    #[command(flatten)]
+    pub gpu: GpuOptions,
+}
+
+/// Runs `cinch tune` and returns its exit code.
+///
+/// # Errors
+/// Exit code and sentence.
+pub fn main(options: &TuneOptions, mut config: Config) -> Ended {
+    let usage = |sentence: String| (USAGE, sentence);
+    options.check(&config).map_err(usage)?;
+    // What is measured must not depend on what was.
+    config
+        .set("CINCH_TUNING", "off", Origin::Program)
+        .map_err(|error| usage(error.to_string()))?;
+    ranks::start(&options.gpu, &config, &Tune { options })
+}
+
+impl TuneOptions {
+    /// Refuses what would not be measured, or would make a table that nobody goes by.
+    fn check(&self, config: &Config) -> std::result::Result<(), String> {
+        if !self.gpu.on_gpus(None)? {
+            return Err("tables are for GPUs: give --device gpu".into());
+        }
+        let meaningless = [
+            ("--graph: replays are what is timed", self.gpu.graph),
+            ("--proto: all are measured", self.gpu.proto.0.is_some()),
+            ("--vs: `cinch bench` compares", self.gpu.vs.is_some()),
+            ("--hosts: tables are for one host", self.gpu.hosts() > 1),
+            (
+                "--ranks-per-gpu: a table is for a GPU each",
+                self.gpu.per_gpu() > 1,
+            ),
+        ];
+        if let Some((what, _)) = meaningless.iter().find(|(_, said)| *said) {
+            return Err(format!("cinch tune takes no {what}; leave it out"));
+        }
+        for name in ["CINCH_ALGO", "CINCH_PROTO", "CINCH_GPU_CHANNELS"] {
+            if config.says(name) {
+                return Err(format!(
+                    "{name} is set: calls go by it and by no table; unset it"
+                ));
+            }
+        }
+        if self.minbytes > self.maxbytes || self.minbytes == 0 {
+            return Err(format!(
+                "-b {} and -e {}: sizes go from 1 byte or more up",
+                self.minbytes, self.maxbytes
+            ));
+        }
+        match self.sweeps().is_empty() {
+            true => Err("no codec carries any of these types; give --codecs raw".into()),
+            false => Ok(()),
+        }
+    }
+
+    /// What is measured.
+    fn sweeps(&self) -> Vec<Sweep> {
+        let choice = |spec: CodecSpec| CodecChoice {
+            spec,
+            auto: false,
+            intra: None,
+        };
+        let standard = ["raw", "linear8", "dynamic8"]
+            .iter()
+            .filter_map(|name| name.parse().ok())
+            .map(choice);
+        let mut sweeps = Vec::new();
+        for &collective in &self.collectives {
+            for &dtype in &self.datatype.list {
+                let codecs: Vec<CodecChoice> = match self.codecs.as_slice() {
+                    [] if collective == Collective::AllReduce => standard.clone().collect(),
+                    [] => vec![choice(CodecSpec::RAW)],
+                    codecs => codecs.to_vec(),
+                };
+                let carried = |codec: &&CodecChoice| {
+                    !codec.spec.is_lossy() || matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
+                };
+                for &codec in codecs.iter().filter(carried) {
+                    let sweep = Sweep {
+                        collective,
+                        dtype,
+                        codec,
+                    };
+                    // Types of as many bytes are one part of a table.
+                    let same = |known: &Sweep| {
+                        (known.collective, known.wire()) == (collective, sweep.wire())
+                    };
+                    if !sweeps.iter().any(same) {
+                        sweeps.push(sweep);
+                    }
+                }
+            }
+        }
+        sweeps
+    }
+
+    fn log(&self) -> PathBuf {
+        let mut name = self.output.as_os_str().to_owned();
+        name.push(".jsonl");
+        name.into()
+    }
+}
+
+struct Tune<'a> {
+    options: &'a TuneOptions,
+}
+
+impl Work for Tune<'_> {
+    fn name(&self) -> String {
+        "tune".into()
+    }
+
+    fn plan(&self, ranks: usize) -> std::result::Result<Plan, String> {
+        if ranks < 2 {
+            return Err(format!(
+                "{ranks} GPU has nothing to choose from; give 2 or more"
+            ));
+        }
+        let sweeps = self.options.sweeps();
+        let rows = sweeps
+            .iter()
+            .flat_map(|sweep| {
+                search::coarse(self.options.minbytes, self.options.maxbytes)
+                    .into_iter()
+                    .map(|size| sweep.row(ranks, size))
+            })
+            .collect();
+        Ok(Plan {
+            source: Source::generated(1, Distribution::Gaussian, ranks).repeating(layout::PERIOD),
+            rows,
+        })
+    }
+
+    fn output(&self) -> Result<Output> {
+        Output::new(Some(&self.options.log()))
+    }
+
+    fn run(
+        &self,
+        control: &Communicator,
+        lane: &mut GpuLane<'_>,
+        _: &Plan,
+        site: &Site<'_>,
+        output: &mut Output,
+    ) -> Result<bool> {
+        let options = self.options;
+        let place = lane
+            .comm()
+            .site()
+            .ok_or_else(|| Error::internal("a communicator on GPUs does not know what they are"))?;
+        let header = Header {
+            gpu: place.gpu,
+            ranks: place.ranks,
+            links: place.links,
+            date: site.run.date.clone(),
+            cinch: site.run.cinch.clone(),
+            command: site.run.command.clone(),
+        };
+        let mut watch = GpuWatch::new(control, lane, site.run, output);
+        let (searches, notes) = search::run(
+            &mut watch,
+            &options.sweeps(),
+            control.nranks(),
+            (options.minbytes, options.maxbytes),
+            options.seconds,
+        )?;
+        for note in notes {
+            output.line(&format!("# {note}"));
+        }
+        if control.rank() == 0 {
+            self.write(&header, &searches, output)?;
+        }
+        Ok(false)
+    }
+}
+
+impl Tune<'_> {
+    /// Writes the table, after reading it as the library will.
+    fn write(&self, header: &Header, searches: &[Search], output: &mut Output) -> Result<()> {
+        let entries: Vec<_> = searches
+            .iter()
+            .flat_map(|search| choose::entries(search.sweep(), search.points()))
+            .collect();
+        let text = header.write(&entries);
+        let path = self.options.output.display().to_string();
+        let table = Table::parse(&path, &text)?;
+        std::fs::write(&self.options.output, &text)
+            .map_err(|error| Error::invalid_argument(format!("-o {path}: {error}")))?;
+        for cliff in table.cliffs() {
+            output.line(&format!(
+                "# cliff: {cliff}; measure again with more --seconds"
+            ));
+        }
+        for line in text.lines() {
+            output.line(line);
+        }
+        output.line(&format!("# written to {path}"));
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;
