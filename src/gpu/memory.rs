@@ -15,6 +15,8 @@ pub struct DeviceMemory {
     context: Arc<Context>,
     address: CuDevicePtr,
     bytes: usize,
+    /// Whether somebody else frees it.
+    lent: bool,
 }
 
 impl DeviceMemory {
@@ -50,7 +52,21 @@ impl DeviceMemory {
             context: context.clone(),
             address,
             bytes,
+            lent: false,
         })
+    }
+
+    /// `bytes` bytes at `address`, which somebody else has allocated, and frees.
+    ///
+    /// # Safety
+    /// They are memory of the GPU of `context`, and stay so for as long as the value lives.
+    pub unsafe fn lent(context: &Arc<Context>, address: CuDevicePtr, bytes: usize) -> DeviceMemory {
+        DeviceMemory {
+            context: context.clone(),
+            address,
+            bytes,
+            lent: true,
+        }
     }
 
     /// The same, zero. Waits until it is, at most `deadline`.
@@ -208,6 +224,9 @@ impl DeviceMemory {
 
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
+        if self.lent {
+            return;
+        }
         let driver = self.context.driver();
         match self.context.bind() {
             // SAFETY: allocated by `new`, freed once.

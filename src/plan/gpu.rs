@@ -430,7 +430,10 @@ pub(super) fn ways(
                         channels,
                         chunk,
                     };
-                    found.push((way, candidate(request, limits, gpu, codec, (way, Algorithm::Direct))?));
+                    found.push((
+                        way,
+                        candidate(request, limits, gpu, codec, (way, Algorithm::Direct))?,
+                    ));
                 }
             }
         }

@@ -20,20 +20,20 @@ pub struct NcclComm(pub usize);
 /// `ncclResult_t`; 0 is success.
 pub type NcclResult = c_int;
 
-/// The functions of the library, found by name.
+/// Functions of the library, found by name.
 macro_rules! functions {
-    ($( $field:ident = $name:literal: fn($($arg:ty),*) -> $ret:ty; )*) => {
-        /// The functions, with NCCL's types; streams are `CUstream`, addresses device addresses.
+    ($(#[$doc:meta])* $table:ident; $( $field:ident = $name:literal: fn($($arg:ty),*) -> $ret:ty; )*) => {
+        $(#[$doc])*
         #[allow(missing_docs)]
         #[derive(Clone, Copy)]
-        pub struct Functions {
+        pub struct $table {
             $( pub $field: unsafe extern "C" fn($($arg),*) -> $ret, )*
         }
 
-        impl Functions {
+        impl $table {
             /// # Safety
             /// What `symbol` returns has the type of NCCL's function of that name.
-            unsafe fn find(symbol: impl Fn(&CStr) -> *mut c_void) -> std::result::Result<Functions, &'static str> {
+            unsafe fn find(symbol: impl Fn(&CStr) -> *mut c_void) -> std::result::Result<$table, &'static str> {
                 $(
                     let name = concat!($name, "\0");
                     let address = CStr::from_bytes_with_nul(name.as_bytes()).map_or(std::ptr::null_mut(), &symbol);
@@ -45,13 +45,16 @@ macro_rules! functions {
                         std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($arg),*) -> $ret>(address)
                     };
                 )*
-                Ok(Functions { $($field),* })
+                Ok($table { $($field),* })
             }
         }
     };
 }
 
 functions! {
+    /// The functions that every version has, with NCCL's types; streams are `CUstream`, addresses device
+    /// addresses.
+    Functions;
     version = "ncclGetVersion": fn(*mut c_int) -> NcclResult;
     error_string = "ncclGetErrorString": fn(NcclResult) -> *const c_char;
     unique_id = "ncclGetUniqueId": fn(*mut NcclId) -> NcclResult;
@@ -68,9 +71,22 @@ functions! {
     group_end = "ncclGroupEnd": fn() -> NcclResult;
 }
 
+functions! {
+    /// Those of symmetric windows, from version 2.27 on; a window is a pointer.
+    WindowFunctions;
+    mem_alloc = "ncclMemAlloc": fn(*mut u64, usize) -> NcclResult;
+    mem_free = "ncclMemFree": fn(u64) -> NcclResult;
+    register = "ncclCommWindowRegister": fn(NcclComm, u64, usize, *mut usize, c_int) -> NcclResult;
+    deregister = "ncclCommWindowDeregister": fn(NcclComm, usize) -> NcclResult;
+}
+
+/// `NCCL_WIN_COLL_SYMMETRIC`: all ranks use the buffer at the same offset in each call.
+pub const WINDOW_SYMMETRIC: c_int = 1;
+
 /// The library. It is never closed: it keeps threads of its own.
 pub struct Nccl {
     functions: Functions,
+    windows: std::result::Result<WindowFunctions, &'static str>,
     path: String,
     version: u32,
 }
@@ -98,11 +114,14 @@ impl Nccl {
         // SAFETY: the names are those of NCCL's interface, with its types.
         let functions = unsafe { Functions::find(symbol) }
             .map_err(|name| unsupported(format!("{shown} has no {name}: it is no libnccl.so.2")))?;
+        // SAFETY: as above.
+        let windows = unsafe { WindowFunctions::find(symbol) };
         let mut version: c_int = 0;
         // SAFETY: writes one integer.
         let asked = unsafe { (functions.version)(&mut version) };
         let nccl = Nccl {
             functions,
+            windows,
             path: shown,
             version: version.unsigned_abs(),
         };
@@ -113,6 +132,17 @@ impl Nccl {
     /// The functions, for whoever keeps their contracts.
     pub fn functions(&self) -> &Functions {
         &self.functions
+    }
+
+    /// The functions of symmetric windows, for whoever keeps their contracts.
+    ///
+    /// # Errors
+    /// Unsupported, naming what is missing, if the library is older.
+    pub fn windows(&self) -> Result<&WindowFunctions> {
+        self.windows.as_ref().map_err(|name| {
+            let text = format!("{self:?} has no {name}: its version has no symmetric windows");
+            Error::new(ErrorKind::Unsupported, text)
+        })
     }
 
     /// Its version, as people write it.

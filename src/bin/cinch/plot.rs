@@ -299,7 +299,8 @@ fn text(out: &mut String, at: (f64, f64), anchor: &str, size: f64, color: &str, 
 }
 
 /// Text as XML has it; control characters, which XML 1.0 cannot hold, become spaces.
-fn escape(text: &str) -> String {
+/// Text as it stands in SVG and HTML.
+pub fn escape(text: &str) -> String {
     let mut out = String::new();
     for c in text.chars() {
         match c {

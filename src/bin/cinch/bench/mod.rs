@@ -5,14 +5,18 @@ mod compare;
 mod data;
 pub mod gpu;
 mod hosts;
+mod html;
+mod limit;
 mod measure;
 pub mod metrics;
 mod number;
 pub mod options;
 mod output;
 mod plan;
+pub mod record;
 mod report;
 mod row;
+mod suite;
 mod table;
 mod verify;
 mod world;
@@ -32,6 +36,7 @@ use report::{Entry, Results, RunConfig};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::time::{Duration, Instant};
+use suite::Cases;
 use world::World;
 
 /// Runs `cinch bench` and returns its exit code.
@@ -40,6 +45,16 @@ use world::World;
 /// Exit code and sentence.
 pub fn main(options: &BenchOptions, mut config: Config) -> Result<i32, (i32, String)> {
     let usage = |sentence| (USAGE, sentence);
+    options.check_outputs().map_err(usage)?;
+    if let (Some(from), Some(to)) = (&options.report, &options.output) {
+        let rows = html::redraw(from, to).map_err(usage)?;
+        println!(
+            "{rows} rows of {} drawn in {}",
+            from.display(),
+            to.display()
+        );
+        return Ok(0);
+    }
     if options.gpu.on_gpus(options.ranks).map_err(usage)? {
         return gpu::main(options, config);
     }
@@ -65,6 +80,12 @@ pub fn main(options: &BenchOptions, mut config: Config) -> Result<i32, (i32, Str
     let failure = |error: cinch::Error| (FAILURE, error.to_string());
     let comm = join::join(config.clone()).map_err(failure)?;
     let nranks = Communicator::nranks(&comm);
+    if options.suite {
+        let cases = Cases::new(options, nranks, false).map_err(usage)?;
+        let code = suite::host::main(&comm, &cases, options)?;
+        comm.finalize().map_err(failure)?;
+        return Ok(code);
+    }
     let rank = Communicator::rank(&comm);
     let plan = Plan::new(options, nranks).map_err(usage)?;
     plan.check_memory(nranks, 1, available_memory())
@@ -117,11 +138,16 @@ fn starts(
 /// Runs this very command as `ranks` ranks. What can be refused is refused once, here.
 fn start(options: &BenchOptions, ranks: usize, config: &Config) -> Result<i32, (i32, String)> {
     let usage = |sentence| (USAGE, sentence);
-    let plan = Plan::new(options, ranks).map_err(usage)?;
-    plan.check_memory(ranks, ranks, available_memory())
+    let plan = match options.suite {
+        true => Cases::new(options, ranks, false).map(|cases| cases.into_plan().0),
+        false => Plan::new(options, ranks),
+    };
+    plan.and_then(|plan| plan.check_memory(ranks, ranks, available_memory()))
         .map_err(usage)?;
-    drop(plan);
-    drop(Output::new(options).map_err(usage)?);
+    match options.suite {
+        true => drop(suite::folder(options).map_err(usage)?),
+        false => drop(Output::new(options).map_err(usage)?),
+    }
     let program = std::env::current_exe()
         .map_err(|error| (FAILURE, format!("cannot find this program: {error}")))?;
     let launch = Launch {

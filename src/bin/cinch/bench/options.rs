@@ -5,6 +5,7 @@ use super::gpu::options::GpuOptions;
 use cinch::types::CodecChoice;
 use cinch::types::{Scalar, TransportKind};
 use cinch::{Algorithm, Collective, DType, ReduceOp};
+use clap::builder::ArgPredicate;
 use clap::{ArgAction, Args, ValueEnum};
 use std::path::PathBuf;
 
@@ -13,7 +14,10 @@ use std::path::PathBuf;
 pub struct BenchOptions {
     /// all_reduce, all_gather, reduce_scatter, broadcast, reduce, gather, scatter, all_to_all or
     /// send_recv
-    #[arg(value_parser = parse_collective)]
+    #[arg(value_parser = parse_collective, required = false,
+          required_unless_present_any = ["suite", "report"],
+          default_value_ifs = [("suite", "true", "all_reduce")],
+          default_value_if("report", ArgPredicate::IsPresent, "all_reduce"))]
     pub collective: Collective,
     /// Smallest size in bytes [default: 32M, or all of --data]
     #[arg(short = 'b', long, value_name = "BYTES", value_parser = parse_size)]
@@ -96,6 +100,18 @@ pub struct BenchOptions {
     /// Stop after about this many seconds: fewer iterations, then fewer sizes
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     pub time_limit: Option<f64>,
+    /// Run the whole comparison (collectives, types, codecs, sizes, on GPUs with and without graphs and
+    /// beside NCCL by default and on symmetric windows) and write rows and a report to the folder
+    /// --output
+    #[arg(long, conflicts_with_all = ["report", "json", "csv", "plot", "compare", "explain", "explain_hosts"])]
+    pub suite: bool,
+    /// Draw the report of such rows, or of those of --device gpu --json, to the file
+    /// --output, and run nothing
+    #[arg(long, value_name = "FILE.jsonl", requires = "output")]
+    pub report: Option<PathBuf>,
+    /// Folder of --suite, or file of --report
+    #[arg(long, value_name = "DIR|FILE.html")]
+    pub output: Option<PathBuf>,
     /// What only buffers on GPUs have.
     #[command(flatten)]
     pub gpu: GpuOptions,
@@ -142,6 +158,22 @@ pub enum Root {
 }
 
 impl BenchOptions {
+    /// Refuses outputs that nothing writes.
+    ///
+    /// # Errors
+    /// A sentence.
+    pub fn check_outputs(&self) -> Result<(), String> {
+        match (&self.output, self.suite || self.report.is_some()) {
+            (Some(_), false) => Err(
+                "--output is the folder of --suite or the file of --report; --json, --csv and --plot take \
+                 files of their own"
+                    .into(),
+            ),
+            (None, true) => Err("--suite writes to a folder: give --output DIR".into()),
+            _ => Ok(()),
+        }
+    }
+
     /// The sizes to run, in order. `natural` is the size of the data files, if there are any.
     pub fn sizes(&self, natural: Option<usize>) -> Result<Vec<usize>, String> {
         let default = natural.unwrap_or(32 << 20);

@@ -177,24 +177,36 @@ impl<'a> GpuLane<'a> {
     }
 
     /// Address and bytes of this rank's buffers of a set.
-    fn buffers(&self, row: &Row, layout: &Layout, set: usize) -> Result<[(u64, usize); 2]> {
+    fn buffers(
+        &self,
+        row: &Row,
+        layout: &Layout,
+        side: Side,
+        set: usize,
+    ) -> Result<[(u64, usize); 2]> {
         let (rank, nranks) = (self.comm.rank(), self.comm.nranks());
         let bytes = buffer_bytes(row, is_root(row, rank), nranks)?;
         let place = |memory: &DeviceMemory, stride: usize, bytes: usize| match bytes {
             0 => Ok((0, 0)),
             _ => Ok::<_, Error>((memory.place(set * stride, bytes)?, bytes)),
         };
+        let windows = self.peer.as_ref().and_then(PeerComm::windows);
+        let (inputs, outputs) = match (side, windows) {
+            (Side::Symmetric, Some(windows)) => windows,
+            (Side::Symmetric, None) => return Err(Error::internal("there are no windows")),
+            _ => (&self.inputs, &self.outputs),
+        };
         Ok([
-            place(&self.inputs, layout.input, bytes.0)?,
-            place(&self.outputs, layout.output, bytes.1)?,
+            place(inputs, layout.input, bytes.0)?,
+            place(outputs, layout.output, bytes.1)?,
         ])
     }
 
     /// Queues call number `index` of a repetition.
     fn queue(&mut self, side: Side, index: usize) -> Result<()> {
         let (row, layout) = self.row()?;
-        let [input, output] = self.buffers(&row, &layout, index % layout.sets)?;
-        if side == Side::Peer {
+        let [input, output] = self.buffers(&row, &layout, side, index % layout.sets)?;
+        if side != Side::Ours {
             let peer = self.peer.as_ref();
             let peer = peer.ok_or_else(|| Error::internal("there is no other library"))?;
             // SAFETY: memory of this rank's GPU, which lives as long as `self`; every use of it is
@@ -239,8 +251,12 @@ impl<'a> GpuLane<'a> {
         let mut data = vec![0; bytes / dtype.size() * dtype.size()];
         let stream = self.source.stream(dtype, op, self.comm.rank(), 0);
         stream.fill(0, &mut data);
-        self.inputs.write(0, &data, &self.stream, self.patience)?;
-        self.inputs.repeat(data.len(), &self.stream)?;
+        let windows = self.peer.as_ref().and_then(PeerComm::windows);
+        for inputs in [Some(&self.inputs), windows.map(|windows| windows.0)] {
+            let Some(inputs) = inputs else { continue };
+            inputs.write(0, &data, &self.stream, self.patience)?;
+            inputs.repeat(data.len(), &self.stream)?;
+        }
         self.stream.wait(self.patience)
     }
 }
@@ -257,8 +273,13 @@ impl Lane for GpuLane<'_> {
         Ok(())
     }
 
-    fn has_peer(&self, row: &Row) -> bool {
-        self.peer.as_ref().is_some_and(|peer| peer.has(row))
+    fn has(&self, side: Side, row: &Row) -> bool {
+        let peer = self.peer.as_ref();
+        match side {
+            Side::Ours => true,
+            Side::Peer => peer.is_some_and(|peer| peer.has(row)),
+            Side::Symmetric => peer.is_some_and(|peer| peer.has_symmetric(row)),
+        }
     }
 
     fn record(&mut self, side: Side, calls: usize) -> Result<()> {

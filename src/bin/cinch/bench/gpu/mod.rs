@@ -11,17 +11,19 @@ mod output;
 #[allow(unsafe_code)]
 mod peer;
 mod ranks;
-mod record;
 mod runner;
+mod suite;
 mod table;
 pub mod tune;
 
-pub use record::driver_version;
+pub use super::record::driver_version;
 
 use super::data::Source;
 use super::measure::Effort;
 use super::options::BenchOptions;
 use super::plan::Plan;
+use super::record::{How, Record, Versus};
+use super::row::Row;
 use super::world::World;
 use crate::USAGE;
 use cinch::config::Origin;
@@ -30,7 +32,7 @@ use device::GpuLane;
 use layout::Mode;
 use output::Output;
 use ranks::{Ended, Site, Work};
-use record::Record;
+use runner::Found;
 use std::time::{Duration, Instant};
 
 /// Runs the bench and returns its exit code.
@@ -45,7 +47,10 @@ pub fn main(options: &BenchOptions, mut config: Config) -> Ended {
             .set("CINCH_PROTO", protocol.name(), Origin::Program)
             .map_err(|error| usage(error.to_string()))?;
     }
-    ranks::start(&options.gpu, &config, &Bench { options })
+    match options.suite {
+        true => suite::main(options, &config),
+        false => ranks::start(&options.gpu, &config, &Bench { options }),
+    }
 }
 
 /// Options that mean nothing here.
@@ -136,21 +141,33 @@ impl Work for Bench<'_> {
             }
             let found = runner::run(control, lane, source, row, effort, mode)?;
             let protocol = layout::protocol(&explained).unwrap_or("-");
-            let nranks = control.nranks();
-            let record = Record::new(
-                options,
-                site.run,
-                row,
-                nranks,
-                &found,
-                protocol,
-                site.nccl.as_deref(),
-            );
+            let how = How {
+                nranks: control.nranks(),
+                per_gpu: options.gpu.per_gpu(),
+                hosts: options.gpu.hosts(),
+                processes: options.gpu.procs,
+                graph: options.gpu.graph,
+            };
+            let record = record(how, site, row, &found, protocol);
             output.write(|out| table::write_row(&record, out));
             output.record(&record)?;
             records.push(record);
         }
         output.write(|out| table::write_foot(&records, out));
         Ok(records.iter().any(|record| record.entry.failed()))
+    }
+}
+
+/// A row that ran here, for machines.
+fn record(how: How, site: &Site<'_>, row: &Row, found: &Found, protocol: &str) -> Record {
+    let ours = found.measured.median;
+    let versus = |times: runner::Times| {
+        let times = [times.median, times.least, times.p99];
+        Versus::new(site.nccl.as_deref(), times, ours)
+    };
+    Record {
+        vs: found.peer.map(versus),
+        symmetric: found.symmetric.map(versus),
+        ..Record::new(how, site.run, row, &found.measured, found.calls, protocol)
     }
 }

@@ -1,9 +1,9 @@
 //! The library to compare with.
 
 use crate::bench::row::Row;
-use cinch::gpu::{Context, Stream};
-use cinch::sys::nccl::{Nccl, NcclComm, NcclId};
-use cinch::{Collective, DType, ReduceOp, Result};
+use cinch::gpu::{Context, DeviceMemory, Stream};
+use cinch::sys::nccl::{Nccl, NcclComm, NcclId, WINDOW_SYMMETRIC};
+use cinch::{Collective, DType, Error, ErrorKind, ReduceOp, Result};
 use std::ffi::c_int;
 use std::path::Path;
 use std::sync::Arc;
@@ -66,6 +66,14 @@ pub struct PeerComm {
     comm: NcclComm,
     rank: usize,
     nranks: usize,
+    windows: Option<Windows>,
+}
+
+/// Buffers in symmetric windows.
+struct Windows {
+    inputs: DeviceMemory,
+    outputs: DeviceMemory,
+    handles: Vec<usize>,
 }
 
 impl PeerComm {
@@ -93,7 +101,98 @@ impl PeerComm {
             comm,
             rank,
             nranks,
+            windows: None,
         })
+    }
+
+    /// Allocates buffers of these bytes and registers them as symmetric windows. All ranks call it
+    /// together, and all call [`PeerComm::close_windows`] if it fails on one of them.
+    ///
+    /// # Errors
+    /// Unsupported if the library has no windows; those of the library.
+    pub fn open_windows(&mut self, bytes: (usize, usize)) -> Result<()> {
+        let functions = *self.nccl.windows()?;
+        let _bound = self.context.bind()?;
+        let allocate = |bytes: usize| {
+            let mut address = 0;
+            // SAFETY: writes one address; the GPU's context is current.
+            let result = unsafe { (functions.mem_alloc)(&mut address, bytes) };
+            self.nccl.check("ncclMemAlloc", result)?;
+            // SAFETY: just allocated, and freed by `close_windows`, which drops the value first.
+            Ok::<_, Error>(unsafe { DeviceMemory::lent(&self.context, address, bytes) })
+        };
+        let windows = Windows {
+            inputs: allocate(bytes.0)?,
+            outputs: allocate(bytes.1)?,
+            handles: Vec::new(),
+        };
+        let places =
+            [&windows.inputs, &windows.outputs].map(|memory| (memory.address(), memory.bytes()));
+        self.windows = Some(windows);
+        for (address, bytes) in places {
+            let mut window = 0;
+            // SAFETY: memory of the library's own allocator; writes one handle; the communicator
+            // lives.
+            let result = unsafe {
+                (functions.register)(self.comm, address, bytes, &mut window, WINDOW_SYMMETRIC)
+            };
+            self.nccl.check("ncclCommWindowRegister", result)?;
+            if window == 0 {
+                return Err(Error::new(
+                    ErrorKind::Unsupported,
+                    format!(
+                        "{:?} registers no symmetric windows on these GPUs",
+                        self.nccl
+                    ),
+                ));
+            }
+            if let Some(windows) = &mut self.windows {
+                windows.handles.push(window);
+            }
+        }
+        Ok(())
+    }
+
+    /// Inputs and outputs in symmetric windows, where there are any.
+    pub fn windows(&self) -> Option<(&DeviceMemory, &DeviceMemory)> {
+        let windows = self.windows.as_ref()?;
+        Some((&windows.inputs, &windows.outputs))
+    }
+
+    /// Whether it has a row's call with kernels of its own for symmetric windows.
+    pub fn has_symmetric(&self, row: &Row) -> bool {
+        let symmetric = [
+            Collective::AllReduce,
+            Collective::AllGather,
+            Collective::ReduceScatter,
+        ];
+        self.windows.is_some() && self.has(row) && symmetric.contains(&row.collective)
+    }
+
+    /// Gives the windows back, where there are any.
+    ///
+    /// # Errors
+    /// Those of the library.
+    pub fn close_windows(&mut self) -> Result<()> {
+        let Some(windows) = self.windows.take() else {
+            return Ok(());
+        };
+        let functions = *self.nccl.windows()?;
+        let _bound = self.context.bind()?;
+        let mut closed = Ok(());
+        for window in windows.handles {
+            // SAFETY: registered once, and not used any more.
+            let result = unsafe { (functions.deregister)(self.comm, window) };
+            closed = closed.and(self.nccl.check("ncclCommWindowDeregister", result));
+        }
+        for memory in [windows.inputs, windows.outputs] {
+            let address = memory.address();
+            drop(memory);
+            // SAFETY: allocated by `open_windows`; nothing uses it any more.
+            let result = unsafe { (functions.mem_free)(address) };
+            closed = closed.and(self.nccl.check("ncclMemFree", result));
+        }
+        closed
     }
 
     /// Whether it has a row's call.
@@ -187,7 +286,8 @@ impl PeerComm {
     ///
     /// # Errors
     /// Those of the library.
-    pub fn destroy(self) -> Result<()> {
+    pub fn destroy(mut self) -> Result<()> {
+        self.close_windows()?;
         let _bound = self.context.bind()?;
         // SAFETY: joined once, destroyed once: `self` ends here.
         let result = unsafe { (self.nccl.functions().destroy)(self.comm) };

@@ -6,8 +6,8 @@ use super::layout::{self, Layout};
 use super::options::GpuOptions;
 use super::output::Output;
 use super::peer::{self, PeerComm};
-use super::record::RunRecord;
 use crate::bench::plan::Plan;
+use crate::bench::record::RunRecord;
 use crate::bench::world::World;
 use crate::join;
 use crate::run::Launch;
@@ -32,6 +32,10 @@ pub trait Work: Sync {
     /// # Errors
     /// A sentence about options that cannot be.
     fn plan(&self, ranks: usize) -> std::result::Result<Plan, String>;
+    /// Whether the other library is to run on symmetric windows, too.
+    fn windows(&self) -> bool {
+        false
+    }
     /// Where the rows go.
     ///
     /// # Errors
@@ -226,7 +230,12 @@ fn run_rank(control: &Communicator, setup: &Setup<'_>) -> Result<bool> {
     let device = Device::at(setup.driver, gpu)?;
     let context = Context::primary(&device)?;
     let arenas = Layout::arenas(&plan.rows, nranks)?;
-    check_memory(&context, setup.options.per_gpu(), arenas)?;
+    let copies = if setup.work.windows() && setup.nccl.is_some() {
+        2
+    } else {
+        1
+    };
+    check_memory(&context, setup.options.per_gpu(), copies, arenas)?;
     // The time to join is counted from when all have their contexts.
     control.barrier()?;
     let begin = Instant::now();
@@ -245,12 +254,26 @@ fn run_rank(control: &Communicator, setup: &Setup<'_>) -> Result<bool> {
     let joined = begin.elapsed();
     let buffers = comm.info().buffer_bytes;
     let carriers = comm.info().classes.clone();
+    let mut notes = setup.notes.clone();
     let peer = match &setup.nccl {
         None => None,
         Some(nccl) => {
             let id = (rank == 0).then(|| peer::unique_id(nccl)).transpose()?;
             let id = share_bytes(control, id)?;
-            Some(PeerComm::join(nccl, &context, id, rank, nranks)?)
+            let mut peer = PeerComm::join(nccl, &context, id, rank, nranks)?;
+            if setup.work.windows() {
+                let opened = peer.open_windows(arenas);
+                // All ranks have them or none: calls on them are collective.
+                let ranks = control.gather_words(&[u64::from(opened.is_ok())])?;
+                if ranks.contains(&0) {
+                    peer.close_windows()?;
+                    let why = opened
+                        .err()
+                        .map_or("another rank".into(), |error| error.to_string());
+                    notes.push(format!("skipped: NCCL on symmetric windows: {why}"));
+                }
+            }
+            Some(peer)
         }
     };
     let mut lane = GpuLane::new(&context, comm, peer, &plan.source, arenas)?;
@@ -281,7 +304,7 @@ fn run_rank(control: &Communicator, setup: &Setup<'_>) -> Result<bool> {
         run.kernels,
         joined.as_secs_f64()
     ));
-    for note in &setup.notes {
+    for note in &notes {
         output.line(&format!("# {note}"));
     }
     let site = Site {
@@ -308,9 +331,14 @@ fn comm_hosts(hosts: usize, carriers: &[String]) -> String {
 }
 
 /// Refuses arenas that do not fit the memory that is free for `per_gpu` ranks.
-fn check_memory(context: &Context, per_gpu: usize, arenas: (usize, usize)) -> Result<()> {
+fn check_memory(
+    context: &Context,
+    per_gpu: usize,
+    copies: usize,
+    arenas: (usize, usize),
+) -> Result<()> {
     let (free, _) = context.memory()?;
-    let needed = (arenas.0 + arenas.1).saturating_mul(per_gpu);
+    let needed = (arenas.0 + arenas.1).saturating_mul(per_gpu * copies);
     if needed > free / 10 * 9 {
         return Err(Error::invalid_argument(format!(
             "the largest size needs {} MiB of buffers for {per_gpu} ranks on {}, of which {} MiB \

@@ -24,14 +24,21 @@ pub enum Side {
     Ours,
     /// Those of the library to compare with.
     Peer,
+    /// The same, on buffers in its symmetric windows.
+    Symmetric,
+}
+
+impl Side {
+    /// All of them.
+    pub const ALL: [Side; 3] = [Side::Ours, Side::Peer, Side::Symmetric];
 }
 
 /// One rank's GPU.
 pub trait Lane {
     /// Makes ready for a row; nothing of an earlier one is queued any more.
     fn begin(&mut self, row: &Row) -> Result<()>;
-    /// Whether there is a library to compare with that has this row's call.
-    fn has_peer(&self, row: &Row) -> bool;
+    /// Whether this side has this row's call; ours always does.
+    fn has(&self, side: Side, row: &Row) -> bool;
     /// Records a graph of `calls` calls.
     fn record(&mut self, side: Side, calls: usize) -> Result<()>;
     /// Queues a mark, `calls` calls (of the recorded graph if `replay`), and another mark.
@@ -69,6 +76,8 @@ pub struct Found {
     pub calls: usize,
     /// The other library's.
     pub peer: Option<Times>,
+    /// The other library's on symmetric windows.
+    pub symmetric: Option<Times>,
 }
 
 /// Warms up, measures and compares.
@@ -90,12 +99,10 @@ pub fn run<W: World, L: Lane>(
         mode => mode,
     };
     lane.begin(row)?;
-    let sides: &[Side] = match lane.has_peer(row) {
-        true => &[Side::Ours, Side::Peer],
-        false => &[Side::Ours],
-    };
+    let mut sides = Side::ALL.to_vec();
+    sides.retain(|&side| lane.has(side, row));
     let mut each = f64::INFINITY;
-    for &side in sides {
+    for &side in &sides {
         // The first calls may connect, load and allocate.
         repeat(world, lane, side, 2, false)?;
         let mut left = effort.warmup.max(1) as usize;
@@ -110,15 +117,15 @@ pub fn run<W: World, L: Lane>(
     let each = slowest(world, &[each])?[0];
     let calls = layout::calls(each, mode);
     if graph {
-        for &side in sides {
+        for &side in &sides {
             lane.record(side, calls)?;
         }
-        for &side in sides {
+        for &side in &sides {
             repeat(world, lane, side, calls, true)?;
         }
     }
     let repetitions = affordable(world, effort, each * (calls * sides.len()) as f64)?;
-    let mut times = [Vec::new(), Vec::new()];
+    let mut times = Side::ALL.map(|_| Vec::new());
     for repetition in 0..repetitions {
         for turn in 0..sides.len() {
             let side = sides[(turn + repetition) % sides.len()];
@@ -131,22 +138,24 @@ pub fn run<W: World, L: Lane>(
         repeat(world, lane, Side::Ours, calls, graph)?;
         outcome = Some(compare(world, lane, source, row, calls - 1)?);
     }
-    let peer = match times[Side::Peer as usize].as_slice() {
-        [] => None,
+    let other = |side: Side| match times[side as usize].as_slice() {
+        [] => Ok(None),
         times => {
             let slowest = slowest(world, times)?;
-            Some(Times {
+            Ok::<_, cinch::Error>(Some(Times {
                 median: median(&slowest),
                 least: quantile(&slowest, 0.0),
                 p99: quantile(&slowest, 0.99),
-            })
+            }))
         }
     };
+    let (peer, symmetric) = (other(Side::Peer)?, other(Side::Symmetric)?);
     let report = lane.report()?;
     Ok(Found {
         measured: share(world, row, &report, &times[Side::Ours as usize], outcome)?,
         calls,
         peer,
+        symmetric,
     })
 }
 

@@ -22,7 +22,7 @@ struct Paper<'a> {
     /// Rank and element whose output is off, and by how much.
     spoilt: (usize, usize, f64),
     poisoned: bool,
-    graphs: [usize; 2],
+    graphs: [usize; 3],
     started: Vec<Start>,
 }
 
@@ -32,8 +32,8 @@ impl Lane for Paper<'_> {
         Ok(())
     }
 
-    fn has_peer(&self, _: &Row) -> bool {
-        self.peer
+    fn has(&self, side: Side, _: &Row) -> bool {
+        side == Side::Ours || side == Side::Peer && self.peer
     }
 
     fn record(&mut self, side: Side, calls: usize) -> Result<()> {
@@ -59,7 +59,7 @@ impl Lane for Paper<'_> {
         let each = match (side, replay) {
             (Side::Ours, true) => 1e-4 * late,
             (Side::Ours, false) => 2e-4,
-            (Side::Peer, _) => 3e-4,
+            (Side::Peer | Side::Symmetric, _) => 3e-4,
         };
         Ok(calls as f64 * each * (self.rank + 1) as f64)
     }
@@ -141,7 +141,7 @@ fn measure(
             peer,
             spoilt,
             poisoned: false,
-            graphs: [0; 2],
+            graphs: [0; 3],
             started: Vec::new(),
         };
         let found = run(world, &mut lane, &source, &row, effort, mode).unwrap();

@@ -1,6 +1,6 @@
 //! Rows for people.
 
-use super::record::Record;
+use crate::bench::record::Record;
 use crate::bench::table::{error, rate, time, write_verdicts};
 use std::io::{self, Write};
 
@@ -51,8 +51,9 @@ pub fn write_head(out: &mut dyn Write) -> io::Result<()> {
 pub fn write_row(record: &Record, out: &mut dyn Write) -> io::Result<()> {
     let entry = &record.entry;
     let figures = &entry.out_of_place;
-    let versus =
-        |show: fn(&super::record::Versus) -> String| record.vs.as_ref().map_or("-".into(), show);
+    let versus = |show: fn(&crate::bench::record::Versus) -> String| {
+        record.vs.as_ref().map_or("-".into(), show)
+    };
     writeln!(
         out,
         "{:>12} {:>11} {:>7} {:>9} {:<19} {:>9} {:>8} {:>8} {:>8} {:>11} {:>8} {:>8} {:>6} {:>4} {:>6} {:>7} {:>7} {:>9} {:>6}",
@@ -109,8 +110,8 @@ pub fn write_foot(records: &[Record], out: &mut dyn Write) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::record::{RunRecord, Versus};
     use super::*;
+    use crate::bench::record::{RunRecord, Versus};
     use crate::bench::report::tests::entry;
     use crate::machine::Machine;
 
@@ -121,7 +122,7 @@ mod tests {
             ranks_per_gpu: 1,
             hosts: 1,
             processes: false,
-            mode: "graph",
+            mode: "graph".into(),
             calls: 7,
             protocol: "ll128".into(),
             entry: entry(1 << 30, codec),
@@ -132,6 +133,7 @@ mod tests {
                 p99_us: 5300.0,
                 ratio,
             }),
+            symmetric: None,
             run: RunRecord {
                 gpu: "H200".into(),
                 gpus: 8,

@@ -3,11 +3,11 @@
 use super::super::device::GpuLane;
 use super::super::layout;
 use super::super::output::Output;
-use super::super::record::RunRecord;
 use super::super::runner::Lane;
 use super::search::Stopwatch;
 use crate::bench::combine::slowest;
 use crate::bench::metrics::median;
+use crate::bench::record::RunRecord;
 use crate::bench::row::Row;
 use crate::bench::world::World;
 use cinch::plan::Way;

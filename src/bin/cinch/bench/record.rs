@@ -1,17 +1,15 @@
 //! Rows for machines: one JSON object on each line, complete in itself.
 
-use super::options::GpuOptions;
-use super::runner::Found;
-use crate::bench::options::BenchOptions;
-use crate::bench::report::Entry;
-use crate::bench::row::Row;
+use super::measure::Measured;
+use super::report::Entry;
+use super::row::Row;
 use crate::machine::Machine;
 use cinch::gpu::Device;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// One row of one run.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Record {
     /// Collective.
     pub collective: String,
@@ -20,11 +18,12 @@ pub struct Record {
     /// Of them on each GPU.
     pub ranks_per_gpu: usize,
     /// Hosts that they stand for.
+    #[serde(default = "one")]
     pub hosts: usize,
     /// Whether each has a process of its own.
     pub processes: bool,
     /// `graph` or `eager`.
-    pub mode: &'static str,
+    pub mode: String,
     /// Calls of a repetition.
     pub calls: usize,
     /// Protocol of our kernels.
@@ -34,12 +33,15 @@ pub struct Record {
     pub entry: Entry,
     /// The other library's.
     pub vs: Option<Versus>,
+    /// The other library's on symmetric windows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub symmetric: Option<Versus>,
     /// Where, when and how.
     pub run: RunRecord,
 }
 
 /// The other library's times of the same call, without a codec.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Versus {
     /// Version.
     pub nccl: String,
@@ -54,9 +56,9 @@ pub struct Versus {
 }
 
 /// Where, when and how.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct RunRecord {
-    /// Name of the GPUs.
+    /// Name of the GPUs; empty for host memory.
     pub gpu: String,
     /// How many the machine shows.
     pub gpus: u32,
@@ -76,36 +78,63 @@ pub struct RunRecord {
     pub machine: Machine,
 }
 
+/// The hosts of rows that were written before ranks could stand for several.
+fn one() -> usize {
+    1
+}
+
+/// How a row was run.
+#[derive(Clone, Copy, Debug)]
+pub struct How {
+    /// Ranks.
+    pub nranks: usize,
+    /// Of them on each GPU.
+    pub per_gpu: usize,
+    /// Hosts that they stand for.
+    pub hosts: usize,
+    /// Whether each has a process of its own.
+    pub processes: bool,
+    /// Whether replays of graphs are timed.
+    pub graph: bool,
+}
+
 impl Record {
-    /// The record of a row.
+    /// The record of a row, compared with nothing.
     pub fn new(
-        options: &BenchOptions,
+        how: How,
         run: &RunRecord,
         row: &Row,
-        nranks: usize,
-        found: &Found,
+        measured: &Measured,
+        calls: usize,
         protocol: &str,
-        nccl: Option<&str>,
     ) -> Record {
-        let GpuOptions { procs, graph, .. } = options.gpu;
         Record {
             collective: row.collective.name().into(),
-            ranks: nranks,
-            ranks_per_gpu: options.gpu.per_gpu(),
-            hosts: options.gpu.hosts(),
-            processes: procs,
-            mode: if graph { "graph" } else { "eager" },
-            calls: found.calls,
+            ranks: how.nranks,
+            ranks_per_gpu: how.per_gpu,
+            hosts: how.hosts,
+            processes: how.processes,
+            mode: if how.graph { "graph" } else { "eager" }.into(),
+            calls,
             protocol: protocol.into(),
-            entry: Entry::new(row, nranks, &found.measured, None),
-            vs: found.peer.map(|times| Versus {
-                nccl: nccl.unwrap_or("unknown").into(),
-                time_us: times.median * 1e6,
-                min_us: times.least * 1e6,
-                p99_us: times.p99 * 1e6,
-                ratio: times.median / found.measured.median,
-            }),
+            entry: Entry::new(row, how.nranks, measured, None),
+            vs: None,
+            symmetric: None,
             run: run.clone(),
+        }
+    }
+}
+
+impl Versus {
+    /// Median, least and 99th percentile of the other library's times, in seconds, beside our median.
+    pub fn new(nccl: Option<&str>, times: [f64; 3], ours: f64) -> Versus {
+        let [time_us, min_us, p99_us] = times.map(|seconds| seconds * 1e6);
+        Versus {
+            nccl: nccl.unwrap_or("unknown").into(),
+            time_us,
+            min_us,
+            p99_us,
+            ratio: times[0] / ours,
         }
     }
 }
@@ -113,16 +142,27 @@ impl Record {
 impl RunRecord {
     /// This run, on GPUs like `device`, of which there are `gpus`.
     pub fn new(device: &Device, gpus: u32) -> RunRecord {
-        let words: Vec<String> = std::env::args().skip(1).collect();
         let version = device.driver().version();
-        let seconds = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .map_or(0, |time| time.as_secs());
         RunRecord {
             gpu: device.name.clone(),
             gpus,
             driver: driver_version(),
             cuda: format!("{}.{}", version / 1000, version % 1000 / 10),
+            ..RunRecord::on_host()
+        }
+    }
+
+    /// This run, on host memory.
+    pub fn on_host() -> RunRecord {
+        let words: Vec<String> = std::env::args().skip(1).collect();
+        let seconds = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .map_or(0, |time| time.as_secs());
+        RunRecord {
+            gpu: String::new(),
+            gpus: 0,
+            driver: String::new(),
+            cuda: String::new(),
             cinch: cinch::VERSION.into(),
             kernels: cinch::gpu::kernels::STATE.to_string(),
             date: day(seconds / 86400),
