@@ -103,7 +103,7 @@ pub struct BenchOptions {
     /// Run the whole comparison (collectives, types, codecs, sizes, on GPUs with and without graphs and
     /// beside NCCL by default and on symmetric windows) and write rows and a report to the folder
     /// --output
-    #[arg(long, conflicts_with_all = ["report", "json", "csv", "plot", "compare", "explain", "explain_hosts"])]
+    #[arg(long, conflicts_with_all = ["report", "collective", "graph", "json", "csv", "plot", "compare", "explain", "explain_hosts"])]
     pub suite: bool,
     /// Draw the report of such rows, or of those of --device gpu --json, to the file
     /// --output, and run nothing

@@ -71,8 +71,8 @@ pub struct PeerComm {
 
 /// Buffers in symmetric windows.
 struct Windows {
-    inputs: DeviceMemory,
-    outputs: DeviceMemory,
+    /// For inputs, and for outputs.
+    buffers: Vec<DeviceMemory>,
     handles: Vec<usize>,
 }
 
@@ -105,35 +105,47 @@ impl PeerComm {
         })
     }
 
-    /// Allocates buffers of these bytes and registers them as symmetric windows. All ranks call it
-    /// together, and all call [`PeerComm::close_windows`] if it fails on one of them.
+    /// Allocates buffers of these bytes for symmetric windows. If it fails on a rank, all call
+    /// [`PeerComm::close_windows`], and none goes on: to register them is a collective.
     ///
     /// # Errors
     /// Unsupported if the library has no windows; those of the library.
-    pub fn open_windows(&mut self, bytes: (usize, usize)) -> Result<()> {
+    pub fn allocate_windows(&mut self, bytes: (usize, usize)) -> Result<()> {
         let functions = *self.nccl.windows()?;
         let _bound = self.context.bind()?;
-        let allocate = |bytes: usize| {
+        let windows = self.windows.insert(Windows {
+            buffers: Vec::new(),
+            handles: Vec::new(),
+        });
+        for bytes in [bytes.0, bytes.1] {
             let mut address = 0;
             // SAFETY: writes one address; the GPU's context is current.
             let result = unsafe { (functions.mem_alloc)(&mut address, bytes) };
             self.nccl.check("ncclMemAlloc", result)?;
             // SAFETY: just allocated, and freed by `close_windows`, which drops the value first.
-            Ok::<_, Error>(unsafe { DeviceMemory::lent(&self.context, address, bytes) })
+            let memory = unsafe { DeviceMemory::lent(&self.context, address, bytes) };
+            windows.buffers.push(memory);
+        }
+        Ok(())
+    }
+
+    /// Registers the buffers as symmetric windows. All ranks call it together, and all call
+    /// [`PeerComm::close_windows`] if it fails on one of them.
+    ///
+    /// # Errors
+    /// Unsupported if the GPUs have no windows; those of the library.
+    pub fn register_windows(&mut self) -> Result<()> {
+        let functions = *self.nccl.windows()?;
+        let _bound = self.context.bind()?;
+        let Some(windows) = &mut self.windows else {
+            return Err(Error::internal("there are no buffers for windows"));
         };
-        let windows = Windows {
-            inputs: allocate(bytes.0)?,
-            outputs: allocate(bytes.1)?,
-            handles: Vec::new(),
-        };
-        let places =
-            [&windows.inputs, &windows.outputs].map(|memory| (memory.address(), memory.bytes()));
-        self.windows = Some(windows);
-        for (address, bytes) in places {
-            let mut window = 0;
+        for memory in &windows.buffers {
+            let (mut window, address) = (0, memory.address());
             // SAFETY: memory of the library's own allocator; writes one handle; the communicator
             // lives.
             let result = unsafe {
+                let bytes = memory.bytes();
                 (functions.register)(self.comm, address, bytes, &mut window, WINDOW_SYMMETRIC)
             };
             self.nccl.check("ncclCommWindowRegister", result)?;
@@ -146,17 +158,17 @@ impl PeerComm {
                     ),
                 ));
             }
-            if let Some(windows) = &mut self.windows {
-                windows.handles.push(window);
-            }
+            windows.handles.push(window);
         }
         Ok(())
     }
 
     /// Inputs and outputs in symmetric windows, where there are any.
     pub fn windows(&self) -> Option<(&DeviceMemory, &DeviceMemory)> {
-        let windows = self.windows.as_ref()?;
-        Some((&windows.inputs, &windows.outputs))
+        match self.windows.as_ref()?.buffers.as_slice() {
+            [inputs, outputs] => Some((inputs, outputs)),
+            _ => None,
+        }
     }
 
     /// Whether it has a row's call with kernels of its own for symmetric windows.
@@ -185,7 +197,7 @@ impl PeerComm {
             let result = unsafe { (functions.deregister)(self.comm, window) };
             closed = closed.and(self.nccl.check("ncclCommWindowDeregister", result));
         }
-        for memory in [windows.inputs, windows.outputs] {
+        for memory in windows.buffers {
             let address = memory.address();
             drop(memory);
             // SAFETY: allocated by `open_windows`; nothing uses it any more.

@@ -261,17 +261,10 @@ fn run_rank(control: &Communicator, setup: &Setup<'_>) -> Result<bool> {
             let id = (rank == 0).then(|| peer::unique_id(nccl)).transpose()?;
             let id = share_bytes(control, id)?;
             let mut peer = PeerComm::join(nccl, &context, id, rank, nranks)?;
-            if setup.work.windows() {
-                let opened = peer.open_windows(arenas);
-                // All ranks have them or none: calls on them are collective.
-                let ranks = control.gather_words(&[u64::from(opened.is_ok())])?;
-                if ranks.contains(&0) {
-                    peer.close_windows()?;
-                    let why = opened
-                        .err()
-                        .map_or("another rank".into(), |error| error.to_string());
-                    notes.push(format!("skipped: NCCL on symmetric windows: {why}"));
-                }
+            if setup.work.windows()
+                && let Some(why) = open_windows(control, &mut peer, arenas)?
+            {
+                notes.push(format!("skipped: NCCL on symmetric windows: {why}"));
             }
             Some(peer)
         }
@@ -328,6 +321,29 @@ fn comm_hosts(hosts: usize, carriers: &[String]) -> String {
         .map(|alike| format!("{} to {}", alike[0], alike.len()))
         .collect();
     format!("{hosts} hosts ({})", kinds.join(", "))
+}
+
+/// Opens symmetric windows on all ranks or on none, as calls on them are collective; why on none.
+fn open_windows(
+    control: &Communicator,
+    peer: &mut PeerComm,
+    arenas: (usize, usize),
+) -> Result<Option<String>> {
+    for step in [0, 1] {
+        let done = match step {
+            0 => peer.allocate_windows(arenas),
+            _ => peer.register_windows(),
+        };
+        let ranks = control.gather_words(&[u64::from(done.is_ok())])?;
+        if ranks.contains(&0) {
+            peer.close_windows()?;
+            let elsewhere = || "they failed on another rank".to_string();
+            return Ok(Some(
+                done.err().map_or_else(elsewhere, |error| error.to_string()),
+            ));
+        }
+    }
+    Ok(None)
 }
 
 /// Refuses arenas that do not fit the memory that is free for `per_gpu` ranks.
