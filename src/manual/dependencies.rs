@@ -9,6 +9,7 @@
 //! | `clap` (tool) | command line | help, suggestions, completion that users expect |
 //! | `serde`, `serde_json` (tool) | JSON results | the standard |
 //! | `criterion` (tests) | micro benchmarks | statistics, baselines |
+//! | `bindgen` (tests) | sizes, offsets and values of `<infiniband/verbs.h>`, against which ours are checked | an independent reading of the header; users need neither it nor libclang |
 //! | `cbindgen` (tests) | `include/cinch.h` from `src/ffi`, and its drift check | the standard; a library, so nothing to install |
 //! | `half` (tests) | oracle for f16 and bf16 conversions | independent of ours |
 //! | `proptest` (tests) | property tests | shrinking |

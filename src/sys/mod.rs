@@ -3,6 +3,7 @@
 pub mod cpu;
 pub mod cuda;
 pub mod futex;
+pub mod ibverbs;
 pub mod log;
 pub mod memory;
 pub mod nccl;

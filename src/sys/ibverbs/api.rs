@@ -1,0 +1,123 @@
+//! The exported functions that are used: one list, from which come the trait that the transport
+//! calls and the table that [`Loaded`](super::Loaded) fills from the system's library.
+
+use super::types::*;
+use std::ffi::{CStr, c_int, c_uint, c_void};
+
+/// Makes from the list: the trait [`Api`] and the table of the loaded functions.
+macro_rules! verbs_functions {
+    ($($name:ident = $symbol:literal ($($arg:ident: $type:ty),* $(,)?) $(-> $result:ty)?;)*) => {
+        /// The exported verbs. Methods have the C functions' names, arguments and contracts.
+        ///
+        /// # Safety of the methods
+        /// That of the C functions: pointers are valid for what the function reads or writes,
+        /// objects came from it and are not destroyed.
+        #[allow(clippy::missing_safety_doc)]
+        pub trait Api: Send + Sync + std::fmt::Debug {
+            /// For messages: the library, or what stands in for it.
+            fn source(&self) -> String;
+            $(
+                #[doc = concat!("`", $symbol, "`")]
+                unsafe fn $name(&self, $($arg: $type),*) $(-> $result)?;
+            )*
+        }
+
+        /// Functions of the system's library.
+        pub(super) struct Functions {
+            $($name: unsafe extern "C" fn($($type),*) $(-> $result)?,)*
+        }
+
+        impl Functions {
+            /// Looks every name up; `Err` has those that are missing.
+            ///
+            /// # Safety
+            /// Addresses that `symbol` returns are those of the named C functions.
+            pub(super) unsafe fn find(
+                symbol: impl Fn(&CStr) -> *mut c_void,
+            ) -> Result<Functions, Vec<&'static str>> {
+                let look = |name: &'static str| -> Option<*mut c_void> {
+                    let text = CStr::from_bytes_with_nul(name.as_bytes()).ok()?;
+                    Some(symbol(text)).filter(|address| !address.is_null())
+                };
+                let mut missing = Vec::new();
+                $(
+                    let $name = look(concat!($symbol, "\0"));
+                    if $name.is_none() {
+                        missing.push($symbol);
+                    }
+                )*
+                match ($($name,)*) {
+                    ($(Some($name),)*) => Ok(Functions {
+                        $(
+                            // SAFETY: the address of the C function of that name and type, which
+                            // stays loaded for good.
+                            $name: unsafe {
+                                std::mem::transmute::<
+                                    *mut c_void,
+                                    unsafe extern "C" fn($($type),*) $(-> $result)?,
+                                >($name)
+                            },
+                        )*
+                    }),
+                    _ => Err(missing),
+                }
+            }
+        }
+
+        impl Api for super::Loaded {
+            fn source(&self) -> String {
+                self.library().to_string()
+            }
+            $(
+                unsafe fn $name(&self, $($arg: $type),*) $(-> $result)? {
+                    // SAFETY: the caller keeps the C function's contract.
+                    unsafe { (self.functions().$name)($($arg),*) }
+                }
+            )*
+        }
+    };
+}
+
+verbs_functions! {
+    get_device_list = "ibv_get_device_list" (count: *mut c_int) -> *mut *mut IbvDevice;
+    free_device_list = "ibv_free_device_list" (list: *mut *mut IbvDevice);
+    open_device = "ibv_open_device" (device: *mut IbvDevice) -> *mut IbvContext;
+    close_device = "ibv_close_device" (context: *mut IbvContext) -> c_int;
+    query_device = "ibv_query_device"
+        (context: *mut IbvContext, attributes: *mut IbvDeviceAttr) -> c_int;
+    // Writes all but the last field, which is newer than the symbol.
+    query_port = "ibv_query_port"
+        (context: *mut IbvContext, port: u8, attributes: *mut IbvPortAttr) -> c_int;
+    query_gid = "_ibv_query_gid_ex" (
+        context: *mut IbvContext, port: u32, index: u32,
+        entry: *mut IbvGidEntry, flags: u32, entry_size: usize,
+    ) -> c_int;
+    get_async_event = "ibv_get_async_event"
+        (context: *mut IbvContext, event: *mut IbvAsyncEvent) -> c_int;
+    ack_async_event = "ibv_ack_async_event" (event: *mut IbvAsyncEvent);
+
+    alloc_pd = "ibv_alloc_pd" (context: *mut IbvContext) -> *mut IbvPd;
+    dealloc_pd = "ibv_dealloc_pd" (domain: *mut IbvPd) -> c_int;
+    reg_mr = "ibv_reg_mr"
+        (domain: *mut IbvPd, address: *mut c_void, bytes: usize, access: c_int) -> *mut IbvMr;
+    dereg_mr = "ibv_dereg_mr" (region: *mut IbvMr) -> c_int;
+
+    create_comp_channel = "ibv_create_comp_channel"
+        (context: *mut IbvContext) -> *mut IbvCompChannel;
+    destroy_comp_channel = "ibv_destroy_comp_channel" (channel: *mut IbvCompChannel) -> c_int;
+    create_cq = "ibv_create_cq" (
+        context: *mut IbvContext, entries: c_int, user: *mut c_void,
+        channel: *mut IbvCompChannel, vector: c_int,
+    ) -> *mut IbvCq;
+    destroy_cq = "ibv_destroy_cq" (queue: *mut IbvCq) -> c_int;
+    get_cq_event = "ibv_get_cq_event" (
+        channel: *mut IbvCompChannel, queue: *mut *mut IbvCq, user: *mut *mut c_void,
+    ) -> c_int;
+    ack_cq_events = "ibv_ack_cq_events" (queue: *mut IbvCq, events: c_uint);
+
+    create_qp = "ibv_create_qp"
+        (domain: *mut IbvPd, attributes: *mut IbvQpInitAttr) -> *mut IbvQp;
+    modify_qp = "ibv_modify_qp"
+        (pair: *mut IbvQp, attributes: *mut IbvQpAttr, mask: c_int) -> c_int;
+    destroy_qp = "ibv_destroy_qp" (pair: *mut IbvQp) -> c_int;
+}

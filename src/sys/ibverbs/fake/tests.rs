@@ -1,0 +1,253 @@
+//! What a transport may count on, and what it may be made to suffer.
+
+use super::super::{Api, inline, types::*};
+use super::{Fabric, FakeDevice};
+use std::ffi::{c_int, c_uint};
+use std::ptr::null_mut;
+use std::sync::Arc;
+
+/// A queue pair with its own queue, and 4 KiB that its peer may write.
+struct End {
+    fabric: Arc<Fabric>,
+    context: *mut IbvContext,
+    domain: *mut IbvPd,
+    queue: *mut IbvCq,
+    pair: *mut IbvQp,
+    region: *mut IbvMr,
+    memory: Vec<u64>,
+}
+
+// SAFETY of the blocks below: objects are used as the C documentation says, and alive.
+impl End {
+    fn open(fabric: &Arc<Fabric>, sends: u32) -> End {
+        let mut count = 0;
+        let mut memory = vec![0_u64; 512];
+        // SAFETY: see above.
+        unsafe {
+            let list = fabric.get_device_list(&mut count);
+            let context = fabric.open_device(*list);
+            fabric.free_device_list(list);
+            let domain = fabric.alloc_pd(context);
+            let queue = fabric.create_cq(context, 16, null_mut(), null_mut(), 0);
+            let mut attributes: IbvQpInitAttr = std::mem::zeroed();
+            (attributes.send_cq, attributes.recv_cq) = (queue, queue);
+            attributes.qp_type = IBV_QPT_RC;
+            attributes.cap = IbvQpCap {
+                max_send_wr: sends,
+                max_recv_wr: 4,
+                max_send_sge: 1,
+                max_recv_sge: 1,
+                max_inline_data: 64,
+            };
+            let pair = fabric.create_qp(domain, &mut attributes);
+            let access = (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE) as c_int;
+            let region = fabric.reg_mr(domain, memory.as_mut_ptr().cast(), 4096, access);
+            End {
+                fabric: fabric.clone(),
+                context,
+                domain,
+                queue,
+                pair,
+                region,
+                memory,
+            }
+        }
+    }
+
+    fn step(&self, state: c_uint, mask: c_uint, peer: u32) -> c_int {
+        let mut attributes = IbvQpAttr {
+            qp_state: state,
+            dest_qp_num: peer,
+            qp_access_flags: IBV_ACCESS_REMOTE_WRITE,
+            ..IbvQpAttr::default()
+        };
+        // SAFETY: see above.
+        unsafe {
+            self.fabric
+                .modify_qp(self.pair, &mut attributes, mask as c_int)
+        }
+    }
+
+    fn connect(&self, peer: &End) {
+        // SAFETY: see above.
+        let peer = unsafe { (*peer.pair).qp_num };
+        let (init, rtr, rts) = (0x39, 0x12_9181, 0x1_2e01);
+        assert_eq!(self.step(IBV_QPS_INIT, init, 0), 0);
+        assert_eq!(
+            self.step(IBV_QPS_RTS, rts, peer),
+            libc::EINVAL,
+            "a step is left out"
+        );
+        assert_eq!(self.step(IBV_QPS_RTR, rtr & !IBV_QP_AV, peer), libc::EINVAL);
+        assert_eq!(self.step(IBV_QPS_RTR, rtr, peer), 0);
+        assert_eq!(self.step(IBV_QPS_RTS, rts, peer), 0);
+    }
+
+    fn room(&self, id: u64) -> c_int {
+        let mut room = IbvRecvWr {
+            wr_id: id,
+            next: null_mut(),
+            sg_list: null_mut(),
+            num_sge: 0,
+        };
+        // SAFETY: see above.
+        unsafe { inline::post_recv(self.pair, &mut room) }
+    }
+
+    /// Writes `bytes` bytes of this end's memory to the peer's, `at` bytes into it.
+    fn write(&self, peer: &End, bytes: u32, at: u64, opcode: c_uint, flags: c_uint) -> c_int {
+        let mut piece = IbvSge {
+            addr: self.memory.as_ptr().addr() as u64,
+            length: bytes,
+            // SAFETY: see above.
+            lkey: unsafe { (*self.region).lkey },
+        };
+        // SAFETY: plain numbers and pointers; and see above.
+        unsafe {
+            let mut work: IbvSendWr = std::mem::zeroed();
+            (work.wr_id, work.opcode, work.send_flags) = (7, opcode, flags);
+            (work.sg_list, work.num_sge) = (&raw mut piece, 1);
+            work.imm_data = 99;
+            work.rdma.remote_addr = peer.memory.as_ptr().addr() as u64 + at;
+            work.rdma.rkey = (*peer.region).rkey;
+            inline::post_send(self.pair, &mut work)
+        }
+    }
+
+    fn poll(&self) -> Vec<IbvWc> {
+        let mut found = [IbvWc::default(); 16];
+        // SAFETY: see above.
+        let count = unsafe { inline::poll_cq(self.queue, &mut found) };
+        found[..count as usize].to_vec()
+    }
+}
+
+impl Drop for End {
+    fn drop(&mut self) {
+        // SAFETY: see above; in the order that devices demand.
+        unsafe {
+            assert_eq!(self.fabric.destroy_qp(self.pair), 0);
+            assert_eq!(self.fabric.dereg_mr(self.region), 0);
+            assert_eq!(self.fabric.destroy_cq(self.queue), 0);
+            assert_eq!(self.fabric.dealloc_pd(self.domain), 0);
+            assert_eq!(self.fabric.close_device(self.context), 0);
+        }
+    }
+}
+
+fn ends(sends: u32) -> (Arc<Fabric>, End, End) {
+    let fabric = Fabric::new(vec![FakeDevice::roce("fake0", 1)]);
+    let (one, two) = (End::open(&fabric, sends), End::open(&fabric, sends));
+    one.connect(&two);
+    two.connect(&one);
+    (fabric, one, two)
+}
+
+const WRITE: c_uint = IBV_WR_RDMA_WRITE;
+const IMMEDIATE: c_uint = IBV_WR_RDMA_WRITE_WITH_IMM;
+
+#[test]
+fn writes_arrive_and_immediates_say_so() {
+    let (fabric, mut one, two) = ends(8);
+    one.memory[..8].copy_from_slice(&[1, 2, 3, 4, 5, 6, 7, 8]);
+    assert_eq!(two.room(5), 0);
+    assert_eq!(one.write(&two, 64, 128, WRITE, 0), 0);
+    assert_eq!(
+        one.write(&two, 8, 0, IMMEDIATE, IBV_SEND_INLINE | IBV_SEND_SIGNALED),
+        0
+    );
+    assert_eq!(two.memory[16..24], one.memory[..8]);
+    let arrived = two.poll();
+    assert_eq!(
+        (arrived.len(), arrived[0].wr_id, arrived[0].imm_data),
+        (1, 5, 99)
+    );
+    assert_eq!(
+        (arrived[0].status, arrived[0].byte_len),
+        (IBV_WC_SUCCESS, 8)
+    );
+    // Only what asked for it completes.
+    assert_eq!(one.poll().len(), 1);
+    // Work that is kept back goes on later, with what was inline when it was posted.
+    fabric.hold(true);
+    one.memory[0] = 10;
+    assert_eq!(one.write(&two, 8, 256, WRITE, IBV_SEND_INLINE), 0);
+    one.memory[0] = 11;
+    assert_eq!(two.memory[32], 0);
+    fabric.hold(false);
+    assert_eq!(two.memory[32], 10);
+    drop((one, two));
+    assert_eq!(fabric.leftovers(), [""; 0]);
+}
+
+#[test]
+fn what_a_device_refuses_is_refused() {
+    let (fabric, one, two) = ends(2);
+    assert_eq!(one.write(&two, 65, 0, WRITE, IBV_SEND_INLINE), libc::ENOMEM);
+    assert_eq!(one.write(&two, 8, 0, WRITE, 0), 0);
+    assert_eq!(one.write(&two, 8, 0, WRITE, 0), 0);
+    // Nothing asked for a completion, so no place is known to be free again.
+    assert_eq!(one.write(&two, 8, 0, WRITE, 0), libc::ENOMEM);
+    for id in 0..4 {
+        assert_eq!(two.room(id), 0);
+    }
+    assert_eq!(two.room(4), libc::ENOMEM);
+    fabric.fail("reg_mr", 0, 1, libc::ENOMEM);
+    // SAFETY: the memory outlives nothing: it is not registered.
+    let refused = unsafe { fabric.reg_mr(one.domain, null_mut(), 1, 1) };
+    assert!(refused.is_null());
+    assert_eq!(
+        std::io::Error::last_os_error().raw_os_error(),
+        Some(libc::ENOMEM)
+    );
+    // SAFETY: what other objects need is not destroyed.
+    unsafe {
+        assert_eq!(fabric.destroy_cq(one.queue), libc::EBUSY);
+        assert_eq!(fabric.dealloc_pd(one.domain), libc::EBUSY);
+        assert_eq!(fabric.close_device(one.context), -1);
+    }
+}
+
+#[test]
+fn failures_complete_with_their_status_and_break_the_pair() {
+    for (status, spoil) in [
+        (IBV_WC_RETRY_EXC_ERR, 0),
+        (IBV_WC_REM_ACCESS_ERR, 1),
+        (IBV_WC_RNR_RETRY_EXC_ERR, 2),
+        (IBV_WC_GENERAL_ERR, 3),
+        (IBV_WC_RETRY_EXC_ERR, 4),
+    ] {
+        let (fabric, one, two) = ends(8);
+        let (mut at, mut opcode) = (0, WRITE);
+        match spoil {
+            // SAFETY: alive.
+            0 => fabric.kill(&[unsafe { (*two.pair).qp_num }]),
+            1 => at = 4090,
+            2 => opcode = IMMEDIATE,
+            3 => fabric.fail_work(0, status),
+            _ => fabric.port(0, false),
+        }
+        assert_eq!(one.room(3), 0);
+        assert_eq!(one.write(&two, 8, at, opcode, 0), 0);
+        let found = one.poll();
+        assert_eq!((found[0].status, found[0].wr_id), (status, 7));
+        assert_eq!((found[1].status, found[1].wr_id), (IBV_WC_WR_FLUSH_ERR, 3));
+        assert_eq!(one.write(&two, 8, 0, WRITE, 0), 0);
+        assert_eq!(one.poll()[0].status, IBV_WC_WR_FLUSH_ERR);
+    }
+}
+
+#[test]
+fn events_are_told_to_every_context() {
+    let (fabric, one, two) = ends(2);
+    fabric.port(0, false);
+    for end in [&one, &two] {
+        let mut event = IbvAsyncEvent {
+            element: 0,
+            event_type: 0,
+        };
+        // SAFETY: alive, and writable; there is an event, so this does not block.
+        unsafe { assert_eq!(fabric.get_async_event(end.context, &mut event), 0) };
+        assert_eq!((event.event_type, event.element), (IBV_EVENT_PORT_ERR, 1));
+    }
+}

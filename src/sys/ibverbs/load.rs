@@ -1,0 +1,127 @@
+//! Opening the system's libibverbs.
+
+use super::OLDEST_LIBRARY;
+use super::api::Functions;
+use crate::error::{Error, ErrorKind, Result};
+use std::ffi::{CStr, c_void};
+
+/// The system's library, with the functions that are used. It is never closed: its providers
+/// register themselves in it for good.
+pub struct Loaded {
+    functions: Functions,
+    library: String,
+}
+
+impl std::fmt::Debug for Loaded {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Loaded").field(&self.library).finish()
+    }
+}
+
+impl Loaded {
+    /// The name under which distributions have it.
+    pub const LIBRARY: &CStr = c"libibverbs.so.1";
+
+    /// Opens `library`.
+    ///
+    /// # Errors
+    /// Unsupported if there is no such library, or if it lacks functions: it is too old.
+    pub fn open(library: &CStr) -> Result<Loaded> {
+        let name = library.to_string_lossy().into_owned();
+        // SAFETY: the name is a C string; the initialisers are the system's to vouch for.
+        let handle = unsafe { libc::dlopen(library.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+        if handle.is_null() {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                format!(
+                    "no {name}: {}; RDMA needs rdma-core (packages libibverbs1 and \
+                     ibverbs-providers, or rdma-core)",
+                    last_error()
+                ),
+            ));
+        }
+        // SAFETY: the handle is open and stays so; names are C strings. Of a name with versions
+        // the loader returns the default, which is the newest: IBVERBS_1.1 for the old ones.
+        let symbol = |name: &CStr| -> *mut c_void { unsafe { libc::dlsym(handle, name.as_ptr()) } };
+        // SAFETY: the names in the list are those of libibverbs, with its types.
+        let functions = unsafe { Functions::find(symbol) }.map_err(|missing| {
+            Error::new(
+                ErrorKind::Unsupported,
+                format!(
+                    "{name} lacks {}; RDMA needs that of rdma-core {OLDEST_LIBRARY} or newer",
+                    missing.join(", ")
+                ),
+            )
+        })?;
+        Ok(Loaded {
+            functions,
+            library: name,
+        })
+    }
+
+    pub(super) fn functions(&self) -> &Functions {
+        &self.functions
+    }
+
+    pub(super) fn library(&self) -> &str {
+        &self.library
+    }
+}
+
+fn last_error() -> String {
+    // SAFETY: `dlerror` returns NULL or a C string that lasts until this thread's next call of
+    // its kind.
+    let text = unsafe { libc::dlerror() };
+    if text.is_null() {
+        return "the loader does not say why".into();
+    }
+    // SAFETY: as above.
+    unsafe { CStr::from_ptr(text) }
+        .to_string_lossy()
+        .into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Api;
+    use super::*;
+
+    #[test]
+    fn absence_is_an_error_that_names_the_library() {
+        let error = Loaded::open(c"libcinch-no-such.so.7").err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        for word in ["no libcinch-no-such.so.7", "rdma-core"] {
+            assert!(error.message().contains(word), "{word}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_library_without_the_functions_is_named_with_them() {
+        let error = Loaded::open(c"libc.so.6").err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        for word in ["libc.so.6", "ibv_open_device", OLDEST_LIBRARY] {
+            assert!(error.message().contains(word), "{word}: {error}");
+        }
+    }
+
+    #[test]
+    fn the_system_s_library_has_every_function_and_lists_its_devices() {
+        let loaded = match Loaded::open(Loaded::LIBRARY) {
+            Ok(loaded) => loaded,
+            Err(error) => return println!("SKIPPED: {error}"),
+        };
+        let mut count = -1;
+        // SAFETY: `count` is writable; the list is not used after it is freed.
+        unsafe {
+            let list = loaded.get_device_list(&mut count);
+            if list.is_null() {
+                return println!("SKIPPED: the kernel has no verbs");
+            }
+            for index in 0..count as usize {
+                assert!(!(**list.add(index)).name().is_empty());
+            }
+            loaded.free_device_list(list);
+        }
+        println!("{count} devices");
+    }
+}
