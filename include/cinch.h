@@ -429,6 +429,10 @@ enum cinch_transport_t
      * Memory of GPUs of one host.
      */
     CINCH_TRANSPORT_CUDA = 5,
+    /**
+     * RDMA over InfiniBand or RoCE.
+     */
+    CINCH_TRANSPORT_RDMA = 6,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L

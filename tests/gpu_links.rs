@@ -156,6 +156,7 @@ fn be_a_rank(id: &UniqueId, rank: usize, nranks: usize, gpu: u32) -> Result<()> 
             config: &config,
             fault: &fault,
             deadline: begin + config.init_timeout,
+            verbs: None,
         },
         &gpu,
     );

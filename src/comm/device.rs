@@ -82,6 +82,7 @@ fn try_connect(
         config,
         fault,
         deadline: std::time::Instant::now() + config.init_timeout,
+        verbs: None,
     };
     let links = cuda::connect(&connecting, &context)?;
     if config.shm_disable {

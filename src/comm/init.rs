@@ -12,7 +12,7 @@ use crate::schedule::Hosts;
 use crate::simd::Isa;
 use crate::sync::Fault;
 use crate::sys::log::{self, Level};
-use crate::transport::{self, ConnectContext};
+use crate::transport::{self, ConnectContext, Links};
 use crate::types::{DeviceChoice, Subsystem, TransportKind};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, Once, OnceLock};
@@ -173,10 +173,11 @@ fn on_host(
         config,
         fault,
         deadline: Instant::now() + config.init_timeout,
+        verbs: None,
     })
     .inspect_err(|error| exchange.announce(error))?;
     let hosts = Hosts::new(exchange.peers().iter().map(|peer| peer.host_id));
-    let machine = machine(&hosts, config, links.oversubscribed);
+    let machine = machine(&hosts, config, &links);
     let info = CommInfo {
         transports: links.kinds.clone(),
         classes: Vec::new(),
@@ -258,15 +259,17 @@ fn agree(
 }
 
 /// The facts behind selection: the same on all ranks, from what all ranks said.
-fn machine(hosts: &Hosts, config: &Config, oversubscribed: bool) -> Machine {
+fn machine(hosts: &Hosts, config: &Config, links: &Links) -> Machine {
     let between = match hosts.count() {
         1 => TransportKind::Shm,
+        // All ranks or none.
+        _ if links.kinds.contains(&Some(TransportKind::Rdma)) => TransportKind::Rdma,
         _ => TransportKind::Tcp,
     };
     Machine {
         transport: config.transport.unwrap_or(between),
         inside: config.transport.unwrap_or(TransportKind::Shm),
-        oversubscribed,
+        oversubscribed: links.oversubscribed,
         measured: None,
     }
 }

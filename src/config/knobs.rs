@@ -31,6 +31,7 @@ pub(super) const RESERVED: &[&str] = &[
     "CINCH_TEST_MISMATCHES",
     "CINCH_TEST_NCCL_INCLUDE",
     "CINCH_TEST_PATTERNS",
+    "CINCH_TEST_RDMA",
     "CINCH_TEST_SEED",
 ];
 
@@ -146,7 +147,7 @@ pub const KNOBS: &[Knob] = &[
     },
     Knob {
         name: "CINCH_TRANSPORT",
-        range: "auto, loopback, shm, tcp or cuda",
+        range: "auto, loopback, shm, tcp, rdma or cuda",
         help: "transport to use between all ranks",
         apply: |config, text| {
             one_of(text, TransportKind::from_name).map(|value| config.transport = value)
@@ -387,6 +388,81 @@ pub const KNOBS: &[Knob] = &[
         help: "sockets for each connected pair and channel",
         apply: |config, text| count(text, 1, 16).map(|value| config.tcp_sockets = value),
         show: |config| config.tcp_sockets.to_string(),
+    },
+    Knob {
+        name: "CINCH_IB_DISABLE",
+        range: "0 or 1",
+        help: "keeps RDMA out where CINCH_TRANSPORT does not ask for it: TCP connects hosts",
+        apply: |config, text| count(text, 0, 1).map(|value| config.ib_disable = value == 1),
+        show: |config| u8::from(config.ib_disable).to_string(),
+    },
+    Knob {
+        name: "CINCH_IB_HCA",
+        range: "names or beginnings of names of devices, :PORT behind, commas between; = in front is exact, ^ excludes",
+        help: "RDMA devices and ports; unset takes all that are up",
+        apply: |config, text| non_empty(text).map(|value| config.ib_hca = Some(value)),
+        show: |config| config.ib_hca.clone().unwrap_or_default(),
+    },
+    Knob {
+        name: "CINCH_IB_GID",
+        range: "auto, a place in the port's table of addresses, or an address",
+        help: "address of a RDMA port; auto takes RoCE v2 over IPv4, then over IPv6, then RoCE v1, whichever all ranks have",
+        apply: |config, text| {
+            let text = text.trim();
+            let known = text.parse::<u8>().is_ok() || text.parse::<std::net::IpAddr>().is_ok();
+            config.ib_gid = match text {
+                "auto" => None,
+                _ if known => Some(text.into()),
+                _ => return Err("neither a place in the table nor an address".into()),
+            };
+            Ok(())
+        },
+        show: |config| config.ib_gid.clone().unwrap_or_else(|| "auto".into()),
+    },
+    Knob {
+        name: "CINCH_IB_TIMEOUT",
+        range: "8 to 22: 4.096 us times two to this",
+        help: "how long a RDMA device waits for an answer before it sends again",
+        apply: |config, text| count(text, 8, 22).map(|value| config.ib_timeout = value as u8),
+        show: |config| config.ib_timeout.to_string(),
+    },
+    Knob {
+        name: "CINCH_IB_RETRY",
+        range: "0 to 6",
+        help: "how often it sends again before the peer counts as dead",
+        apply: |config, text| match count(text, 0, 7)? {
+            7 => Err(
+                "7 may mean for ever to a device, and a dead peer would never be noticed".into(),
+            ),
+            value => {
+                config.ib_retry = value as u8;
+                Ok(())
+            }
+        },
+        show: |config| config.ib_retry.to_string(),
+    },
+    Knob {
+        name: "CINCH_IB_QPS",
+        range: "1 to 8",
+        help: "RDMA queue pairs for each connected pair and channel; messages take turns",
+        apply: |config, text| count(text, 1, 8).map(|value| config.ib_qps = value),
+        show: |config| config.ib_qps.to_string(),
+    },
+    Knob {
+        name: "CINCH_IB_SL",
+        range: "0 to 15",
+        help: "InfiniBand service level; RoCE priority where the network goes by it",
+        apply: |config, text| count(text, 0, 15).map(|value| config.ib_service_level = value as u8),
+        show: |config| config.ib_service_level.to_string(),
+    },
+    Knob {
+        name: "CINCH_IB_TC",
+        range: "0 to 255",
+        help: "traffic class of RoCE packets, by which switches choose queues",
+        apply: |config, text| {
+            count(text, 0, 255).map(|value| config.ib_traffic_class = value as u8)
+        },
+        show: |config| config.ib_traffic_class.to_string(),
     },
     Knob {
         name: "CINCH_HOST_ID",

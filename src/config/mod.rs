@@ -90,6 +90,23 @@ pub struct Config {
     pub ipv6: Option<bool>,
     /// Sockets for each connected pair and channel.
     pub tcp_sockets: usize,
+    /// Keeps RDMA out where the transport is not named.
+    pub ib_disable: bool,
+    /// RDMA devices and ports, as a list of names; `None` = all.
+    pub ib_hca: Option<String>,
+    /// The address of a RDMA port, by its place in the table or as text; `None` = the best that
+    /// all ranks have.
+    pub ib_gid: Option<String>,
+    /// Patience for an answer: 4.096 us times two to this.
+    pub ib_timeout: u8,
+    /// How often a packet without an answer is sent again.
+    pub ib_retry: u8,
+    /// Queue pairs for each connected pair and channel.
+    pub ib_qps: usize,
+    /// InfiniBand service level; RoCE priority where the network goes by it.
+    pub ib_service_level: u8,
+    /// Traffic class of RoCE packets.
+    pub ib_traffic_class: u8,
     /// Stands for the machine's identity, so that one machine can play several hosts.
     pub host_id: Option<String>,
     /// Widest instruction set to use: `auto`, `scalar`, `avx2`, `avx512`.
@@ -182,6 +199,14 @@ impl Default for Config {
             interface: None,
             ipv6: None,
             tcp_sockets: 2,
+            ib_disable: false,
+            ib_hca: None,
+            ib_gid: None,
+            ib_timeout: 16,
+            ib_retry: 3,
+            ib_qps: 1,
+            ib_service_level: 0,
+            ib_traffic_class: 0,
             host_id: None,
             simd: "auto".into(),
             log_level: "warn".into(),
@@ -361,6 +386,10 @@ mod tests {
             ("CINCH_CODEC_BOUND", "NaN"),
             ("CINCH_SOCKET_FAMILY", "ipx"),
             ("CINCH_SHM_DISABLE", "2"),
+            ("CINCH_IB_RETRY", "7"),
+            ("CINCH_IB_TIMEOUT", "0"),
+            ("CINCH_IB_GID", "eth0"),
+            ("CINCH_IB_HCA", ""),
             ("CINCH_LOG_SUBSYS", "INIT,NVLS"),
         ] {
             let error = Config::default()

@@ -48,8 +48,6 @@ const fn nothing(name: &'static str, why: &'static str) -> NcclName {
     }
 }
 
-const NO_RDMA: &str = "this version has no RDMA";
-
 /// NCCL's names that are known here. Any other is left to NCCL, and said to have no effect.
 pub const NCCL_NAMES: &[NcclName] = &[
     setting("NCCL_SOCKET_IFNAME", "CINCH_SOCKET_IFNAME", as_it_is),
@@ -65,12 +63,19 @@ pub const NCCL_NAMES: &[NcclName] = &[
     setting("NCCL_DEBUG", "CINCH_LOG", debug),
     setting("NCCL_DEBUG_SUBSYS", "CINCH_LOG_SUBSYS", subsystems),
     setting("NCCL_DEBUG_FILE", "CINCH_LOG_FILE", as_it_is),
-    nothing("NCCL_IB_DISABLE", NO_RDMA),
-    nothing("NCCL_IB_HCA", NO_RDMA),
-    nothing("NCCL_IB_GID_INDEX", NO_RDMA),
-    nothing("NCCL_IB_TIMEOUT", NO_RDMA),
-    nothing("NCCL_NET_GDR_LEVEL", NO_RDMA),
-    nothing("NCCL_NET", NO_RDMA),
+    setting("NCCL_IB_DISABLE", "CINCH_IB_DISABLE", switch),
+    setting("NCCL_NET", "CINCH_IB_DISABLE", network),
+    setting("NCCL_IB_HCA", "CINCH_IB_HCA", as_it_is),
+    setting("NCCL_IB_GID_INDEX", "CINCH_IB_GID", gid),
+    setting("NCCL_IB_TIMEOUT", "CINCH_IB_TIMEOUT", as_it_is),
+    setting("NCCL_IB_RETRY_CNT", "CINCH_IB_RETRY", as_it_is),
+    setting("NCCL_IB_QPS_PER_CONNECTION", "CINCH_IB_QPS", as_it_is),
+    setting("NCCL_IB_SL", "CINCH_IB_SL", as_it_is),
+    setting("NCCL_IB_TC", "CINCH_IB_TC", as_it_is),
+    nothing(
+        "NCCL_NET_GDR_LEVEL",
+        "GPU buffers reach NICs through host memory",
+    ),
     nothing("NCCL_TOPO_FILE", "links are tried with data, not looked up"),
     nothing("NCCL_CONF_FILE", "settings come from the environment alone"),
 ];
@@ -96,6 +101,23 @@ fn number(value: &str) -> std::result::Result<i64, String> {
 
 fn switch(value: &str) -> std::result::Result<Option<String>, String> {
     number(value).map(|value| Some(u8::from(value != 0).to_string()))
+}
+
+/// Sockets, or what happens anyway.
+fn network(value: &str) -> std::result::Result<Option<String>, String> {
+    match value.trim().to_ascii_lowercase().as_str() {
+        "socket" => Ok(Some("1".into())),
+        "ib" => Ok(None),
+        _ => Err("of its values only IB and Socket mean something here".into()),
+    }
+}
+
+/// -1 is NCCL's word for automatic.
+fn gid(value: &str) -> std::result::Result<Option<String>, String> {
+    match number(value)? {
+        -1 => Ok(None),
+        index => Ok(Some(index.to_string())),
+    }
 }
 
 /// Only "never" can be said here: what connects two GPUs does not matter, whether data passes does.
@@ -313,6 +335,14 @@ mod tests {
             ("NCCL_DEBUG", "info"),
             ("NCCL_DEBUG_SUBSYS", "INIT,NVLS,COLL"),
             ("NCCL_DEBUG_FILE", "/tmp/log.%h.%p"),
+            ("NCCL_NET", "Socket"),
+            ("NCCL_IB_HCA", "^=mlx5_3:1"),
+            ("NCCL_IB_GID_INDEX", "3"),
+            ("NCCL_IB_TIMEOUT", "20"),
+            ("NCCL_IB_RETRY_CNT", "5"),
+            ("NCCL_IB_QPS_PER_CONNECTION", "4"),
+            ("NCCL_IB_SL", "1"),
+            ("NCCL_IB_TC", "106"),
         ])
         .unwrap();
         assert_eq!(config.interface.as_deref(), Some("^docker,lo"));
@@ -325,6 +355,14 @@ mod tests {
         assert_eq!(config.log_level, "info");
         assert_eq!(config.log_subsystems.to_string(), "INIT,COLL");
         assert_eq!(config.log_file, Some("/tmp/log.%h.%p".into()));
+        assert!(config.ib_disable);
+        assert_eq!(config.ib_hca.as_deref(), Some("^=mlx5_3:1"));
+        assert_eq!(config.ib_gid.as_deref(), Some("3"));
+        assert_eq!(
+            (config.ib_timeout, config.ib_retry, config.ib_qps),
+            (20, 5, 4)
+        );
+        assert_eq!((config.ib_service_level, config.ib_traffic_class), (1, 106));
         assert_eq!(config.notes, []);
     }
 
@@ -367,6 +405,8 @@ mod tests {
             ("NCCL_SOCKET_FAMILY", "6", "AF_INET6"),
             ("NCCL_MAX_CTAS", "0", "above 0"),
             ("NCCL_SOCKET_IFNAME", "", "CINCH_SOCKET_IFNAME"),
+            ("NCCL_IB_RETRY_CNT", "7", "for ever"),
+            ("NCCL_NET", "AWS Libfabric", "IB and Socket"),
         ] {
             let config = read(&[(name, value)]).unwrap();
             let [note] = &config.notes[..] else {
@@ -380,11 +420,17 @@ mod tests {
             };
             assert_eq!(config, untouched, "{name}");
         }
-        let quiet = read(&[("NCCL_IB_HCA", "mlx5_0"), ("NCCL_TOPO_FILE", "/x.xml")]).unwrap();
+        let quiet = [("NCCL_NET_GDR_LEVEL", "PIX"), ("NCCL_TOPO_FILE", "/x.xml")];
+        let quiet = read(&quiet).unwrap();
         assert_eq!(quiet.notes.len(), 2);
         assert!(quiet.notes.iter().all(|note| !note.warns));
         // These ask for what happens anyway.
-        for (name, value) in [("NCCL_P2P_LEVEL", "NVL"), ("NCCL_MAX_CTAS", "512")] {
+        for (name, value) in [
+            ("NCCL_P2P_LEVEL", "NVL"),
+            ("NCCL_MAX_CTAS", "512"),
+            ("NCCL_NET", "IB"),
+            ("NCCL_IB_GID_INDEX", "-1"),
+        ] {
             assert_eq!(read(&[(name, value)]).unwrap(), read(&[]).unwrap());
         }
         assert!(read(&[("NCCL_P2P_LEVEL", "LOC")]).unwrap().p2p_disable);

@@ -125,6 +125,8 @@ pub enum cinch_transport_t {
     CINCH_TRANSPORT_TCP = 4,
     /// Memory of GPUs of one host.
     CINCH_TRANSPORT_CUDA = 5,
+    /// RDMA over InfiniBand or RoCE.
+    CINCH_TRANSPORT_RDMA = 6,
 }
 
 pub(super) type dtype_number = u32;

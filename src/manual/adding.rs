@@ -44,5 +44,7 @@
 //!    else is read from it, and has a deadline.
 //! 3. A broken connection is a remote error that names the peer; an impossible header is a
 //!    mismatch error. After drop no descriptor, thread, mapping or name is left.
+//!    What a device or a driver can refuse is refused in a test: `sys` has a stand-in beside what it
+//!    opens at run time (`sys/cuda/mock`, `sys/ibverbs/fake`), which counts what is not given back.
 //! 4. The conformance suite, `tests/collectives.rs`, `tests/kills.rs` and `tests/mismatch.rs` take
 //!    the new kind in their lists.

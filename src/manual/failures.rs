@@ -10,7 +10,8 @@
 //! | --- | --- | --- |
 //! | a rank dies | remote, naming rank, host and pid | its control connection ends; a missed heartbeat and a look at the process for large ones, whose end the kernel delays |
 //! | a rank is stopped | nothing at first, then timeout | deadline of the call (`CINCH_TIMEOUT`); going on before that loses nothing |
-//! | a host is cut off | remote, naming the rank | TCP user timeout and keep-alive |
+//! | a host is cut off | remote, naming the rank | TCP: data that nobody acknowledges for 3 s; RDMA: a write that is not answered within `CINCH_IB_TIMEOUT` and `CINCH_IB_RETRY`, 1.1 s by default, and a probe every 0.5 s where a rank waits and nothing is on its way |
+//! | a device refuses or fails work | remote or system, naming rank, port, status, its cause and what to do | the completion's status; an event of the device |
 //! | ranks disagree about a call | mismatch, with both ranks and both values | the signature in the first message; notes of calls over the control connections where no data is exchanged |
 //! | a rank aborts | aborted | announced; also by communicators split from this one |
 //! | an impossible argument | invalid argument, on this rank only | before anything moves; the communicator lives on |
@@ -26,7 +27,13 @@
 //! A rank that leaves in good order says goodbye; what then happens to its connections is no
 //! failure. Waiting for its data is one.
 //!
-//! **Left behind.** Nothing: no descriptor, thread, mapping or name, after drop and after the
+//! **RDMA.** Seven retries mean for ever to some devices, so `CINCH_IB_RETRY` ends at 6: a dead peer
+//! always becomes an error. A port that goes down is a warning in the log at once, and part of the
+//! error if it does not come back within that time. A rank that leaves says so over each queue pair,
+//! after its last message, and waits at most 0.2 s for what is on its way. Where nothing asks for RDMA
+//! and a rank cannot use it, all ranks use TCP, and the log says which rank and why.
+//!
+//! **Left behind.** Nothing: no descriptor, thread, mapping, queue pair, memory region or name, after drop and after the
 //! crash of a peer. Shared memory is an anonymous sealed file that was never in a file system, so
 //! there is nothing to clean up after a crash. Sealed, because a peer that could shrink it could
 //! kill its neighbours.

@@ -12,6 +12,20 @@
 //! and never wrap, so there is no ABA problem and no reset to order. Each lies in the memory of
 //! the side that polls it: a poll stays in the poller's cache until the other side writes.
 //!
+//! **RDMA.** A message is one write of line and payload with an immediate, or, beyond 8 KiB, a write
+//! of the payload and then one of the line with an immediate, on the same reliable queue pair. Writes
+//! of one queue pair take effect in the order in which they were posted, and the receiver's completion
+//! of a write with an immediate is reported only when all of it, and all before it, is in memory
+//! (InfiniBand specification, volume 1, chapter 9). So the receiver polls completions and no slot:
+//! what memory shows before the completion, and in which order, is nobody's promise. Polling the
+//! queue is the acquire, posting the release: libibverbs has the barriers. With several queue pairs
+//! messages overtake each other; the immediate is the message's number, and the receiver waits for the
+//! next. Credits go the other way as inline writes of eight bytes, and are polled in memory: the word is
+//! a count and its complement, so one that is only half there counts as none, and the count holds for
+//! all credits before it, so none must arrive by itself. A slot is written again when its credit is
+//! there, even if the device has not reported the write of its last message as done: the peer has it
+//! whole, and drops what may still be sent again.
+//!
 //! **What a peer writes is a hint.** Another process may write anything at any time. A counter is
 //! bounded by local geometry before it is used, a header is copied out before it is checked, and
 //! codecs decode any bytes to some numbers. Two reads of a payload may differ; nothing but wrong

@@ -41,6 +41,14 @@ impl Constants {
                 wire_byte: 0.02e-9,
                 element_byte: 0.01e-9,
             },
+            // To be fitted on hardware; what is known is that posting a write costs less than a system
+            // call, and that the device moves the bytes.
+            TransportKind::Rdma => Constants {
+                hop: 3e-6,
+                message: 1e-6,
+                wire_byte: 0.04e-9,
+                element_byte: 0.01e-9,
+            },
             // GPUs have a model of their own; between host buffers this kind carries nothing.
             TransportKind::Cuda | TransportKind::Tcp => Constants {
                 hop: 12e-6,

@@ -198,7 +198,7 @@ impl MeasuredCosts {
         let latency = (1.0 - 2.0 * WORK) * self.send.fixed;
         let first = (work.hops.total() as f64 * hop).max(fixed + on_wire + core);
         let next = match transport {
-            TransportKind::Tcp => fixed + on_wire.max(core),
+            TransportKind::Tcp | TransportKind::Rdma => fixed + on_wire.max(core),
             // The same cores carry the bytes.
             TransportKind::Loopback | TransportKind::Shm | TransportKind::Cuda => {
                 fixed + on_wire + core

@@ -315,7 +315,7 @@ fn candidate(
     // something else; in shared memory they would only spread the slots over more cache.
     let channels = match limits.machine.transport {
         TransportKind::Loopback | TransportKind::Shm | TransportKind::Cuda => 1,
-        TransportKind::Tcp => limits.channels.min(geometry.passes()),
+        TransportKind::Tcp | TransportKind::Rdma => limits.channels.min(geometry.passes()),
     };
     let chunk = geometry.chunk();
     let wire_bytes = codecs.map(|codec| {

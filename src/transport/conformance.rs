@@ -6,7 +6,7 @@ pub(super) mod world;
 use super::*;
 use crate::error::{Error, ErrorKind};
 use std::time::Instant;
-use world::{PATIENCE, World, config, recv, send, wait};
+use world::{PATIENCE, World, config, kinds, recv, send, wait};
 
 /// Two slots' worth of sizes that matter, then some in between.
 fn sizes(slot_bytes: usize) -> impl Iterator<Item = usize> {
@@ -45,9 +45,9 @@ fn check(end: &dyn RecvEnd, bytes: usize, seed: u64) {
 
 #[test]
 fn every_size_arrives_whole_and_in_order_on_every_channel() {
-    for kind in TransportKind::HOST {
+    for kind in kinds() {
         let mut config = config(kind);
-        config.tcp_sockets = 3;
+        (config.tcp_sockets, config.ib_qps) = (3, 3);
         World::new(2).run(&config, |mut links, _| {
             let slot_bytes = links.slot_bytes;
             assert_eq!(links.kinds[1 - links.rank], Some(kind));
@@ -72,7 +72,7 @@ fn every_size_arrives_whole_and_in_order_on_every_channel() {
 
 #[test]
 fn counters_go_on_past_sixteen_bits() {
-    for kind in TransportKind::HOST {
+    for kind in kinds() {
         World::new(2).run(&config(kind), |mut links, _| {
             for number in 0..70_000_u64 {
                 if links.rank == 0 {
@@ -92,7 +92,7 @@ fn counters_go_on_past_sixteen_bits() {
 
 #[test]
 fn a_slow_receiver_holds_the_sender_back_and_loses_nothing() {
-    for kind in TransportKind::HOST {
+    for kind in kinds() {
         let world = World::new(2);
         world.run(&config(kind), |mut links, exchange| {
             let mut sent = 0_u64;
@@ -140,7 +140,7 @@ fn a_slow_receiver_holds_the_sender_back_and_loses_nothing() {
 #[test]
 fn full_buffers_both_ways_do_not_deadlock() {
     const MESSAGES: u64 = 300;
-    for kind in TransportKind::HOST {
+    for kind in kinds() {
         World::new(3).run(&config(kind), |mut links, exchange| {
             let ends = links.channels * links.nranks;
             let mut sent = vec![0_u64; ends];
@@ -193,7 +193,7 @@ fn full_buffers_both_ways_do_not_deadlock() {
 /// rest of what 0 has published: only the waiter of 0 can move that.
 #[test]
 fn waiting_for_one_peer_moves_what_another_waits_for() {
-    for kind in TransportKind::HOST {
+    for kind in kinds() {
         World::new(3).run(&config(kind), |mut links, exchange| {
             let mut sent = 0_u64;
             if links.rank == 0 {
@@ -264,7 +264,7 @@ fn a_late_receiver_is_not_taken_for_dead() {
 fn a_sleeping_rank_is_woken() {
     // Far beyond the time that the others take: a lost wake shows as a wait of that long.
     let long = Duration::from_secs(100);
-    for kind in TransportKind::HOST {
+    for kind in kinds() {
         World::new(2).run(&config(kind), |mut links, exchange| {
             let (me, peer) = (links.rank, 1 - links.rank);
             let start = Instant::now();
@@ -294,7 +294,7 @@ fn a_sleeping_rank_is_woken() {
 
 #[test]
 fn a_peer_that_leaves_takes_no_data_with_it() {
-    for kind in TransportKind::HOST {
+    for kind in kinds() {
         World::new(3).run(&config(kind), |mut links, exchange| {
             if links.rank == 0 {
                 for seed in 0..3 {
@@ -312,7 +312,7 @@ fn a_peer_that_leaves_takes_no_data_with_it() {
                 for seed in 0..3 {
                     recv(&mut links, 0, 0, |end| check(end, 100, seed));
                 }
-                if kind == TransportKind::Tcp {
+                if [TransportKind::Tcp, TransportKind::Rdma].contains(&kind) {
                     let until = Instant::now() + PATIENCE;
                     let error = loop {
                         match links.recvs[0].as_mut().unwrap().ready() {
@@ -349,17 +349,27 @@ fn a_peer_that_leaves_takes_no_data_with_it() {
 
 #[test]
 fn pairs_of_one_world_may_differ() {
+    [false, true].into_iter().for_each(different_pairs);
+}
+
+/// With RDMA between hosts, or without.
+fn different_pairs(disabled: bool) {
     // Ranks 0 and 1 are threads of a process, 2 another process, 3 another host.
     let world = World::with(&[(1, 1), (1, 1), (1, 2), (2, 3)]);
     let mut config = config(TransportKind::Tcp);
-    config.transport = None;
+    (config.transport, config.ib_disable) = (None, disabled);
     world.run(&config, |mut links, exchange| {
-        use TransportKind::{Loopback, Shm, Tcp};
+        use TransportKind::{Loopback, Shm};
+        let far = if disabled {
+            TransportKind::Tcp
+        } else {
+            TransportKind::Rdma
+        };
         let expected = [
-            [None, Some(Loopback), Some(Shm), Some(Tcp)],
-            [Some(Loopback), None, Some(Shm), Some(Tcp)],
-            [Some(Shm), Some(Shm), None, Some(Tcp)],
-            [Some(Tcp), Some(Tcp), Some(Tcp), None],
+            [None, Some(Loopback), Some(Shm), Some(far)],
+            [Some(Loopback), None, Some(Shm), Some(far)],
+            [Some(Shm), Some(Shm), None, Some(far)],
+            [Some(far), Some(far), Some(far), None],
         ];
         assert_eq!(links.kinds, expected[links.rank]);
         let peers: Vec<usize> = (0..4).filter(|&peer| peer != links.rank).collect();
@@ -432,6 +442,7 @@ fn a_fault_ends_connecting() {
         config: &config(TransportKind::Tcp),
         fault: &fault,
         deadline: Instant::now() + PATIENCE,
+        verbs: None,
     })
     .unwrap_err();
     assert_eq!(error.message(), "enough");

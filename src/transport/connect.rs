@@ -2,22 +2,27 @@
 
 use super::inbox::InboxLayout;
 use super::mesh::{Link, Mesh};
+use super::rdma::{self, Endpoint, Ports};
 use super::settings::{self, Card};
 use super::waiter::RankWaiter;
 use super::{ConnectContext, Links, loopback, shm, tcp};
 use crate::bootstrap::PeerInfo;
-use crate::error::{Error, Result};
+use crate::config::Config;
+use crate::error::{Error, ErrorKind, Result};
 use crate::mem::{FifoShape, LINE_BYTES, Region, Sleeper};
 use crate::sync::Backoff;
+use crate::sys::ibverbs::{self, Api};
+use crate::sys::log::{self, Level};
 use crate::sys::{cpu, socket};
-use crate::types::TransportKind;
+use crate::types::{Subsystem, TransportKind};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 /// Connects this rank with all others. All ranks call it together.
 ///
 /// Each pair uses the best transport that connects it: loopback within a process, shm within a
-/// host, tcp otherwise; or the one that the settings force. Slots shrink until the buffers fit
+/// host, rdma between hosts if every rank has an active port, tcp otherwise; or the one that the
+/// settings force. Slots shrink until the buffers fit
 /// `buffer_bytes`.
 ///
 /// # Errors
@@ -89,6 +94,8 @@ struct Prepared {
     offer: Option<loopback::Offer>,
     local: Option<(OwnedFd, OwnedFd)>,
     tcp: Option<OwnedFd>,
+    /// What RDMA would go through.
+    ports: Option<Ports>,
 }
 
 impl Prepared {
@@ -117,6 +124,7 @@ impl Prepared {
             offer: None,
             local: None,
             tcp: None,
+            ports: None,
             kinds,
         };
         prepared.check_descriptors(config.channels * config.tcp_sockets)?;
@@ -139,7 +147,104 @@ impl Prepared {
             prepared.tcp = Some(listener);
             card.port = port;
         }
+        let forced = prepared.has(TransportKind::Rdma);
+        if forced || prepared.has(TransportKind::Tcp) && config.transport.is_none() {
+            match find_ports(context.verbs.clone(), config, forced) {
+                Ok(ports) => {
+                    (card.rdma, card.rdma_note) = (ports.kinds(), ports.names());
+                    prepared.ports = Some(ports);
+                }
+                Err(error) if forced => return Err(error),
+                Err(error) => card.rdma_note = error.message().into(),
+            }
+        }
         Ok(prepared)
+    }
+
+    /// Connects hosts by RDMA where that is asked for, or where nothing is and every rank can.
+    /// What was chosen, and why, is one line of the log.
+    fn rdma(
+        &mut self,
+        context: &ConnectContext<'_>,
+        cards: &[Card],
+    ) -> Result<Option<(Arc<Endpoint>, Vec<rdma::connect::Ends>)>> {
+        let (exchange, config) = (context.exchange, context.config);
+        let (me, peers) = (exchange.rank(), exchange.peers());
+        let forced = self.has(TransportKind::Rdma);
+        if !forced && (config.transport.is_some() || !self.has(TransportKind::Tcp)) {
+            return Ok(None);
+        }
+        let kind = match settings::rdma_kind(cards, peers) {
+            Ok(kind) => kind,
+            Err(why) if forced => {
+                return Err(Error::new(
+                    ErrorKind::Unsupported,
+                    format!("CINCH_TRANSPORT=rdma cannot connect the ranks: {why}"),
+                ));
+            }
+            Err(why) => {
+                chosen(format_args!(
+                    "TCP between hosts, because RDMA has no way: {why}"
+                ));
+                return Ok(None);
+            }
+        };
+        let plan = rdma::connect::Plan {
+            me,
+            peers,
+            served: self.served(if forced {
+                TransportKind::Rdma
+            } else {
+                TransportKind::Tcp
+            }),
+            channels: self.layout.channels,
+            shape: self.layout.shape,
+            config,
+            kind,
+        };
+        let ports = self.ports.as_ref().map(|ports| ports.with(kind));
+        let ports = ports.ok_or_else(|| Error::internal("no ports were looked for"))?;
+        let prepared = rdma::connect::Prepared::new(plan, &ports);
+        // A rank that cannot says so; what it could not is worth a retreat only where it was not
+        // asked for.
+        let offers = exchange.all_gather(&match &prepared {
+            Ok(prepared) => [&[1][..], &prepared.offer()].concat(),
+            Err(error) => [&[0][..], error.message().as_bytes()].concat(),
+        })?;
+        let failed = |offer: &Vec<u8>| offer.first() != Some(&1);
+        if let Some(rank) = offers.iter().position(failed) {
+            let why = String::from_utf8_lossy(offers[rank].get(1..).unwrap_or_default());
+            let why = format!("{} cannot use RDMA: {why}", peers[rank]);
+            if forced {
+                return Err(prepared.err().unwrap_or(Error::new(ErrorKind::Remote, why)));
+            }
+            log::line_of(
+                Subsystem::Net,
+                Level::Warn,
+                format_args!("TCP between hosts, because {why}"),
+            );
+            return Ok(None);
+        }
+        let offers: Vec<Vec<u8>> = offers
+            .into_iter()
+            .map(|offer| offer[1..].to_vec())
+            .collect();
+        let connected = prepared?.connect(&offers)?;
+        let why = match forced {
+            true => "CINCH_TRANSPORT=rdma asks for it",
+            false => "every rank has an active port",
+        };
+        let names = ports.names();
+        chosen(format_args!(
+            "RDMA between hosts ({kind}, ports {names}), because {why}"
+        ));
+        for kind in &mut self.kinds {
+            if *kind == Some(TransportKind::Tcp) {
+                *kind = Some(TransportKind::Rdma);
+            }
+        }
+        self.tcp = None;
+        Ok(Some(connected))
     }
 
     fn connect(&mut self, context: &ConnectContext<'_>, cards: &[Card]) -> Result<Links> {
@@ -194,6 +299,16 @@ impl Prepared {
             }
         }
 
+        let mut verbs = None;
+        if let Some((endpoint, ends)) = self.rdma(context, cards)? {
+            for end in ends {
+                let index = end.channel * nranks + end.peer;
+                links.sends[index] = Some(Box::new(end.send));
+                links.recvs[index] = Some(Box::new(end.recv));
+            }
+            verbs = Some(endpoint);
+        }
+
         let mut pumps = Vec::new();
         if let Some(listener) = self.tcp.take() {
             let served = self.served(TransportKind::Tcp);
@@ -234,10 +349,11 @@ impl Prepared {
             backoff = backoff.with_system_calls();
         }
         let fifo = config.slots * (self.layout.shape.slot_bytes + LINE_BYTES) * channels;
-        // A pair over TCP has slots on both sides for both directions.
-        links.buffer_bytes = fifo * (regions.len() + 2 * self.served(TransportKind::Tcp).len());
+        // A pair of hosts has slots on both sides for both directions.
+        let far = self.served(TransportKind::Tcp).len() + self.served(TransportKind::Rdma).len();
+        links.buffer_bytes = fifo * (regions.len() + 2 * far);
         let sleeper = self.region.take().map(|region| Sleeper::new(region, 0));
-        links.waiter = Box::new(RankWaiter::new(sleeper, pumps, backoff));
+        links.waiter = Box::new(RankWaiter::new(sleeper, pumps, verbs, backoff));
         links.kinds = std::mem::take(&mut self.kinds);
         Ok(links)
     }
@@ -286,6 +402,26 @@ impl Prepared {
     }
 }
 
+/// The ports that RDMA may go through.
+pub(super) fn find_ports(
+    verbs: Option<Arc<dyn Api>>,
+    config: &Config,
+    forced: bool,
+) -> Result<Ports> {
+    if config.ib_disable && !forced {
+        return Err(Error::invalid_usage("CINCH_IB_DISABLE=1"));
+    }
+    let api = match verbs {
+        Some(api) => api,
+        None => Arc::new(ibverbs::Loaded::open(ibverbs::Loaded::LIBRARY)?),
+    };
+    Ports::find(&api, config)
+}
+
+fn chosen(text: std::fmt::Arguments<'_>) {
+    log::line_of(Subsystem::Net, Level::Info, text);
+}
+
 /// The links of a rank without peers.
 fn alone(shape: FifoShape, channels: usize) -> Links {
     let backoff = Backoff::new(false);
@@ -300,6 +436,6 @@ fn alone(shape: FifoShape, channels: usize) -> Links {
         kinds: vec![None],
         buffer_bytes: 0,
         oversubscribed: false,
-        waiter: Box::new(RankWaiter::new(None, Vec::new(), backoff)),
+        waiter: Box::new(RankWaiter::new(None, Vec::new(), None, backoff)),
     }
 }

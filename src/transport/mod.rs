@@ -7,10 +7,12 @@
 
 mod connect;
 pub mod cuda;
+mod frame;
 mod handshake;
 mod inbox;
 mod loopback;
 mod mesh;
+mod rdma;
 mod settings;
 mod shm;
 mod tcp;
@@ -26,9 +28,18 @@ use crate::bootstrap::Exchange;
 use crate::config::Config;
 use crate::error::Result;
 use crate::sync::Fault;
+use crate::sys::ibverbs;
 use crate::types::TransportKind;
 use std::sync::Arc;
 use std::time::Duration;
+
+/// The RDMA ports that `config` admits and that are up, by name.
+///
+/// # Errors
+/// Why there is none: unsupported or invalid argument.
+pub fn rdma_ports(config: &Config) -> Result<String> {
+    connect::find_ports(None, config, true).map(|ports| ports.names())
+}
 
 /// The sender's end of a connection. There is one, and it is not shared.
 pub trait SendEnd: Send + std::fmt::Debug {
@@ -131,4 +142,6 @@ pub struct ConnectContext<'a> {
     pub fault: &'a Arc<Fault>,
     /// Give up after this.
     pub deadline: std::time::Instant,
+    /// Stands in for the system's libibverbs, which is otherwise opened where it is needed.
+    pub verbs: Option<Arc<dyn ibverbs::Api>>,
 }

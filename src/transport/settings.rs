@@ -1,6 +1,7 @@
 //! What ranks tell each other before they connect, and what follows from it on all of them alike:
 //! geometry, and which transport serves which pair.
 
+use super::rdma::AddressKind;
 use crate::bootstrap::PeerInfo;
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
@@ -12,7 +13,7 @@ use crate::types::TransportKind;
 const SMALLEST_SLOT: usize = 4 << 10;
 
 /// Number of settings that all ranks must share.
-const SHARED: usize = 7;
+const SHARED: usize = 8;
 
 /// Their names and values.
 pub(super) type Shared = [(&'static str, u64); SHARED];
@@ -30,6 +31,7 @@ pub(super) fn shared(config: &Config) -> Shared {
             config.transport.map_or(0, |kind| kind as u64 + 1),
         ),
         ("CINCH_SHM_DISABLE", config.shm_disable.into()),
+        ("CINCH_IB_QPS", config.ib_qps as u64),
     ]
 }
 
@@ -54,7 +56,8 @@ pub(super) fn shape(config: &Config, nranks: usize) -> Result<FifoShape> {
         && config.slot_bytes.is_multiple_of(64)
         && config.slot_bytes <= u32::MAX as usize
         && config.channels > 0
-        && config.tcp_sockets > 0;
+        && config.tcp_sockets > 0
+        && config.ib_qps > 0;
     if !sensible {
         return Err(Error::invalid_argument(format!(
             "{} slots of {} bytes on {} channels with {} sockets: slots must be a power of two, \
@@ -87,7 +90,7 @@ pub(super) fn shape(config: &Config, nranks: usize) -> Result<FifoShape> {
 }
 
 /// Which transport serves each rank; None for `me`. `shm_disable` leaves shared memory between
-/// processes out.
+/// processes out. Where none is forced, TCP stands for whatever connects hosts.
 ///
 /// # Errors
 /// Unsupported, naming both ranks and why, if the forced transport cannot connect a pair.
@@ -145,6 +148,10 @@ pub(super) struct Card {
     pub port: u16,
     /// The cores that it may run on.
     pub cores: CoreSet,
+    /// Kinds of addresses that its RDMA ports have, as a set.
+    pub rdma: u8,
+    /// Why there are none, or the names of its ports.
+    pub rdma_note: String,
     /// Why it cannot take part, so that all ranks hear of it; empty if it can.
     pub trouble: String,
 }
@@ -153,7 +160,11 @@ pub(super) struct Card {
 const LOCAL: usize = 8 * (SHARED + 1);
 const PORT: usize = LOCAL + 16;
 const CORES: usize = PORT + 2;
-const CARD: usize = CORES + size_of::<CoreSet>();
+const RDMA: usize = CORES + size_of::<CoreSet>();
+/// The kinds of addresses, and the length of the note that follows the fixed part.
+const CARD: usize = RDMA + 1 + 2;
+/// Longer notes are cut.
+const LONGEST_NOTE: usize = 1000;
 
 impl Card {
     /// As it travels.
@@ -166,13 +177,19 @@ impl Card {
         bytes.extend(self.local);
         bytes.extend(self.port.to_le_bytes());
         bytes.extend(self.cores.iter().flat_map(|word| word.to_le_bytes()));
+        let note: String = self.rdma_note.chars().take(LONGEST_NOTE / 4).collect();
+        bytes.push(self.rdma);
+        bytes.extend((note.len() as u16).to_le_bytes());
+        bytes.extend(note.as_bytes());
         bytes.extend(self.trouble.as_bytes());
         bytes
     }
 
     /// From what travelled; None if it is no card.
     pub fn decode(bytes: &[u8]) -> Option<Card> {
-        let (fixed, trouble) = bytes.split_at_checked(CARD)?;
+        let (fixed, texts) = bytes.split_at_checked(CARD)?;
+        let note = usize::from(u16::from_le_bytes([fixed[RDMA + 1], fixed[RDMA + 2]]));
+        let (rdma_note, trouble) = texts.split_at_checked(note)?;
         let long_at = |at: usize| {
             let bytes = fixed[at..at + 8].try_into();
             u64::from_le_bytes(bytes.unwrap_or_default())
@@ -184,9 +201,38 @@ impl Card {
             local: fixed[LOCAL..PORT].try_into().ok()?,
             port: u16::from_le_bytes([fixed[PORT], fixed[PORT + 1]]),
             cores: std::array::from_fn(|word| long_at(CORES + 8 * word)),
+            rdma: fixed[RDMA],
+            rdma_note: std::str::from_utf8(rdma_note).ok()?.into(),
             trouble: std::str::from_utf8(trouble).ok()?.into(),
         })
     }
+}
+
+/// The kind of address by which RDMA connects all ranks.
+///
+/// # Errors
+/// Why it cannot: the rank that has no port, or the two that share no kind. The same on all ranks.
+pub(super) fn rdma_kind(
+    cards: &[Card],
+    peers: &[PeerInfo],
+) -> std::result::Result<AddressKind, String> {
+    if let Some((card, peer)) = cards.iter().zip(peers).find(|(card, _)| card.rdma == 0) {
+        return Err(format!("{peer}: {}", card.rdma_note));
+    }
+    let common = cards.iter().fold(u8::MAX, |set, card| set & card.rdma);
+    AddressKind::first(common).ok_or_else(|| {
+        let first = cards[0].rdma;
+        let other = cards.iter().zip(peers).find(|(card, _)| card.rdma != first);
+        let has = |card: &Card| AddressKind::names(card.rdma);
+        let other = other.map_or(String::new(), |(card, peer)| {
+            format!(" and {peer} has {}", has(card))
+        });
+        format!(
+            "ports of the ranks share no kind of address: {} has {}{other}",
+            peers[0],
+            has(&cards[0])
+        )
+    })
 }
 
 /// The ranks of one host and the cores that any of them may run on: launchers often give each

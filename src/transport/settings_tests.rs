@@ -79,6 +79,8 @@ fn cards_travel_and_disagreement_names_both() {
         local: [9; 16],
         port: 4711,
         cores: std::array::from_fn(|word| 1 << word),
+        rdma: 5,
+        rdma_note: "ärger".into(),
         trouble: String::new(),
     };
     let peers = [peer(0, 1, 1), peer(1, 1, 2)];

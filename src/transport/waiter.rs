@@ -1,14 +1,16 @@
 //! How a rank waits for its peers, whatever carries their messages.
 
 use super::Waiter;
+use super::rdma::Endpoint;
 use super::tcp::SharedPump;
 use crate::error::Result;
 use crate::mem::Sleeper;
 use crate::sync::{Backoff, Pause};
 use crate::sys::socket::{self, Interest};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A doorbell does not end a poll of sockets, so a rank that has both looks up this often.
+/// A doorbell does not end a poll of descriptors, so a rank that has both looks up this often.
 const BOTH: Duration = Duration::from_millis(1);
 
 /// How often a rank that sleeps asks whether the hosts it is connected to still answer.
@@ -17,12 +19,16 @@ const LIFE: Duration = Duration::from_millis(500);
 /// Pauses in one spin: long enough to spare the other hardware thread, short beside a message.
 const PAUSES: u32 = 4;
 
-/// Waits on the doorbell of the own region and on all sockets.
+/// Waits on the doorbell of the own region, on all sockets, and on completions of devices.
 #[derive(Debug)]
 pub(super) struct RankWaiter {
     /// If any peer is on this host.
     sleeper: Option<Sleeper>,
     pumps: Vec<SharedPump>,
+    /// If any peer is reached by RDMA.
+    verbs: Option<Arc<Endpoint>>,
+    /// Whether completions since the last scan will end a sleep.
+    armed: bool,
     interests: Vec<Interest>,
     /// Index of the pump that each interest belongs to.
     owners: Vec<usize>,
@@ -33,9 +39,16 @@ pub(super) struct RankWaiter {
 
 impl RankWaiter {
     /// Waits as `backoff` says.
-    pub fn new(sleeper: Option<Sleeper>, pumps: Vec<SharedPump>, backoff: Backoff) -> RankWaiter {
+    pub fn new(
+        sleeper: Option<Sleeper>,
+        pumps: Vec<SharedPump>,
+        verbs: Option<Arc<Endpoint>>,
+        backoff: Backoff,
+    ) -> RankWaiter {
         RankWaiter {
             sleeper,
+            verbs,
+            armed: false,
             interests: Vec::new(),
             owners: Vec::new(),
             pumps,
@@ -44,7 +57,8 @@ impl RankWaiter {
         }
     }
 
-    /// Waits until sockets can be moved along, and moves those. Reading is level-triggered: what
+    /// Waits until sockets can be moved along, and moves those, or until a device has completed
+    /// something. Reading is level-triggered: what
     /// came before the wait ends it at once.
     fn poll(&mut self, limit: Duration) -> Result<()> {
         self.interests.clear();
@@ -52,6 +66,9 @@ impl RankWaiter {
         for (index, pump) in self.pumps.iter().enumerate() {
             pump.interests(&mut self.interests)?;
             self.owners.resize(self.interests.len(), index);
+        }
+        if let Some(verbs) = &self.verbs {
+            verbs.interests(&mut self.interests);
         }
         if socket::poll(&mut self.interests, limit)? == 0 {
             return Ok(());
@@ -63,16 +80,24 @@ impl RankWaiter {
                 last = Some(owner);
             }
         }
+        // Those of devices come last, and have no owner.
+        let devices = &self.interests[self.owners.len()..];
+        if let Some(verbs) = &self.verbs
+            && devices.iter().any(|interest| interest.revents != 0)
+        {
+            verbs.wake();
+        }
         Ok(())
     }
 }
 
 impl Waiter for RankWaiter {
     fn idle(&mut self, scans: u32, limit: Duration) -> Result<()> {
-        if scans == 0
-            && let Some(sleeper) = &mut self.sleeper
-        {
-            sleeper.stay_awake();
+        if scans == 0 {
+            self.armed = false;
+            if let Some(sleeper) = &mut self.sleeper {
+                sleeper.stay_awake();
+            }
         }
         match self.backoff.pause(scans) {
             Pause::Spin => {
@@ -82,7 +107,15 @@ impl Waiter for RankWaiter {
             }
             Pause::Yield => std::thread::yield_now(),
             Pause::Sleep => {
-                if !self.pumps.is_empty() {
+                if let Some(verbs) = &self.verbs
+                    && !std::mem::replace(&mut self.armed, true)
+                {
+                    // What completed before this shows in the scan that follows.
+                    verbs.arm();
+                    return Ok(());
+                }
+                if !self.pumps.is_empty() || self.verbs.is_some() {
+                    self.armed = false;
                     let limit = match self.sleeper {
                         Some(_) => limit.min(BOTH),
                         None => limit,
@@ -91,6 +124,9 @@ impl Waiter for RankWaiter {
                     if now >= self.next_check {
                         self.next_check = now + LIFE;
                         self.pumps.iter().for_each(SharedPump::listen_for_life);
+                        if let Some(verbs) = &self.verbs {
+                            verbs.listen_for_life();
+                        }
                     }
                     return self.poll(limit);
                 }
@@ -101,6 +137,9 @@ impl Waiter for RankWaiter {
                 }
                 return Ok(());
             }
+        }
+        if let Some(verbs) = &self.verbs {
+            verbs.progress();
         }
         if self.pumps.is_empty() {
             return Ok(());

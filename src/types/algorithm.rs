@@ -99,22 +99,27 @@ pub enum TransportKind {
     Tcp = 2,
     /// Memory of GPUs of one host, written by peers; pinned host memory where they cannot.
     Cuda = 3,
+    /// Writes into memory of peers over InfiniBand or RoCE.
+    Rdma = 4,
 }
 
 impl TransportKind {
     /// Every kind, in numeric order.
-    pub const ALL: [TransportKind; 4] = [
+    pub const ALL: [TransportKind; 5] = [
         TransportKind::Loopback,
         TransportKind::Shm,
         TransportKind::Tcp,
         TransportKind::Cuda,
+        TransportKind::Rdma,
     ];
 
-    /// The kinds that carry host memory, in order of preference.
-    pub const HOST: [TransportKind; 3] = [
+    /// The kinds that carry host memory. A pair takes the first that connects it, and RDMA in place
+    /// of TCP where all ranks of a communicator can.
+    pub const HOST: [TransportKind; 4] = [
         TransportKind::Loopback,
         TransportKind::Shm,
         TransportKind::Tcp,
+        TransportKind::Rdma,
     ];
 
     /// Lower-case name.
@@ -124,6 +129,7 @@ impl TransportKind {
             TransportKind::Shm => "shm",
             TransportKind::Tcp => "tcp",
             TransportKind::Cuda => "cuda",
+            TransportKind::Rdma => "rdma",
         }
     }
 

@@ -115,6 +115,9 @@ fn probe(kind: TransportKind) -> String {
         TransportKind::Tcp => TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
             .map(drop)
             .map_err(|error| format!("no socket listens on 127.0.0.1: {error}")),
+        TransportKind::Rdma => cinch::transport::rdma_ports(&Config::default())
+            .map(drop)
+            .map_err(|error| error.message().to_string()),
         TransportKind::Cuda => match kernels::STATE {
             kernels::State::Missing { why } => Err(format!("no kernels in this build: {why}")),
             kernels::State::Built { .. } => Driver::load()
@@ -128,7 +131,7 @@ fn probe(kind: TransportKind) -> String {
         (Ok(()), TransportKind::Loopback) => "yes: threads of one process".into(),
         (Ok(()), TransportKind::Shm) => "yes: sealed memfd over UNIX sockets".into(),
         (Ok(()), TransportKind::Cuda) => "yes: peer memory, or pinned host memory".into(),
-        (Ok(()), TransportKind::Tcp) => "yes".into(),
+        (Ok(()), TransportKind::Tcp | TransportKind::Rdma) => "yes".into(),
     }
 }
 

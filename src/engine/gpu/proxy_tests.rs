@@ -117,6 +117,7 @@ impl Rank {
             config,
             fault: &fault,
             deadline: Instant::now() + WAIT,
+            verbs: None,
         };
         let links = cuda::connect(&connecting, &world.context).unwrap();
         let (paths, network) = (links.paths.clone(), links.take_network());

@@ -281,7 +281,7 @@ c_structs! {
         sq_sig_all: c_int,
     }
     /// The way to another subnet, and in RoCE to every peer.
-    #[derive(Clone, Copy, Default)]
+    #[derive(Clone, Copy, Debug, Default)]
     IbvGlobalRoute = "ibv_global_route" {
         dgid: IbvGid,
         flow_label: u32,
@@ -290,7 +290,7 @@ c_structs! {
         traffic_class: u8,
     }
     /// The way to a peer.
-    #[derive(Clone, Copy, Default)]
+    #[derive(Clone, Copy, Debug, Default)]
     IbvAhAttr = "ibv_ah_attr" {
         grh: IbvGlobalRoute,
         dlid: u16,

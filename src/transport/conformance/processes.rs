@@ -1,6 +1,6 @@
 //! Ranks that are processes: forked, joined by a socket pair, and sometimes killed.
 
-use super::world::{PATIENCE, World, config, connect, recv, send, wait};
+use super::world::{PATIENCE, World, config, connect, has_devices, kinds, recv, send, wait};
 use super::{check, fill, header};
 use crate::bootstrap::{Exchange, PeerInfo};
 use crate::error::{Error, ErrorKind, Result};
@@ -112,6 +112,14 @@ impl Exchange for Pair {
     fn leave(&self) {}
 }
 
+/// What connects processes here: simulated devices are in one process.
+fn between_processes() -> Vec<TransportKind> {
+    match has_devices() {
+        true => vec![TransportKind::Rdma],
+        false => vec![TransportKind::Shm, TransportKind::Tcp],
+    }
+}
+
 fn talk(mut links: Links, exchange: &Pair) {
     let peer = 1 - exchange.rank;
     for seed in 0..500 {
@@ -133,12 +141,12 @@ fn talk(mut links: Links, exchange: &Pair) {
 
 #[test]
 fn processes_talk() {
-    for kind in [TransportKind::Shm, TransportKind::Tcp] {
+    for kind in between_processes() {
         let (one, two) = Pair::new();
         let other = child(Some(two.stream.as_raw_fd()), move || {
-            talk(connect(&two, &config(kind)).unwrap(), &two)
+            talk(connect(&two, &config(kind), None).unwrap(), &two)
         });
-        talk(connect(&one, &config(kind)).unwrap(), &one);
+        talk(connect(&one, &config(kind), None).unwrap(), &one);
         ended_well(other);
     }
 }
@@ -155,16 +163,16 @@ fn shm_names() -> Vec<std::ffi::OsString> {
 
 #[test]
 fn a_killed_process_is_noticed_and_leaves_nothing() {
-    for kind in [TransportKind::Shm, TransportKind::Tcp] {
+    for kind in between_processes() {
         // In a child, so that what this process has open is what the test has open.
         let survivor = child(None, move || {
             let (one, two) = Pair::new();
             let victim = child(Some(two.stream.as_raw_fd()), move || {
-                let mut links = connect(&two, &config(kind)).unwrap();
+                let mut links = connect(&two, &config(kind), None).unwrap();
                 send(&mut links, 0, 0, header(64, 1), |slot| fill(slot, 1));
                 wait(&mut links, |_| false);
             });
-            let mut links = connect(&one, &config(kind)).unwrap();
+            let mut links = connect(&one, &config(kind), None).unwrap();
             recv(&mut links, 1, 0, |end| check(end, 64, 1));
             kill(victim, Signal::SIGKILL).unwrap();
             waitpid(victim, None).unwrap();
@@ -180,7 +188,7 @@ fn a_killed_process_is_noticed_and_leaves_nothing() {
                 assert!(Instant::now() < until, "the death was not noticed");
                 links.waiter.idle(9999, Duration::from_millis(1)).unwrap();
             };
-            if kind == TransportKind::Tcp {
+            if kind != TransportKind::Shm {
                 let error = found.unwrap();
                 assert_eq!(error.kind(), ErrorKind::Remote);
                 assert!(error.message().contains("rank 1"), "{error}");
@@ -272,7 +280,7 @@ fn holdings() -> (usize, usize, usize, usize) {
 
 #[test]
 fn nothing_is_left_after_drop() {
-    for kind in TransportKind::HOST {
+    for kind in kinds() {
         ended_well(child(None, move || {
             // SAFETY: no other thread allocates yet. One arena: others reserve address space at
             // will, which would hide what is looked for.

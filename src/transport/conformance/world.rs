@@ -4,6 +4,8 @@ use crate::bootstrap::{Exchange, PeerInfo};
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::Fault;
+use crate::sys::ibverbs::Api;
+use crate::sys::ibverbs::fake::{Fabric, FakeDevice};
 use crate::transport::{ConnectContext, Header, Links, RecvEnd, connect_all};
 use crate::types::{SIGNATURE_WORDS, TransportKind};
 use std::sync::{Arc, Condvar, Mutex};
@@ -13,7 +15,7 @@ use std::time::{Duration, Instant};
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Small slots over `kind`.
-pub(super) fn config(kind: TransportKind) -> Config {
+pub(in crate::transport) fn config(kind: TransportKind) -> Config {
     Config {
         slot_bytes: 4096,
         transport: Some(kind),
@@ -22,7 +24,7 @@ pub(super) fn config(kind: TransportKind) -> Config {
 }
 
 /// Sends one message.
-pub(super) fn send(
+pub(in crate::transport) fn send(
     links: &mut Links,
     to: usize,
     channel: usize,
@@ -39,7 +41,7 @@ pub(super) fn send(
 }
 
 /// Receives one message.
-pub(super) fn recv(
+pub(in crate::transport) fn recv(
     links: &mut Links,
     from: usize,
     channel: usize,
@@ -55,7 +57,7 @@ pub(super) fn recv(
 }
 
 /// Waits as an engine does.
-pub(super) fn wait(links: &mut Links, mut done: impl FnMut(&mut Links) -> bool) {
+pub(in crate::transport) fn wait(links: &mut Links, mut done: impl FnMut(&mut Links) -> bool) {
     let mut scans = 0;
     let mut until = None;
     while !done(links) {
@@ -82,6 +84,21 @@ pub(in crate::transport) struct World {
     peers: Vec<PeerInfo>,
     round: Mutex<Round>,
     changed: Condvar,
+    /// Simulated devices; `None` stands for those of this machine.
+    fabric: Option<Arc<Fabric>>,
+}
+
+/// What the suite runs on: RDMA alone where it goes through devices, for all else runs elsewhere.
+pub(super) fn kinds() -> Vec<TransportKind> {
+    match has_devices() {
+        true => vec![TransportKind::Rdma],
+        false => TransportKind::HOST.to_vec(),
+    }
+}
+
+/// Whether RDMA is to go through this machine's devices: then processes can, too.
+pub(super) fn has_devices() -> bool {
+    std::env::var_os("CINCH_TEST_RDMA").is_some_and(|value| value == "device")
 }
 
 impl World {
@@ -92,6 +109,17 @@ impl World {
 
     /// Ranks that claim to be in these hosts and processes.
     pub fn with(places: &[(u8, u8)]) -> Arc<World> {
+        let roce = FakeDevice::roce;
+        let fabric = || Fabric::new(vec![roce("fake0", 1), roce("fake1", 2)]);
+        World::on(places, (!has_devices()).then(fabric))
+    }
+
+    /// The same, whose RDMA goes through these simulated devices.
+    pub fn over(places: &[(u8, u8)], fabric: Arc<Fabric>) -> Arc<World> {
+        World::on(places, Some(fabric))
+    }
+
+    fn on(places: &[(u8, u8)], fabric: Option<Arc<Fabric>>) -> Arc<World> {
         let peer = |(rank, &(host, process)): (usize, &(u8, u8))| PeerInfo {
             rank,
             pid: std::process::id(),
@@ -108,7 +136,12 @@ impl World {
                 ..Round::default()
             }),
             changed: Condvar::new(),
+            fabric,
         })
+    }
+
+    pub(super) fn verbs(&self) -> Option<Arc<dyn Api>> {
+        self.fabric.clone().map(|fabric| fabric as Arc<dyn Api>)
     }
 
     /// One rank's side.
@@ -126,7 +159,7 @@ impl World {
                 let body = &body;
                 scope.spawn(move || {
                     let exchange = self.exchange(rank);
-                    match connect(&*exchange, config) {
+                    match connect(&*exchange, config, self.verbs()) {
                         Ok(links) => body(links, &*exchange),
                         Err(error) => {
                             exchange.announce(&error);
@@ -142,7 +175,8 @@ impl World {
     pub fn errors(self: &Arc<World>, configs: &[Config]) -> Vec<Error> {
         std::thread::scope(|scope| {
             let rank = |(rank, config): (usize, _)| {
-                scope.spawn(move || connect(&*self.exchange(rank), config).map(|_| ()))
+                scope
+                    .spawn(move || connect(&*self.exchange(rank), config, self.verbs()).map(|_| ()))
             };
             let threads: Vec<_> = configs.iter().enumerate().map(rank).collect();
             let join = |thread: std::thread::ScopedJoinHandle<'_, Result<()>>| thread.join();
@@ -153,12 +187,17 @@ impl World {
 }
 
 /// Connects one rank.
-pub(super) fn connect(exchange: &dyn Exchange, config: &Config) -> Result<Links> {
+pub(super) fn connect(
+    exchange: &dyn Exchange,
+    config: &Config,
+    verbs: Option<Arc<dyn Api>>,
+) -> Result<Links> {
     connect_all(&ConnectContext {
         exchange,
         config,
         fault: &Fault::new(),
         deadline: Instant::now() + PATIENCE,
+        verbs,
     })
 }
 

@@ -77,6 +77,7 @@ pub(super) fn connect(
 
     let between = connect_across_hosts(&ConnectContext {
         config: &config_of(connecting.context.config, &links.shape),
+        verbs: connecting.context.verbs.clone(),
         ..*connecting.context
     })?;
     for &peer in abroad {

@@ -114,6 +114,7 @@ impl Job {
                         config: self.configs.get(&rank).unwrap_or(&self.config),
                         fault: &Fault::new(),
                         deadline: Instant::now() + Duration::from_secs(60),
+                        verbs: None,
                     };
                     let own = usize::from(device.uuid[0]) - 1;
                     let trial = || -> Result<Box<dyn Trial>> {

@@ -1,15 +1,12 @@
 //! The sockets of one pair on one channel, and what carries slots through them both ways.
 //!
 //! The ends of a connection work on FIFOs in this process, as threads do; the pump is the other
-//! end of both. Message m goes over socket m % k as one frame:
-//!
-//! ```text
-//! signature 40 | payload bytes 4 | magic 4 | message number 8 | zero 8 | payload
-//! ```
+//! end of both. Message m goes over socket m % k: its frame, then its payload.
 //! A socket is read only as far as there are free slots for what it brings; the rest waits in
 //! the kernel, and in the end at the sender. Payloads go from slot to kernel and from kernel to
 //! slot without a copy between.
 
+use super::super::frame::{FRAME, decode, encode};
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::{Consumer, Header, Producer};
 use crate::sys::socket::{self, Interest};
@@ -17,11 +14,8 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-const FRAME: usize = 64;
 /// Silence of a host, with data on the way to it, that means that it is gone.
 const SILENCE: Duration = Duration::from_secs(3);
-
-const MAGIC: u32 = 0x6331_6368; // "hc1c"
 
 /// Both directions between this rank and one peer on one channel.
 #[derive(Debug)]
@@ -331,36 +325,6 @@ fn lost(who: &str, error: &io::Error) -> Error {
         ErrorKind::Remote,
         format!("the connection to {who} broke: {error}"),
     )
-}
-
-fn encode(header: &Header, number: u64) -> [u8; FRAME] {
-    let mut frame = [0; FRAME];
-    for (word, place) in header.signature.iter().zip(frame.chunks_exact_mut(8)) {
-        place.copy_from_slice(&word.to_le_bytes());
-    }
-    frame[40..44].copy_from_slice(&header.bytes.to_le_bytes());
-    frame[44..48].copy_from_slice(&MAGIC.to_le_bytes());
-    frame[48..56].copy_from_slice(&number.to_le_bytes());
-    frame
-}
-
-fn decode(who: &str, frame: &[u8; FRAME], number: u64, slot_bytes: usize) -> Result<Header> {
-    let long = |at: usize| u64::from_le_bytes(frame[at..at + 8].try_into().unwrap_or_default());
-    let (bytes, magic) = (long(40) as u32, (long(40) >> 32) as u32);
-    if magic != MAGIC || long(48) != number || bytes as usize > slot_bytes {
-        return Err(Error::new(
-            ErrorKind::Mismatch,
-            format!(
-                "{who} sent an impossible frame: magic {magic:#x} (expected {MAGIC:#x}), message \
-                 {} (expected {number}), {bytes} bytes (a slot has {slot_bytes})",
-                long(48)
-            ),
-        ));
-    }
-    Ok(Header {
-        bytes,
-        signature: std::array::from_fn(|word| long(8 * word)),
-    })
 }
 
 #[cfg(all(test, not(loom)))]

@@ -381,13 +381,14 @@ fn parse_root(text: &str) -> Result<Root, String> {
     }
 }
 
-/// Parses `auto`, `shm` or `tcp`.
+/// Parses `auto`, `shm`, `tcp` or `rdma`.
 pub fn parse_transport(text: &str) -> Result<Named<TransportKind>, String> {
     match text {
         "auto" => Ok(Named(None)),
         "shm" => Ok(Named(Some(TransportKind::Shm))),
         "tcp" => Ok(Named(Some(TransportKind::Tcp))),
-        _ => Err("there are auto, shm and tcp".into()),
+        "rdma" => Ok(Named(Some(TransportKind::Rdma))),
+        _ => Err("there are auto, shm, tcp and rdma".into()),
     }
 }
 

@@ -441,6 +441,7 @@ impl Api for Fabric {
         state.pairs.insert(
             number,
             Pair {
+                maker: std::thread::current().id(),
                 domain: domain.addr(),
                 device: index,
                 send_queue: attributes.send_cq.addr(),

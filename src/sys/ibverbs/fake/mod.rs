@@ -15,6 +15,7 @@ mod work;
 
 use super::types::*;
 use state::State;
+use std::collections::BTreeSet;
 use std::ffi::{c_int, c_uint};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -147,19 +148,32 @@ impl Fabric {
         self.lock().tell(device, event, 0);
     }
 
-    /// Breaks every queue pair as if its process had been killed: nobody answers its peers.
-    pub fn kill(&self, pairs: &[u32]) {
+    /// Does to every queue pair that the calling thread has made what the kernel does when its
+    /// process is killed: nobody answers its peers.
+    pub fn kill(&self) {
+        let me = std::thread::current().id();
         let mut state = self.lock();
-        for pair in pairs {
-            if let Some(pair) = state.pairs.get_mut(pair) {
-                pair.state = IBV_QPS_RESET;
-            }
+        for pair in state.pairs.values_mut().filter(|pair| pair.maker == me) {
+            pair.state = IBV_QPS_RESET;
         }
     }
 
     /// Numbers of the queue pairs that there are.
     pub fn pairs(&self) -> Vec<u32> {
         self.lock().pairs.keys().copied().collect()
+    }
+
+    /// What the queue pairs were told.
+    pub fn attributes(&self) -> Vec<IbvQpAttr> {
+        let state = self.lock();
+        state.pairs.values().map(|pair| pair.attributes).collect()
+    }
+
+    /// Devices that have queue pairs, in order.
+    pub fn devices_in_use(&self) -> Vec<usize> {
+        let state = self.lock();
+        let devices: BTreeSet<usize> = state.pairs.values().map(|pair| pair.device).collect();
+        devices.into_iter().collect()
     }
 
     /// How often `function` was called.

@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ffi::{c_int, c_uint};
 use std::os::fd::OwnedFd;
 use std::sync::Weak;
+use std::thread::ThreadId;
 
 /// A device as it is listed; `index` leads back to it from the C struct.
 #[repr(C)]
@@ -77,6 +78,7 @@ pub(super) enum Data {
 
 /// A queue pair.
 pub(super) struct Pair {
+    pub maker: ThreadId,
     pub domain: usize,
     pub device: usize,
     pub send_queue: usize,

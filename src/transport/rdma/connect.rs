@@ -1,0 +1,319 @@
+//! From ports to connections: what a rank makes before it knows its peers, what they tell each
+//! other over the authenticated exchange, and what follows from it.
+
+use super::connection::{self, Connection, Parts};
+use super::endpoint::{Endpoint, Rail};
+use super::ports::{AddressKind, Port, Ports};
+use super::verbs::{Channel, Domain, Pair, Queue, Registered, Route};
+use super::{RdmaRecv, RdmaSend};
+use crate::bootstrap::PeerInfo;
+use crate::config::Config;
+use crate::error::{Error, ErrorKind, Result};
+use crate::mem::{FifoShape, Region};
+use crate::sys::ibverbs::{IbvAhAttr, IbvGid, IbvGlobalRoute};
+use std::sync::Arc;
+
+/// Hops that a packet may take; as many as routers allow.
+const HOPS: u8 = 255;
+
+/// What is connected with whom.
+pub(in super::super) struct Plan<'a> {
+    pub me: usize,
+    pub peers: &'a [PeerInfo],
+    /// Ranks that RDMA serves.
+    pub served: Vec<usize>,
+    pub channels: usize,
+    pub shape: FifoShape,
+    pub config: &'a Config,
+    /// The kind of address that all ranks have.
+    pub kind: AddressKind,
+}
+
+/// One connection to be.
+struct Lane {
+    peer: usize,
+    channel: usize,
+    rail: usize,
+    connection: Connection,
+    /// Where its memory begins, and its key.
+    memory: (u64, u32),
+    first_packet: u32,
+}
+
+/// What a rank holds ready for its peers.
+pub(in super::super) struct Prepared<'a> {
+    plan: Plan<'a>,
+    rails: Vec<Rail>,
+    lanes: Vec<Lane>,
+}
+
+/// An end of each direction to a peer on a channel.
+pub(in super::super) struct Ends {
+    pub peer: usize,
+    pub channel: usize,
+    pub send: RdmaSend,
+    pub recv: RdmaRecv,
+}
+
+/// A port, as peers need to know it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct PortCard {
+    lid: u16,
+    mtu: u8,
+    gid: [u8; 16],
+}
+
+const PORT_CARD: usize = 2 + 1 + 16;
+
+/// One connection, as its peer needs to know it; queue pairs' numbers follow.
+const LANE_CARD: usize = 1 + 4 + 8 + 4;
+
+impl<'a> Prepared<'a> {
+    /// Makes queue pairs and registers memory for all connections. Channels take turns among the
+    /// ports, and ranks of a host begin with different ones.
+    ///
+    /// # Errors
+    /// Unsupported or system, with the numbers that were needed.
+    pub fn new(plan: Plan<'a>, ports: &Ports) -> Result<Prepared<'a>> {
+        let (config, shape) = (plan.config, plan.shape);
+        let ports = &ports.0;
+        let own = &plan.peers[plan.me];
+        let neighbours = plan.peers[..plan.me].iter();
+        let offset = neighbours
+            .filter(|peer| peer.host_id == own.host_id)
+            .count();
+        let rail_of = |channel: usize| (offset + channel) % ports.len();
+        let bytes = connection::bytes(&shape);
+        let mut rails = Vec::new();
+        // Index among the rails in use, by index among the ports.
+        let mut places: Vec<Option<usize>> = vec![None; ports.len()];
+        let mut pools = Vec::new();
+        for channel in 0..plan.channels {
+            let index = rail_of(channel);
+            if places[index].is_some() {
+                continue;
+            }
+            places[index] = Some(rails.len());
+            let port = ports[index].clone();
+            check_sizes(&port, &shape)?;
+            let on_it = (0..plan.channels).filter(|&other| rail_of(other) == index);
+            let region = Region::heap(on_it.count() * plan.served.len() * bytes)?;
+            let domain = Domain::new(&port.device)?;
+            pools.push((Arc::new(Registered::new(&domain, region)?), domain, 0));
+            let channel = Channel::new(&port.device)?;
+            rails.push(Rail { port, channel });
+        }
+        let mut lanes = Vec::new();
+        for channel in 0..plan.channels {
+            let rail = places[rail_of(channel)].unwrap_or_default();
+            for &peer in &plan.served {
+                let Rail {
+                    port,
+                    channel: events,
+                } = &rails[rail];
+                let (memory, domain, at) = &mut pools[rail];
+                let entries = connection::completions(&shape, config.ib_qps);
+                let queue = Queue::new(events, entries, lanes.len())?;
+                let (works, room) = connection::queue_sizes(&shape);
+                let sizes = (works as u32, room as u32);
+                let pairs = (0..config.ib_qps)
+                    .map(|_| Pair::new(domain, &queue, port.number, sizes))
+                    .collect::<Result<Vec<Pair>>>()?;
+                let mut packet = [0; 4];
+                getrandom::fill(&mut packet)
+                    .map_err(|error| Error::internal(format!("no random numbers: {error}")))?;
+                lanes.push(Lane {
+                    peer,
+                    channel,
+                    rail,
+                    memory: (memory.address() + *at as u64, memory.remote_key()),
+                    first_packet: u32::from_le_bytes(packet) & 0xff_ffff,
+                    connection: Connection::new(Parts {
+                        who: plan.peers[peer].to_string(),
+                        port: port.clone(),
+                        shape,
+                        memory: memory.clone(),
+                        at: *at,
+                        queue,
+                        pairs,
+                        remote: (0, 0),
+                        patience: (config.ib_timeout, config.ib_retry),
+                    })?,
+                });
+                *at += bytes;
+            }
+        }
+        Ok(Prepared { plan, rails, lanes })
+    }
+
+    /// What peers need to know.
+    pub fn offer(&self) -> Vec<u8> {
+        let mut bytes = vec![self.rails.len() as u8];
+        for rail in &self.rails {
+            let card = card(&rail.port, self.plan.kind);
+            bytes.extend(card.lid.to_le_bytes());
+            bytes.push(card.mtu);
+            bytes.extend(card.gid);
+        }
+        let mut cards = vec![0; self.plan.peers.len() * self.plan.channels * self.lane_card()];
+        for lane in &self.lanes {
+            let at = (lane.peer * self.plan.channels + lane.channel) * self.lane_card();
+            let mut card = vec![lane.rail as u8];
+            card.extend(lane.memory.1.to_le_bytes());
+            card.extend(lane.memory.0.to_le_bytes());
+            card.extend(lane.first_packet.to_le_bytes());
+            for pair in lane.connection.pairs() {
+                card.extend(pair.number().to_le_bytes());
+            }
+            cards[at..at + card.len()].copy_from_slice(&card);
+        }
+        bytes.extend(cards);
+        bytes
+    }
+
+    fn lane_card(&self) -> usize {
+        LANE_CARD + 4 * self.plan.config.ib_qps
+    }
+
+    /// Connects all queue pairs with those that the others offer, by rank.
+    ///
+    /// # Errors
+    /// Mismatch if an offer is none; system, naming the peer, if a queue pair cannot be connected.
+    pub fn connect(mut self, offers: &[Vec<u8>]) -> Result<(Arc<Endpoint>, Vec<Ends>)> {
+        let (plan, size) = (&self.plan, self.lane_card());
+        for lane in &mut self.lanes {
+            let peer = &plan.peers[lane.peer];
+            let theirs =
+                read_offer(&offers[lane.peer], plan, size, lane.channel).ok_or_else(|| {
+                    Error::new(
+                        ErrorKind::Mismatch,
+                        format!(
+                            "{peer} offered its queue pairs in another format: use one version"
+                        ),
+                    )
+                })?;
+            let (card, remote, packet, numbers) = theirs;
+            lane.connection.set_remote(remote.0, remote.1);
+            let port = &self.rails[lane.rail].port;
+            for (pair, number) in lane.connection.pairs().zip(numbers) {
+                let route = Route {
+                    port: port.number,
+                    mtu: port.attributes.active_mtu.min(u32::from(card.mtu)),
+                    address: address(port, &card, plan),
+                    number,
+                    peer_packet: packet,
+                    own_packet: lane.first_packet,
+                    timeout: plan.config.ib_timeout,
+                    retries: plan.config.ib_retry,
+                };
+                pair.connect(&route).map_err(|error| error.context(peer))?;
+            }
+        }
+        let lanes = self.lanes.into_iter();
+        let (keys, connections): (Vec<_>, Vec<_>) = lanes
+            .map(|lane| ((lane.peer, lane.channel), (lane.rail, lane.connection)))
+            .unzip();
+        let endpoint = Endpoint::new(connections, self.rails);
+        let ends = keys
+            .into_iter()
+            .enumerate()
+            .map(|(index, (peer, channel))| {
+                let end = endpoint.clone();
+                Ends {
+                    peer,
+                    channel,
+                    send: RdmaSend {
+                        endpoint: end.clone(),
+                        index,
+                    },
+                    recv: RdmaRecv {
+                        endpoint: end,
+                        index,
+                    },
+                }
+            });
+        let ends = ends.collect();
+        Ok((endpoint, ends))
+    }
+}
+
+/// Whether the device has queues that are long enough.
+fn check_sizes(port: &Port, shape: &FifoShape) -> Result<()> {
+    let (works, room) = connection::queue_sizes(shape);
+    let most = port.device.attributes()?.max_qp_wr.max(0) as usize;
+    if works.max(room) > most {
+        return Err(Error::new(
+            ErrorKind::Unsupported,
+            format!(
+                "{} slots need queues of {works} works, and those of {port} have at most {most} \
+                 (lower CINCH_SLOTS)",
+                shape.depth
+            ),
+        ));
+    }
+    Ok(())
+}
+
+fn card(port: &Port, kind: AddressKind) -> PortCard {
+    PortCard {
+        lid: port.attributes.lid,
+        mtu: port.attributes.active_mtu as u8,
+        gid: port.addresses[kind as usize].map_or([0; 16], |(_, gid)| gid.raw),
+    }
+}
+
+/// How `port` reaches the peer's.
+fn address(port: &Port, peer: &PortCard, plan: &Plan<'_>) -> IbvAhAttr {
+    let (index, own) = port.addresses[plan.kind as usize].unwrap_or_default();
+    // Ports of one InfiniBand subnet share the first half of their addresses, and need no more
+    // than LIDs.
+    let other_subnet = own.raw[..8] != peer.gid[..8];
+    let global = plan.kind != AddressKind::Lid || other_subnet || peer.lid == 0;
+    IbvAhAttr {
+        grh: match global {
+            true => IbvGlobalRoute {
+                dgid: IbvGid { raw: peer.gid },
+                flow_label: 0,
+                sgid_index: index,
+                hop_limit: HOPS,
+                traffic_class: plan.config.ib_traffic_class,
+            },
+            false => IbvGlobalRoute::default(),
+        },
+        dlid: peer.lid,
+        sl: plan.config.ib_service_level,
+        is_global: u8::from(global),
+        ..IbvAhAttr::default()
+    }
+}
+
+/// What the offer of a rank says of its connection to this one on a channel: its port, address and
+/// key of its memory, its first packet number, its queue pairs.
+type Offered = (PortCard, (u64, u32), u32, Vec<u32>);
+
+fn read_offer(offer: &[u8], plan: &Plan<'_>, size: usize, channel: usize) -> Option<Offered> {
+    let (&rails, rest) = offer.split_first()?;
+    let (cards, lanes) = rest.split_at_checked(usize::from(rails) * PORT_CARD)?;
+    if lanes.len() != plan.peers.len() * plan.channels * size {
+        return None;
+    }
+    let lane = &lanes[(plan.me * plan.channels + channel) * size..][..size];
+    let word = |at: usize| Some(u32::from_le_bytes(lane.get(at..at + 4)?.try_into().ok()?));
+    let card = cards
+        .get(usize::from(lane[0]) * PORT_CARD..)?
+        .get(..PORT_CARD)?;
+    let memory = u64::from_le_bytes(lane[5..13].try_into().ok()?);
+    let numbers = (LANE_CARD..size).step_by(4).map(word);
+    let card = PortCard {
+        lid: u16::from_le_bytes([card[0], card[1]]),
+        mtu: card[2],
+        gid: card[3..].try_into().ok()?,
+    };
+    let known = (1..=5).contains(&card.mtu);
+    known.then_some((
+        card,
+        (memory, word(1)?),
+        word(13)?,
+        numbers.collect::<Option<_>>()?,
+    ))
+}

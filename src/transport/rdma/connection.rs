@@ -1,0 +1,605 @@
+//! Both directions between this rank and one peer on one channel, over queue pairs.
+//!
+//! ```text
+//! here                                 there
+//! outgoing slot m ── write payload ──> incoming slot m      (payloads beyond one packet or two)
+//!                 ── write line, immediate m ──> completion (or line and payload in one write)
+//! credit word     <── inline write: slots released ──
+//! ```
+//! Message m goes over queue pair m % k. Writes of one reliable queue pair take effect in order,
+//! and the completion of a write with an immediate says that all of it is in memory: the receiver
+//! touches a slot only after that completion, and polls no slot memory. The credit word is the only
+//! memory that is polled; it carries its own check, because nothing promises that eight bytes
+//! arrive at once.
+
+use super::super::frame::{FRAME, decode, encode};
+use super::ports::Port;
+use super::status;
+use super::verbs::{Pair, Queue, Registered, Write};
+use crate::error::{Error, ErrorKind, Result};
+use crate::mem::{FifoShape, Header, LINE_BYTES};
+use crate::sync::atomic::Ordering;
+use crate::sys::ibverbs::{IBV_WC_SUCCESS, IBV_WC_WR_FLUSH_ERR, IbvSge, IbvWc};
+use std::io;
+use std::sync::Arc;
+
+/// Words of a connection before its slots: the credit that the peer writes, a place that only
+/// probes write, and what they are written from.
+pub(super) const CONTROL_BYTES: usize = 192;
+const CREDIT: u64 = 0;
+const PROBED: u64 = 64;
+const SOURCE: u64 = 128;
+
+/// Payloads up to this travel in one write with their line. Above, the payload is a write of its
+/// own, which switches may spread over several paths; the line behind it keeps its place.
+const ONE_WRITE: usize = 8192;
+
+/// Works that a queue pair has at least: a message takes two, and a credit, a probe and a farewell
+/// must find room.
+const FEWEST_WORKS: usize = 16;
+
+/// What a sender leaves free for those.
+const SPARE_WORKS: u64 = 6;
+
+/// Immediates are numbers of messages, but for this: the peer leaves, and sends no more this way.
+const FAREWELL: u32 = u32::MAX;
+const NUMBERS: u64 = (1 << 31) - 1;
+
+/// On completions of room: the rest of the number is the queue pair's index.
+const ROOM: u64 = 1 << 63;
+/// Elsewhere: the index of the queue pair, above the number of works posted to it.
+const INDEX_AT: u32 = 48;
+
+const _: () = assert!(FRAME == LINE_BYTES);
+
+/// How many works and how much room a queue pair needs.
+pub(super) fn queue_sizes(shape: &FifoShape) -> (usize, usize) {
+    ((4 * shape.depth).max(FEWEST_WORKS) + 8, shape.depth + 2)
+}
+
+/// Completions that may be waiting at once.
+pub(super) fn completions(shape: &FifoShape, pairs: usize) -> usize {
+    let (works, room) = queue_sizes(shape);
+    pairs * (works + room)
+}
+
+/// Bytes of a connection in registered memory.
+pub(super) fn bytes(shape: &FifoShape) -> usize {
+    CONTROL_BYTES + 2 * shape.bytes()
+}
+
+/// What a connection consists of.
+#[derive(Debug)]
+pub(super) struct Parts {
+    /// The peer, as messages name it.
+    pub who: String,
+    pub port: Port,
+    pub shape: FifoShape,
+    pub memory: Arc<Registered>,
+    /// Where its part of the memory begins.
+    pub at: usize,
+    pub queue: Arc<Queue>,
+    pub pairs: Vec<Pair>,
+    /// Where the peer's part begins, and its key.
+    pub remote: (u64, u32),
+    /// Timeout and retries, for messages.
+    pub patience: (u8, u8),
+}
+
+/// A queue pair and how far it is.
+#[derive(Debug)]
+struct Way {
+    pair: Pair,
+    works: u64,
+    posted: u64,
+    completed: u64,
+    /// The last work that will complete even if all goes well.
+    signaled: u64,
+    /// The last work of a message.
+    message: u64,
+}
+
+/// Both directions.
+#[derive(Debug)]
+pub(super) struct Connection {
+    // Queue pairs first: they use what follows.
+    ways: Vec<Way>,
+    parts: Parts,
+    sent: u64,
+    freed: u64,
+    taken: u64,
+    /// What the peer knows to be taken.
+    credited: u64,
+    /// By message number modulo depth.
+    arrived: Vec<bool>,
+    /// Header of the next message, once it was checked.
+    current: Option<Header>,
+    /// Whether the queue announces the next completion.
+    armed: bool,
+    /// Queue pairs over which the peer said farewell.
+    farewells: usize,
+    broken: Option<Error>,
+    /// Whether that came from work that never ran: what broke it may still be told.
+    flushed: bool,
+}
+
+impl Connection {
+    /// A connection whose peer does the same; messages may come as soon as the pairs are connected.
+    ///
+    /// # Errors
+    /// System if a queue pair takes no room.
+    pub fn new(mut parts: Parts) -> Result<Connection> {
+        let (works, room) = queue_sizes(&parts.shape);
+        let pairs = std::mem::take(&mut parts.pairs);
+        for (index, pair) in pairs.iter().enumerate() {
+            for _ in 0..room {
+                let posted = pair.post_room(ROOM | index as u64);
+                posted.map_err(|error| Error::system("making room for messages", error))?;
+            }
+        }
+        let ways = pairs.into_iter().map(|pair| Way {
+            pair,
+            works: works as u64,
+            posted: 0,
+            completed: 0,
+            signaled: 0,
+            message: 0,
+        });
+        Ok(Connection {
+            ways: ways.collect(),
+            sent: 0,
+            freed: 0,
+            taken: 0,
+            credited: 0,
+            arrived: vec![false; parts.shape.depth],
+            current: None,
+            armed: false,
+            farewells: 0,
+            broken: None,
+            flushed: false,
+            parts,
+        })
+    }
+
+    /// Connects the queue pairs.
+    pub fn pairs(&self) -> impl Iterator<Item = &Pair> {
+        self.ways.iter().map(|way| &way.pair)
+    }
+
+    /// Where the peer's part of its memory begins, and its key.
+    pub fn set_remote(&mut self, address: u64, key: u32) {
+        self.parts.remote = (address, key);
+    }
+
+    /// Why the connection is of no more use, if it is not.
+    pub fn usable(&self) -> Result<()> {
+        match &self.broken {
+            _ if self.left() => Err(Error::new(
+                ErrorKind::Remote,
+                format!("{} closed its connection", self.parts.who),
+            )),
+            Some(error) => Err(error.clone()),
+            None => Ok(()),
+        }
+    }
+
+    /// Breaks it for a reason that no completion tells.
+    pub fn condemn(&mut self, error: Error) {
+        self.broken.get_or_insert(error);
+    }
+
+    // Sending.
+
+    /// Whether a slot is free, and places for the works of a message.
+    pub fn can_send(&mut self) -> Result<bool> {
+        self.usable()?;
+        if self.slot_is_free()? && self.has_places() {
+            return Ok(true);
+        }
+        self.progress();
+        self.usable()?;
+        Ok(self.slot_is_free()? && self.has_places())
+    }
+
+    fn slot_is_free(&mut self) -> Result<bool> {
+        let depth = self.parts.shape.depth as u64;
+        if self.sent - self.freed < depth {
+            return Ok(true);
+        }
+        let word = self
+            .parts
+            .memory
+            .region()
+            .counter(self.parts.at + CREDIT as usize);
+        // SYNC POINT rdma-credit: pairs with the peer's `give_credit`; it has read the slots.
+        let word = word.load(Ordering::Acquire);
+        // A word that is only half there does not fit its check, and is read again later.
+        if word as u32 != !(word >> 32) as u32 {
+            return Ok(false);
+        }
+        let new = u64::from((word as u32).wrapping_sub(self.freed as u32));
+        if new > self.sent - self.freed {
+            return Err(Error::new(
+                ErrorKind::Mismatch,
+                format!(
+                    "{} says that it has freed {new} more slots than the {} of {} that it had",
+                    self.parts.who, self.freed, self.sent
+                ),
+            ));
+        }
+        self.freed += new;
+        Ok(self.sent - self.freed < depth)
+    }
+
+    fn has_places(&self) -> bool {
+        let way = &self.ways[self.way_of(self.sent)];
+        way.posted - way.completed + SPARE_WORKS <= way.works
+    }
+
+    /// Payload space of the next message.
+    pub fn outgoing(&mut self) -> *mut [u8] {
+        let at = self.outgoing_at(self.sent) + LINE_BYTES;
+        let bytes = self.parts.shape.slot_bytes;
+        let place = self.parts.memory.region().place(at, bytes, 64);
+        std::ptr::slice_from_raw_parts_mut(place, bytes)
+    }
+
+    /// Hands the next message to the device.
+    ///
+    /// # Panics
+    /// If no slot is free, or the header's payload exceeds it.
+    pub fn publish(&mut self, header: Header) {
+        let (number, bytes) = (self.sent, header.bytes as usize);
+        assert!(
+            number - self.freed < self.parts.shape.depth as u64,
+            "no slot is free"
+        );
+        assert!(
+            bytes <= self.parts.shape.slot_bytes,
+            "{bytes} bytes in a slot"
+        );
+        let at = self.outgoing_at(number);
+        let line = self.parts.memory.region().place(at, LINE_BYTES, 64);
+        // SAFETY: the line of a slot that is ours until the peer gives it back.
+        unsafe { line.cast::<[u8; FRAME]>().write(encode(&header, number)) };
+        self.sent += 1;
+        let index = self.way_of(number);
+        let there = self.parts.remote.0 + (self.incoming_at(number) - self.parts.at) as u64;
+        let immediate = Some((number & NUMBERS) as u32);
+        let whole = bytes <= ONE_WRITE;
+        let first = self.write(
+            at,
+            LINE_BYTES + if whole { bytes } else { 0 },
+            there,
+            immediate,
+        );
+        let done = match whole {
+            // The last message of a call is most often one of these: whoever waits for it to be
+            // gone needs its completion.
+            true => self.post(index, &mut [first], true),
+            false => {
+                let payload = self.write(at + LINE_BYTES, bytes, there + LINE_BYTES as u64, None);
+                self.post(index, &mut [payload, first], false)
+            }
+        };
+        self.ways[index].message = self.ways[index].posted;
+        if let Err(error) = done {
+            self.refused(&error);
+        }
+    }
+
+    /// Whether all messages are in the peer's memory.
+    pub fn drained(&mut self) -> Result<bool> {
+        if self.ways.iter().all(|way| way.completed >= way.message) {
+            return Ok(true);
+        }
+        for index in 0..self.ways.len() {
+            let way = &self.ways[index];
+            if way.message > way.signaled && self.broken.is_none() {
+                // Completes after all that was posted before it.
+                self.probe(index);
+            }
+        }
+        self.progress();
+        if self.ways.iter().all(|way| way.completed >= way.message) {
+            return Ok(true);
+        }
+        self.usable().map(|()| false)
+    }
+
+    // Receiving.
+
+    /// Whether the next message is there.
+    pub fn can_receive(&mut self) -> Result<bool> {
+        if self.current.is_some() {
+            return Ok(true);
+        }
+        let depth = self.parts.shape.depth as u64;
+        if !self.arrived[(self.taken % depth) as usize] {
+            self.progress();
+            if !self.arrived[(self.taken % depth) as usize] {
+                return self.usable().map(|()| false);
+            }
+        }
+        let line = self.parts.memory.region();
+        let line = line.place(self.incoming_at(self.taken), LINE_BYTES, 64);
+        // SYNC POINT rdma-message: the completion of the write with the immediate, polled by
+        // `progress`, comes after line and payload are in memory; pairs with the peer's `publish`.
+        // SAFETY: a whole line of a slot that was handed to us. Volatile: a peer that breaks the
+        // rules may write meanwhile, and the value must be read only once.
+        let line = unsafe { line.cast::<[u8; FRAME]>().read_volatile() };
+        let shape = &self.parts.shape;
+        self.current = Some(decode(
+            &self.parts.who,
+            &line,
+            self.taken,
+            shape.slot_bytes,
+        )?);
+        Ok(true)
+    }
+
+    /// Header of the next message, after `can_receive` returned true; zeros before.
+    pub fn header(&self) -> Header {
+        self.current.unwrap_or_default()
+    }
+
+    /// Payload of the next message, after `can_receive` returned true; nothing before.
+    pub fn incoming(&self) -> *const [u8] {
+        // Bounded by the slot when its header was read.
+        let bytes = self.header().bytes as usize;
+        let at = self.incoming_at(self.taken) + LINE_BYTES;
+        let place = self.parts.memory.region().place(at, bytes, 64);
+        std::ptr::slice_from_raw_parts(place, bytes)
+    }
+
+    /// Gives the slot of the next message back to the peer.
+    ///
+    /// # Panics
+    /// If no message is known to be there.
+    pub fn release(&mut self) {
+        assert!(self.current.take().is_some(), "release without a message");
+        let depth = self.parts.shape.depth as u64;
+        self.arrived[(self.taken % depth) as usize] = false;
+        self.taken += 1;
+        // A sender with three quarters of its slots does not wait.
+        if self.taken - self.credited >= (depth / 4).max(1) {
+            self.give_credit();
+        }
+    }
+
+    /// Tells the peer how many slots are free again. If there is no place for that now, the next
+    /// call does it: the count holds for all before it.
+    fn give_credit(&mut self) {
+        let (first, count) = (&self.ways[0], self.taken as u32);
+        if self.usable().is_err() || first.posted - first.completed + 2 > first.works {
+            return;
+        }
+        let word = u64::from(count) | u64::from(!count) << 32;
+        self.source(word);
+        // SYNC POINT rdma-credit: the slots were read; the peer's `slot_is_free` sees the word.
+        let write = self.write(
+            self.parts.at + SOURCE as usize,
+            8,
+            self.parts.remote.0 + CREDIT,
+            None,
+        );
+        match self.post(0, &mut [write], false) {
+            Ok(()) => self.credited = self.taken,
+            Err(error) => self.refused(&error),
+        }
+    }
+
+    /// Does what had to wait.
+    pub fn catch_up(&mut self) {
+        if self.taken - self.credited >= (self.parts.shape.depth as u64 / 4).max(1) {
+            self.progress();
+            self.give_credit();
+        }
+    }
+
+    // Both.
+
+    /// Takes what is complete.
+    pub fn progress(&mut self) {
+        const BATCH: usize = 16;
+        let mut found = [IbvWc::default(); BATCH];
+        loop {
+            let count = match self.parts.queue.poll(&mut found) {
+                Ok(count) => count,
+                Err(error) => {
+                    let what = format!("the completion queue of {}", self.parts.who);
+                    return self.condemn(Error::system(what, error));
+                }
+            };
+            for completion in &found[..count] {
+                if completion.status != IBV_WC_SUCCESS {
+                    self.failed(completion);
+                } else if completion.wr_id & ROOM != 0 {
+                    self.came((completion.wr_id & !ROOM) as usize, completion.imm_data);
+                } else {
+                    let way = &mut self.ways[(completion.wr_id >> INDEX_AT) as usize];
+                    way.completed = completion.wr_id & ((1 << INDEX_AT) - 1);
+                }
+            }
+            if count < BATCH {
+                return;
+            }
+        }
+    }
+
+    /// An immediate came over the queue pair with this index.
+    fn came(&mut self, index: usize, immediate: u32) {
+        let immediate = u32::from_be(immediate);
+        if immediate == FAREWELL {
+            self.farewells += 1;
+            return;
+        }
+        let depth = self.parts.shape.depth as u64;
+        let ahead = u64::from(immediate).wrapping_sub(self.taken) & NUMBERS;
+        let number = self.taken + ahead;
+        let place = (number % depth) as usize;
+        if ahead >= depth || self.arrived[place] || self.way_of(number) != index {
+            let (who, taken) = (&self.parts.who, self.taken);
+            return self.condemn(Error::new(
+                ErrorKind::Mismatch,
+                format!(
+                    "{who} announced message {immediate} over queue pair {index}, where {taken} to \
+                     {} may come once each",
+                    taken + depth - 1
+                ),
+            ));
+        }
+        self.arrived[place] = true;
+        if let Err(error) = self.ways[index].pair.post_room(ROOM | index as u64) {
+            self.refused(&error);
+        }
+    }
+
+    /// Work or room came back undone. The first to fail says why; the rest is flushed.
+    #[cold]
+    fn failed(&mut self, completion: &IbvWc) {
+        let flushed = completion.status == IBV_WC_WR_FLUSH_ERR;
+        if self.left() || self.broken.is_some() && (flushed || !self.flushed) {
+            return;
+        }
+        self.flushed = flushed;
+        let parts = &self.parts;
+        let error = status::explain(&parts.who, &parts.port, completion, parts.patience);
+        self.broken = Some(error);
+    }
+
+    #[cold]
+    fn refused(&mut self, error: &io::Error) {
+        let (who, port) = (&self.parts.who, &self.parts.port);
+        self.condemn(Error::system(
+            format!("{port} takes no more work for {who}"),
+            io::Error::from_raw_os_error(error.raw_os_error().unwrap_or(libc::EIO)),
+        ));
+    }
+
+    /// Whether the peer has left in good order, and all that it sent before is here.
+    fn left(&self) -> bool {
+        self.farewells == self.ways.len()
+    }
+
+    fn post(&mut self, index: usize, writes: &mut [Write], signaled: bool) -> io::Result<()> {
+        let way = &mut self.ways[index];
+        for (write, number) in writes.iter_mut().zip(way.posted + 1..) {
+            write.id = (index as u64) << INDEX_AT | number;
+        }
+        way.posted += writes.len() as u64;
+        // Often enough that places come back before the last is taken.
+        if signaled || way.posted - way.signaled >= way.works / 4 {
+            way.signaled = way.posted;
+            if let Some(last) = writes.last_mut() {
+                last.signaled = true;
+            }
+        }
+        // SAFETY: pieces lie in the connection's memory, which outlives its queue pairs.
+        unsafe { way.pair.post(writes) }
+    }
+
+    /// A write from the registered memory.
+    fn write(&self, at: usize, bytes: usize, remote: u64, immediate: Option<u32>) -> Write {
+        let memory = &self.parts.memory;
+        debug_assert!(at >= self.parts.at && at + bytes <= memory.region().bytes());
+        Write {
+            id: 0,
+            piece: IbvSge {
+                addr: memory.address() + at as u64,
+                length: bytes as u32,
+                lkey: memory.local_key(),
+            },
+            remote,
+            remote_key: self.parts.remote.1,
+            immediate,
+            signaled: false,
+        }
+    }
+
+    /// Puts a word where inline writes take it from.
+    fn source(&self, word: u64) {
+        let place = self
+            .parts
+            .memory
+            .region()
+            .counter(self.parts.at + SOURCE as usize);
+        place.store(word, Ordering::Release);
+    }
+
+    /// A write that changes nothing and completes when all before it has.
+    fn probe(&mut self, index: usize) {
+        let write = self.write(
+            self.parts.at + SOURCE as usize,
+            8,
+            self.parts.remote.0 + PROBED,
+            None,
+        );
+        if let Err(error) = self.post(index, &mut [write], true) {
+            self.refused(&error);
+        }
+    }
+
+    /// Finds out whether the peer still answers, where nothing is on its way to it.
+    pub fn listen_for_life(&mut self) {
+        self.progress();
+        let first = &self.ways[0];
+        if self.usable().is_ok() && first.posted == first.completed {
+            self.probe(0);
+        } else if self.usable().is_ok() && first.posted > first.signaled && self.has_places() {
+            // What is on its way would not tell.
+            self.probe(0);
+        }
+    }
+
+    /// Says farewell, if the peer listens.
+    pub fn leave(&mut self) {
+        self.progress();
+        for index in 0..self.ways.len() {
+            let way = &self.ways[index];
+            if self.usable().is_err() || way.posted - way.completed == way.works {
+                return;
+            }
+            let at = self.parts.at + SOURCE as usize;
+            let write = self.write(at, 8, self.parts.remote.0 + PROBED, Some(FAREWELL));
+            if self.post(index, &mut [write], true).is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Whether nothing is on its way to a peer that wants it.
+    pub fn gone(&mut self) -> bool {
+        self.progress();
+        self.usable().is_err() || self.ways.iter().all(|way| way.completed == way.posted)
+    }
+
+    /// Has the queue announce the next completion, unless it does already.
+    pub fn arm(&mut self) {
+        if !self.armed && self.broken.is_none() {
+            self.armed = self.parts.queue.arm().is_ok();
+        }
+    }
+
+    /// The queue has announced one.
+    pub fn disarmed(&mut self) {
+        self.armed = false;
+    }
+
+    fn way_of(&self, number: u64) -> usize {
+        (number % self.ways.len() as u64) as usize
+    }
+
+    fn outgoing_at(&self, number: u64) -> usize {
+        self.parts.at + CONTROL_BYTES + self.place(number)
+    }
+
+    fn incoming_at(&self, number: u64) -> usize {
+        self.outgoing_at(number) + self.parts.shape.bytes()
+    }
+
+    fn place(&self, number: u64) -> usize {
+        let index = number as usize & (self.parts.shape.depth - 1);
+        index * (LINE_BYTES + self.parts.shape.slot_bytes)
+    }
+}

@@ -1,0 +1,387 @@
+//! What the conformance suite does not ask of every transport: failures of devices, and who is told.
+
+use super::super::conformance::world::{World, config, recv, send, wait};
+use crate::config::Config;
+use crate::error::{Error, ErrorKind};
+use crate::mem::Header;
+use crate::sys::ibverbs::fake::{Fabric, FakeDevice};
+use crate::sys::ibverbs::*;
+use crate::transport::Links;
+use crate::types::TransportKind;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+fn rdma() -> Config {
+    config(TransportKind::Rdma)
+}
+
+fn header(bytes: usize) -> Header {
+    Header {
+        bytes: bytes as u32,
+        ..Header::default()
+    }
+}
+
+/// Waits until one of the ends to the peer fails.
+fn error_of(links: &mut Links, peer: usize, sends: bool) -> Error {
+    let until = Instant::now() + Duration::from_secs(20);
+    let mut scans = 5000;
+    loop {
+        let ready = match sends {
+            true => links.sends[peer].as_mut().unwrap().ready(),
+            false => links.recvs[peer].as_mut().unwrap().ready(),
+        };
+        match ready {
+            Err(error) => return error,
+            Ok(ready) => assert!(sends || !ready),
+        }
+        links.waiter.idle(scans, Duration::from_millis(10)).unwrap();
+        scans += 1;
+        assert!(Instant::now() < until, "nothing was noticed");
+    }
+}
+
+fn world(devices: Vec<FakeDevice>) -> (Arc<World>, Arc<Fabric>) {
+    let fabric = Fabric::new(devices);
+    (World::over(&[(1, 1), (2, 2)], fabric.clone()), fabric)
+}
+
+fn two() -> Vec<FakeDevice> {
+    vec![FakeDevice::roce("r0", 1), FakeDevice::roce("r1", 2)]
+}
+
+/// The message of every rank, where none can connect.
+fn refusals(devices: Vec<FakeDevice>, spoil: impl FnOnce(&Fabric), config: &Config) -> Vec<String> {
+    let (world, fabric) = world(devices);
+    spoil(&fabric);
+    let errors = world.errors(&[config.clone(), config.clone()]);
+    assert_eq!(fabric.leftovers(), [""; 0]);
+    errors.iter().map(Error::to_string).collect()
+}
+
+#[test]
+fn channels_take_turns_among_ports_and_nothing_is_left() {
+    let (world, fabric) = world(two());
+    let mut config = rdma();
+    config.ib_qps = 2;
+    world.run(&config, |mut links, exchange| {
+        exchange.barrier().unwrap();
+        assert_eq!(
+            fabric.pairs().len(),
+            2 * 2 * 2,
+            "2 ranks, 2 channels, 2 pairs"
+        );
+        assert_eq!(fabric.devices_in_use(), [0, 1]);
+        for channel in 0..2 {
+            for bytes in [0, 64, 4096] {
+                let peer = 1 - links.rank;
+                send(&mut links, peer, channel, header(bytes), |slot| {
+                    slot.fill(7)
+                });
+                recv(&mut links, peer, channel, |end| {
+                    assert_eq!(end.payload(), vec![7; bytes]);
+                });
+            }
+        }
+        exchange.barrier().unwrap();
+    });
+    assert_eq!(fabric.leftovers(), [""; 0]);
+}
+
+#[test]
+fn large_messages_travel_in_two_writes() {
+    let (world, _) = world(two());
+    let mut config = rdma();
+    config.slot_bytes = 64 << 10;
+    world.run(&config, |mut links, exchange| {
+        let peer = 1 - links.rank;
+        for round in 0..40_u8 {
+            let bytes = 8192 - 20 + usize::from(round);
+            send(&mut links, peer, 0, header(bytes), |slot| slot.fill(round));
+            send(&mut links, peer, 0, header(60_000), |slot| {
+                slot.fill(round + 1)
+            });
+            recv(&mut links, peer, 0, |end| {
+                assert_eq!(end.payload(), vec![round; bytes])
+            });
+            recv(&mut links, peer, 0, |end| {
+                assert_eq!(end.payload(), vec![round + 1; 60_000])
+            });
+        }
+        wait(&mut links, |links| {
+            links.sends[peer].as_mut().unwrap().flushed().unwrap()
+        });
+        exchange.barrier().unwrap();
+    });
+}
+
+#[test]
+fn infiniband_goes_by_lid() {
+    let devices = vec![
+        FakeDevice::infiniband("i0", 7),
+        FakeDevice::infiniband("i1", 8),
+    ];
+    let (world, fabric) = world(devices);
+    world.run(&rdma(), |mut links, exchange| {
+        let peer = 1 - links.rank;
+        send(&mut links, peer, 0, header(9), |slot| slot.fill(1));
+        recv(&mut links, peer, 0, |end| assert_eq!(end.payload(), [1; 9]));
+        exchange.barrier().unwrap();
+        for attributes in fabric.attributes() {
+            assert_eq!(attributes.ah_attr.is_global, 0);
+            assert!([7, 8].contains(&attributes.ah_attr.dlid));
+        }
+        exchange.barrier().unwrap();
+    });
+}
+
+#[test]
+fn queue_pairs_are_told_what_the_settings_say() {
+    let (mut config, mut devices) = (rdma(), two());
+    (config.ib_timeout, config.ib_retry) = (18, 5);
+    (config.ib_traffic_class, config.ib_service_level) = (106, 3);
+    devices[0].port.active_mtu = IBV_MTU_4096;
+    // Ranks of one host begin with different ports.
+    let fabric = Fabric::new(devices);
+    let world = World::over(&[(1, 1), (1, 2)], fabric.clone());
+    world.run(&config, |_, exchange| {
+        exchange.barrier().unwrap();
+        for attributes in fabric.attributes() {
+            let (retries, rnr) = (attributes.retry_cnt, attributes.rnr_retry);
+            assert_eq!((attributes.timeout, retries, rnr), (18, 5, 5));
+            assert_eq!(attributes.path_mtu, IBV_MTU_1024, "the smaller of both");
+            let route = attributes.ah_attr.grh;
+            assert_eq!((route.traffic_class, attributes.ah_attr.sl), (106, 3));
+            // RoCE v2 over IPv4 is the fourth entry of the table.
+            assert_eq!((route.sgid_index, attributes.ah_attr.is_global), (3, 1));
+        }
+        exchange.barrier().unwrap();
+    });
+}
+
+#[test]
+fn a_dead_peer_is_named_by_who_sends_to_it_and_by_who_waits_for_it() {
+    for sends in [true, false] {
+        let (world, fabric) = world(two());
+        world.run(&rdma(), |mut links, exchange| {
+            exchange.barrier().unwrap();
+            if links.rank == 1 {
+                fabric.kill();
+                std::mem::forget(links);
+                return exchange.barrier().unwrap();
+            }
+            exchange.barrier().unwrap();
+            let start = Instant::now();
+            if sends {
+                let end = links.sends[1].as_mut().unwrap();
+                assert!(end.ready().unwrap());
+                end.publish(header(64));
+                wait(&mut links, |links| {
+                    links.sends[1].as_mut().unwrap().flushed().is_err()
+                });
+            }
+            let error = error_of(&mut links, 1, sends);
+            assert_eq!(error.kind(), ErrorKind::Remote);
+            for part in [
+                "rank 1 (host host2",
+                "status 12",
+                "within 1.1 s",
+                "CINCH_IB_RETRY=3",
+            ] {
+                assert!(error.message().contains(part), "{error}");
+            }
+            // It did not answer at once; what a device adds to this is its own patience.
+            assert!(start.elapsed() < Duration::from_secs(10));
+        });
+    }
+}
+
+#[test]
+fn failed_work_says_what_it_means_and_what_to_do() {
+    for (status, part, kind) in [
+        (IBV_WC_REM_ACCESS_ERR, "the peer's log", ErrorKind::Remote),
+        (IBV_WC_GENERAL_ERR, "kernel's log", ErrorKind::System),
+        (IBV_WC_RNR_RETRY_EXC_ERR, "no room", ErrorKind::Remote),
+        (
+            IBV_WC_LOC_PROT_ERR,
+            "could not read our memory",
+            ErrorKind::System,
+        ),
+    ] {
+        let (world, fabric) = world(two());
+        world.run(&rdma(), |mut links, exchange| {
+            if links.rank == 0 {
+                fabric.fail_work(0, status);
+                links.sends[1].as_mut().unwrap().publish(header(0));
+                let error = error_of(&mut links, 1, true);
+                assert_eq!(error.kind(), kind);
+                for part in [part, "rank 1", "r0:1", &format!("status {status}")] {
+                    assert!(error.message().contains(part), "{error}");
+                }
+            }
+            exchange.barrier().unwrap();
+        });
+        assert_eq!(fabric.leftovers(), [""; 0]);
+    }
+}
+
+#[test]
+fn a_port_that_goes_down_is_named() {
+    let (world, fabric) = world(two());
+    world.run(&rdma(), |mut links, exchange| {
+        exchange.barrier().unwrap();
+        if links.rank == 0 {
+            fabric.port(0, false);
+            // Asleep, and woken by the event.
+            for scans in 9000..9004 {
+                links.waiter.idle(scans, Duration::from_millis(20)).unwrap();
+            }
+            let error = error_of(&mut links, 1, false);
+            assert!(error.message().contains("our port r0:1 is down"), "{error}");
+        }
+        exchange.barrier().unwrap();
+    });
+}
+
+#[test]
+fn a_device_that_fails_breaks_its_connections_only() {
+    let (world, fabric) = world(two());
+    world.run(&rdma(), |mut links, exchange| {
+        exchange.barrier().unwrap();
+        if links.rank == 0 {
+            // Channel 0 of rank 0 goes through the first device, channel 1 through the second.
+            fabric.tell(0, IBV_EVENT_DEVICE_FATAL);
+            let error = error_of(&mut links, 1, false);
+            assert_eq!(error.kind(), ErrorKind::System);
+            assert!(
+                error.message().contains("r0:1: the device has failed"),
+                "{error}"
+            );
+            assert!(
+                !links.recvs[links.nranks + 1]
+                    .as_mut()
+                    .unwrap()
+                    .ready()
+                    .unwrap()
+            );
+        }
+        exchange.barrier().unwrap();
+    });
+}
+
+#[test]
+fn memory_that_cannot_be_registered_is_said_with_the_limit() {
+    let spoil = |fabric: &Fabric| fabric.fail("reg_mr", 0, usize::MAX, libc::ENOMEM);
+    for message in refusals(two(), spoil, &rdma()) {
+        for part in [
+            "registering",
+            "bytes with r",
+            "may lock",
+            "ulimit -l",
+            "CINCH_BUFFER_BYTES",
+        ] {
+            assert!(message.contains(part), "{message}");
+        }
+    }
+    // Where nobody asked for RDMA, all ranks go on without.
+    let (world, fabric) = world(two());
+    fabric.fail("reg_mr", 1, 1, libc::ENOMEM);
+    let config = Config {
+        transport: None,
+        ..rdma()
+    };
+    world.run(&config, |mut links, _| {
+        let peer = 1 - links.rank;
+        assert_eq!(links.kinds[peer], Some(TransportKind::Tcp));
+        send(&mut links, peer, 0, header(9), |slot| slot.fill(1));
+        recv(&mut links, peer, 0, |end| assert_eq!(end.payload(), [1; 9]));
+    });
+    assert_eq!(fabric.leftovers(), [""; 0]);
+}
+
+#[test]
+fn short_queues_are_refused_with_the_numbers() {
+    let mut devices = two();
+    for device in &mut devices {
+        device.attributes.max_qp_wr = 20;
+    }
+    for message in refusals(devices, |_| {}, &rdma()) {
+        for part in [
+            "4 slots need queues of 24 works",
+            "at most 20",
+            "CINCH_SLOTS",
+        ] {
+            assert!(message.contains(part), "{message}");
+        }
+    }
+    let mut devices = two();
+    for device in &mut devices {
+        device.attributes.max_cqe = 8;
+    }
+    for message in refusals(devices, |_| {}, &rdma()) {
+        assert!(message.contains("at most 8"), "{message}");
+    }
+}
+
+#[test]
+fn every_step_of_connecting_may_fail_and_leaves_nothing() {
+    for function in [
+        "open_device",
+        "query_device",
+        "query_port",
+        "alloc_pd",
+        "create_comp_channel",
+        "create_cq",
+        "create_qp",
+        "post_recv",
+    ] {
+        let spoil = |fabric: &Fabric| fabric.fail(function, 0, usize::MAX, libc::EIO);
+        for message in refusals(two(), spoil, &rdma()) {
+            assert!(
+                message.contains("Input/output error"),
+                "{function}: {message}"
+            );
+        }
+    }
+}
+
+#[test]
+fn without_a_way_for_all_tcp_connects_hosts() {
+    let mut down = two();
+    for device in &mut down {
+        device.port.state = IBV_PORT_DOWN;
+    }
+    for message in refusals(down.clone(), |_| {}, &rdma()) {
+        assert!(message.contains("r0:1 is down, r1:1 is down"), "{message}");
+    }
+    for devices in [vec![], down] {
+        let (world, _) = world(devices);
+        let config = Config {
+            transport: None,
+            ..rdma()
+        };
+        world.run(&config, |links, _| {
+            assert_eq!(links.kinds[1 - links.rank], Some(TransportKind::Tcp));
+        });
+    }
+}
+
+/// A device without room for inline data fetches lines and credits from memory.
+#[test]
+fn a_device_without_inline_data_serves() {
+    let mut devices = two();
+    for device in &mut devices {
+        device.max_inline = 0;
+    }
+    let (world, _) = world(devices);
+    world.run(&rdma(), |mut links, exchange| {
+        let peer = 1 - links.rank;
+        for round in 0..100_u8 {
+            send(&mut links, peer, 0, header(50), |slot| slot.fill(round));
+            recv(&mut links, peer, 0, |end| {
+                assert_eq!(end.payload(), [round; 50])
+            });
+        }
+        exchange.barrier().unwrap();
+    });
+}
