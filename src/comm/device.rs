@@ -16,6 +16,7 @@ use crate::plan::{Resident, Site, Table, Tuning, Way, links};
 use crate::schedule::Hosts;
 use crate::simd::Isa;
 use crate::sync::Fault;
+use crate::sys::log::{self, Level};
 use crate::transport::ConnectContext;
 use crate::transport::cuda::{self, DeviceLinks, PeerPath};
 use crate::types::{Collective, DType, ReduceOp, Scalar};
@@ -94,6 +95,7 @@ fn try_connect(
     let network = links.take_network();
     let own = site(&context, &info, exchange.peers().len());
     let tuning = tuning(exchange, config, own, table)?;
+    log::line(Level::Info, format_args!("kernels are chosen by {tuning}"));
     let parts = Parts {
         context: context.clone(),
         kernels,
@@ -245,8 +247,7 @@ fn tuning(
     }
     match (table, &config.tuning) {
         (_, TuningChoice::Off) => Ok(Tuning::Model("CINCH_TUNING=off".into())),
-        // A file for other GPUs is refused all the same.
-        (Some(table), _) => Tuning::of_file(table, &sites),
+        (Some(table), _) => Ok(Tuning::of_file(table, &sites)),
         (None, _) => Tuning::of_library(&sites),
     }
     .map(|tuning| match asked {

@@ -7,7 +7,7 @@
 //!    that leaves open the cost model chooses.
 //! 2. A tuning table for exactly this model of GPU, number of ranks and kind of links. Those of the
 //!    library are in `src/plan/tuned`, listed in `src/plan/tuning/embedded.rs`; `CINCH_TUNING=PATH`
-//!    takes another one, `CINCH_TUNING=off` none. All ranks say their GPU and links when they join,
+//!    takes another one where it fits, `CINCH_TUNING=off` none. All ranks say their GPU and links when they join,
 //!    and compare the file's fingerprint: a table counts on all ranks or on none.
 //! 3. The cost model, where no table fits, where it has no line for the collective and the codec, or
 //!    where its way cannot be taken here (less buffer memory, links that tear lines). Its constants

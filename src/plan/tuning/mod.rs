@@ -9,7 +9,7 @@ mod embedded;
 mod text;
 
 use super::Request;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::types::{Algorithm, CodecKind, Collective, Protocol};
 use sha2::{Digest, Sha256};
 use std::fmt;
@@ -285,28 +285,17 @@ impl Tuning {
         })
     }
 
-    /// `table`, which was asked for, for GPUs of ranks that each said theirs.
-    ///
-    /// # Errors
-    /// Invalid argument if it was measured on others.
-    pub fn of_file(table: Arc<Table>, said: &[Site]) -> Result<Tuning> {
-        match said.iter().position(|site| !table.fits(site)) {
-            None => Ok(Tuning::Table(table)),
-            Some(rank) => Err(Error::new(
-                ErrorKind::InvalidArgument,
-                format!(
-                    "CINCH_TUNING={}: the table is for {} x {} over {}, but rank {rank} has {} x {} \
-                     over {}; unset it, or run `cinch tune` there",
-                    table.name,
-                    table.header.gpu,
-                    table.header.ranks,
-                    table.header.links,
-                    said[rank].gpu,
-                    said[rank].ranks,
-                    said[rank].links
-                ),
-            )),
-        }
+    /// `table`, which was asked for, for GPUs of ranks that each said theirs; the model, if it was
+    /// measured on others: one setting holds for communicators of all sizes.
+    pub fn of_file(table: Arc<Table>, said: &[Site]) -> Tuning {
+        let Some(rank) = said.iter().position(|site| !table.fits(site)) else {
+            return Tuning::Table(table);
+        };
+        let (header, site) = (&table.header, &said[rank]);
+        Tuning::Model(format!(
+            "CINCH_TUNING={} is for {} x {} over {}, but rank {rank} has {} x {} over {}",
+            table.name, header.gpu, header.ranks, header.links, site.gpu, site.ranks, site.links
+        ))
     }
 
     /// The way of a request whose larger buffer has `bytes`, its line, and the seconds measured.
@@ -319,6 +308,16 @@ impl Tuning {
                 line: 0,
             }),
             Tuning::Table(table) => table.choice(request.collective, WireClass::of(request), bytes),
+        }
+    }
+}
+
+impl fmt::Display for Tuning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Tuning::Table(table) => write!(f, "tuning table {}", table.name),
+            Tuning::Model(why) => write!(f, "the cost model: {why}"),
+            Tuning::Always(way) => write!(f, "one way: {way}"),
         }
     }
 }
