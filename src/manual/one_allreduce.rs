@@ -83,8 +83,8 @@
 //! proxy (`engine::gpu::proxy`), stands in for the peer:
 //!
 //! ```text
-//! kernel -> outbox, pinned -> proxy -> TCP -> proxy -> inbox, pinned -> kernel
-//!           tail moves        copies           copies  tail moves
+//! kernel -> outbox, pinned -> proxy -> TCP or RDMA -> proxy -> inbox, pinned -> kernel
+//!           tail moves        copies                  copies  tail moves
 //! ```
 //! 1. It polls the tails of all outboxes. A slot does not say how many bytes of it are used, so the
 //!    proxy runs the plan too: the first message of a launch on each lane carries the signature,

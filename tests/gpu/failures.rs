@@ -284,10 +284,13 @@ pub fn die(setup: &Setup, words: &[&str]) -> Verdict {
         return Stop::wrong("die RANK NRANKS GPUS HOSTS ID");
     };
     let (rank, nranks, gpus) = (number(rank)?, number(nranks)?, number(gpus)?);
-    let mut world = World::new(setup, nranks, gpus);
-    if *hosts != "-" {
-        world.hosts = hosts.split(',').map(number).collect::<Result<_, _>>()?;
-    }
+    let world = match *hosts {
+        "-" => World::new(setup, nranks, gpus),
+        hosts => {
+            let hosts: Result<Vec<usize>, Stop> = hosts.split(',').map(number).collect();
+            World::on_hosts(setup, &hosts?, gpus)
+        }
+    };
     let arena = Arena::new(world.seats[rank], 16 * COUNT)?;
     let id = UniqueId::from_hex(id)?;
     let comm = Communicator::init(&id, rank, nranks, world.config_of(rank))?;

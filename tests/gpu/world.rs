@@ -30,12 +30,13 @@ impl World {
         }
     }
 
-    /// A rank for each of these hosts, which this one stands for, on the first `gpus` GPUs.
+    /// A rank for each of these hosts, which this one stands for, on the first `gpus` GPUs. TCP
+    /// connects them, also where there are RDMA ports.
     pub fn on_hosts(setup: &Setup, hosts: &[usize], gpus: usize) -> World {
-        World {
-            hosts: hosts.to_vec(),
-            ..World::new(setup, hosts.len(), gpus)
-        }
+        let mut world = World::new(setup, hosts.len(), gpus);
+        world.hosts = hosts.to_vec();
+        world.config.ib_disable = true;
+        world
     }
 
     pub fn nranks(&self) -> usize {
