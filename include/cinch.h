@@ -760,8 +760,9 @@ typedef struct {
     void *stream;
     /**
      * Turns error feedback on, and names the tensor whose residuals live from call to call: what a
-     * lossy encode drops is added to the next call of the same id. For collectives that reduce
-     * host buffers. 0 = none.
+     * lossy encode drops is added to the next call of the same id. For collectives that reduce. On
+     * a GPU it takes 8 bytes of device memory an element, and a call that is captured must have
+     * been made once before. 0 = none.
      */
     uint64_t feedback;
 } cinch_call_t;

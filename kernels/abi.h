@@ -72,9 +72,10 @@ enum {
   CINCH_ALIGNED = 4,     /* input and output are multiples of 16; of the fused one-shot only: the
                             interpreter looks at each chunk */
   CINCH_FACTOR_AT = 8,   /* `factor` is the address of an element of the call's type */
-  CINCH_REDRAW = 16      /* the launch may be replayed, and its codec draws: words 2 to 5 of the
+  CINCH_REDRAW = 16,     /* the launch may be replayed, and its codec draws: words 2 to 5 of the
                             codec's parameters, its keys, are mixed with a count of messages, so that
                             replays draw anew */
+  CINCH_OWNERS = 32      /* finished sums have residuals of their own */
 };
 
 /* Counters of one lane of one protocol in a box, at lane * CINCH_LINE_BYTES. */
@@ -170,6 +171,18 @@ struct cinch_step {
   uint32_t send_mask;
 };
 
+/* What lossy encodes of one tensor dropped, in device memory: this, then arrays of
+ * cinch_work.span fp32 at CINCH_RESIDUALS_BYTES, two by two. Of a pair, array `turn` is what the last
+ * call left and the other one what this call leaves. The first pair is that of contributions and
+ * partial sums; with CINCH_OWNERS finished sums have a second one, without it they are in the first,
+ * because no element is encoded as both. Residual i is that of the message's element i. See
+ * src/adapt/residuals.rs. */
+enum { CINCH_RESIDUALS_BYTES = 256 };
+struct cinch_residuals {
+  uint32_t turn;
+  uint32_t arrived; /* blocks that are through with the call */
+};
+
 /* One call, or one message of a group. Block b of the launch works on channel b - first_block of
  * the work that it falls into, over lane first_lane + channel, on passes channel, channel +
  * channels, ... */
@@ -181,6 +194,8 @@ struct cinch_work {
   uint64_t factor; /* of a pre-multiplied sum, in the accumulator type, in the low bits; or where
                       it is (CINCH_FACTOR_AT) */
   uint64_t signature[CINCH_SIGNATURE_WORDS];
+  struct cinch_residuals *residuals; /* of error feedback; 0 without */
+  uint64_t span;                     /* elements of an array of them */
   uint32_t parts;
   uint32_t passes;
   uint16_t first_block;
@@ -237,8 +252,9 @@ static_assert(sizeof(cinch_control) == 256, "abi");
 static_assert(sizeof(cinch_comm_view) == 584, "abi");
 static_assert(offsetof(cinch_comm_view, fifo) == 544, "abi");
 static_assert(sizeof(cinch_step) == 24, "abi");
-static_assert(sizeof(cinch_work) == 136, "abi");
-static_assert(offsetof(cinch_work, codec) == 104, "abi");
+static_assert(sizeof(cinch_work) == 152, "abi");
+static_assert(sizeof(cinch_residuals) == 8, "abi");
+static_assert(offsetof(cinch_work, codec) == 120, "abi");
 static_assert(sizeof(cinch_args) == CINCH_ARGS_BYTES, "abi");
 static_assert(sizeof(cinch_oneshot_args) == 688, "abi");
 #endif

@@ -260,6 +260,16 @@ static __device__ __noinline__ void redraw(const cinch_comm_view &comm, uint32_t
   }
 }
 
+// What a call leaves becomes what the next one, or the next replay, finds: once the last of its
+// `blocks` is through, since blocks read `turn` for as long as they work. A call that fails leaves
+// all as it was. By one thread of each block, behind a barrier.
+static __device__ __noinline__ void end_feedback(cinch_residuals &residuals, uint32_t blocks) {
+  if (atomicAdd(&residuals.arrived, 1) + 1 == blocks) {
+    residuals.arrived = 0;
+    residuals.turn ^= 1;
+  }
+}
+
 template <class Mover>
 __device__ __forceinline__ void interpret(const cinch_args &args) {
   Channel &own = this_channel();
@@ -375,6 +385,10 @@ __device__ __forceinline__ void interpret(const cinch_args &args) {
       if (!stopped) publisher.publish(batch.recv_mask, batch.send_mask);
     }
     if (!stop.is_set()) publisher.finish();
+  }
+  if (own.work.residuals != nullptr) {
+    __syncthreads();
+    if (threadIdx.x == 0 && !stop.is_set()) end_feedback(*own.work.residuals, channels);
   }
 }
 

@@ -1,6 +1,6 @@
 //! The residuals of all tensors of one rank, and how they are stored with a checkpoint.
 
-use super::residuals::{Residuals, Role, Shape};
+use super::residuals::{BY_ELEMENT, Residuals, Role, Shape};
 use crate::error::{Error, Result};
 use std::collections::HashMap;
 
@@ -31,7 +31,19 @@ impl Feedback {
     /// Invalid usage beyond 65,536 tensors: residuals only help a tensor that comes again under
     /// its id.
     pub fn admit(&self, tensor: u64) -> Result<()> {
-        if self.tensors.len() < MOST_TENSORS || self.tensors.contains_key(&tensor) {
+        Feedback::admit_to(
+            self.tensors.len(),
+            self.tensors.contains_key(&tensor),
+            tensor,
+        )
+    }
+
+    /// The same where `tensors` have residuals and this one does or does not.
+    ///
+    /// # Errors
+    /// As [`Feedback::admit`].
+    pub fn admit_to(tensors: usize, known: bool, tensor: u64) -> Result<()> {
+        if tensors < MOST_TENSORS || known {
             return Ok(());
         }
         Err(Error::invalid_usage(format!(
@@ -53,6 +65,36 @@ impl Feedback {
     /// Residuals of `tensor`, if it has any.
     pub fn residuals(&self, tensor: u64) -> Option<&Residuals> {
         self.tensors.get(&tensor)
+    }
+
+    /// # Errors
+    /// Invalid argument if there are residuals of a communicator on a GPU, which lie element by
+    /// element.
+    pub fn check_chunks(&self) -> Result<()> {
+        self.check_kind(BY_ELEMENT, "GPU, which keeps them element by element")
+    }
+
+    /// # Errors
+    /// Invalid argument if there are residuals of a communicator on host memory, which lie in
+    /// chunks.
+    pub fn check_elements(&self) -> Result<()> {
+        self.check_kind(0, "communicator on host memory, which keeps them in chunks")
+    }
+
+    fn check_kind(&self, foreign: u64, of: &str) -> Result<()> {
+        let mut tensors = self.tensors.iter();
+        let found = tensors.find(|(_, found)| found.shape().kind & BY_ELEMENT == foreign);
+        let Some((tensor, _)) = found else {
+            return Ok(());
+        };
+        Err(Error::invalid_argument(format!(
+            "the residuals of tensor {tensor} are of a {of}: start without residuals here"
+        )))
+    }
+
+    /// All tensors that have residuals.
+    pub fn iter(&self) -> impl Iterator<Item = (u64, &Residuals)> {
+        self.tensors.iter().map(|(id, residuals)| (*id, residuals))
     }
 
     /// Forgets the residuals of one tensor, or of all.

@@ -20,4 +20,4 @@ mod residuals;
 pub use awp::{Awp, AwpConfig, AwpState};
 pub use feedback::Feedback;
 pub use loss_scaler::{LossScaler, LossScalerConfig, LossScalerState, Verdict, count_non_finite};
-pub use residuals::{Residuals, Role, Shape};
+pub use residuals::{BY_ELEMENT, Residuals, Role, Shape};

@@ -16,6 +16,10 @@ pub enum Role {
     Owner = 1,
 }
 
+/// Marks, in [`Shape::kind`], residuals that lie element by element and not in chunks, as those on a
+/// GPU do.
+pub const BY_ELEMENT: u64 = 1 << 63;
+
 /// What calls must have in common to share residuals. Another cut, or another kind of sum, would
 /// add them to other elements.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -32,8 +32,9 @@ pub struct Call {
     pub tensor: Option<u64>,
     /// Turns error feedback on, and names the tensor whose residuals live from call to call: what
     /// a lossy encode drops is added to the next call of the same id, count and cut. For
-    /// collectives that reduce host buffers; without effect where nothing is lost. Ranks need not
-    /// agree on ids.
+    /// collectives that reduce; without effect where nothing is lost. Ranks need not agree on ids.
+    /// On a GPU it takes 8 bytes of device memory an element, and a call that is captured must have
+    /// been made once before.
     pub feedback: Option<u64>,
 }
 

@@ -1,22 +1,23 @@
 //! Residuals of error feedback, which a communicator owns.
 
-use super::Communicator;
+use super::{Communicator, Side};
 use crate::adapt::Feedback;
-use crate::engine::HostEngine;
-use crate::error::{Error, ErrorKind, Result};
-use std::sync::MutexGuard;
+use crate::error::Result;
 
 impl Communicator {
     /// This rank's residuals of error feedback, to be stored with a checkpoint. See
     /// [`super::Call::feedback`].
     ///
     /// # Errors
-    /// Internal if an earlier call panicked; unsupported if the communicator's buffers are on a GPU,
-    /// here and for the other methods below. A communicator that failed still has the residuals of
-    /// its calls that succeeded, but for the tensor of the call that failed.
+    /// Internal if an earlier call panicked. A communicator that failed still has the residuals of
+    /// its calls that succeeded, but for the tensor of the call that failed. On a GPU, here and
+    /// below: timeout if calls that were launched do not end; those of the driver.
     pub fn export_residuals(&self) -> Result<Vec<u8>> {
-        let mut engine = self.fed_engine()?;
-        Ok(engine.feedback().export(self.rank(), self.nranks()))
+        let (rank, nranks) = (self.rank(), self.nranks());
+        Ok(match &self.side {
+            Side::Host(_) => self.engine()?.feedback().export(rank, nranks),
+            Side::Gpu(side) => side.engine()?.export_residuals()?.export(rank, nranks),
+        })
     }
 
     /// Puts residuals that [`Communicator::export_residuals`] gave in the place of all present
@@ -25,18 +26,33 @@ impl Communicator {
     /// # Errors
     /// Invalid argument if they are not, or are damaged; nothing changes.
     pub fn import_residuals(&self, bytes: &[u8]) -> Result<()> {
-        let mut engine = self.fed_engine()?;
-        *engine.feedback() = Feedback::import(bytes, self.rank(), self.nranks())?;
-        Ok(())
+        let feedback = Feedback::import(bytes, self.rank(), self.nranks())?;
+        match &self.side {
+            Side::Host(_) => {
+                feedback.check_chunks()?;
+                *self.engine()?.feedback() = feedback;
+                Ok(())
+            }
+            Side::Gpu(side) => side.engine()?.import_residuals(&feedback),
+        }
     }
 
     /// Multiplies this rank's residuals by `factor`: new over old scale of the loss, where scaled
-    /// gradients are summed ([`crate::adapt::Verdict::rescale`]).
+    /// gradients are summed ([`crate::adapt::Verdict::rescale`]). Those on a GPU go by way of the
+    /// host.
     ///
     /// # Errors
     /// Invalid argument if the factor is negative or not finite.
     pub fn rescale_residuals(&self, factor: f32) -> Result<()> {
-        self.fed_engine()?.feedback().rescale(factor)
+        match &self.side {
+            Side::Host(_) => self.engine()?.feedback().rescale(factor),
+            Side::Gpu(side) => {
+                let mut engine = side.engine()?;
+                let mut feedback = engine.export_residuals()?;
+                feedback.rescale(factor)?;
+                engine.import_residuals(&feedback)
+            }
+        }
     }
 
     /// Forgets this rank's residuals of one tensor, or all of them.
@@ -44,21 +60,12 @@ impl Communicator {
     /// # Errors
     /// Internal if an earlier call panicked.
     pub fn forget_residuals(&self, tensor: Option<u64>) -> Result<()> {
-        self.fed_engine()?.feedback().forget(tensor);
-        Ok(())
-    }
-
-    fn fed_engine(&self) -> Result<MutexGuard<'_, HostEngine>> {
-        if let Some(context) = self.gpu() {
-            return Err(Error::new(
-                ErrorKind::Unsupported,
-                format!(
-                    "the communicator is one of {}, and error feedback keeps residuals for host \
-                     buffers only; join with CINCH_DEVICE=host",
-                    context.device()
-                ),
-            ));
+        match &self.side {
+            Side::Host(_) => {
+                self.engine()?.feedback().forget(tensor);
+                Ok(())
+            }
+            Side::Gpu(side) => side.engine()?.forget_residuals(tensor),
         }
-        self.engine()
     }
 }

@@ -54,8 +54,9 @@ pub struct cinch_call_t {
     /// The stream on which a call on a GPU is queued; NULL on a communicator of host memory.
     pub stream: *mut c_void,
     /// Turns error feedback on, and names the tensor whose residuals live from call to call: what a
-    /// lossy encode drops is added to the next call of the same id. For collectives that reduce
-    /// host buffers. 0 = none.
+    /// lossy encode drops is added to the next call of the same id. For collectives that reduce. On
+    /// a GPU it takes 8 bytes of device memory an element, and a call that is captured must have
+    /// been made once before. 0 = none.
     pub feedback: u64,
 }
 

@@ -26,6 +26,23 @@ impl DeviceMemory {
     /// Invalid argument for 0 bytes; system, with the size and what is free, if there is not that
     /// much.
     pub fn new(context: &Arc<Context>, bytes: usize) -> Result<DeviceMemory> {
+        DeviceMemory::allocate(context, bytes, None)
+    }
+
+    /// The same, without waiting for anything that is queued on the GPU. It is there for what is
+    /// queued on `stream` from here on, which is not being captured.
+    ///
+    /// # Errors
+    /// As [`DeviceMemory::new`].
+    pub fn queued(context: &Arc<Context>, bytes: usize, stream: &Stream) -> Result<DeviceMemory> {
+        DeviceMemory::allocate(context, bytes, Some(stream))
+    }
+
+    fn allocate(
+        context: &Arc<Context>,
+        bytes: usize,
+        stream: Option<&Stream>,
+    ) -> Result<DeviceMemory> {
         if bytes == 0 {
             return Err(Error::invalid_argument(
                 "0 bytes of device memory were asked for",
@@ -35,8 +52,16 @@ impl DeviceMemory {
         let mut address: CuDevicePtr = 0;
         let result = {
             let _bound = context.bind()?;
-            // SAFETY: writes one address.
-            unsafe { driver.api().cuMemAlloc(&mut address, bytes) }
+            // SAFETY: writes one address; a live stream.
+            unsafe {
+                match stream {
+                    None => driver.api().cuMemAlloc(&mut address, bytes),
+                    Some(stream) => {
+                        let stream = stream.handle();
+                        driver.api().cuMemAllocAsync(&mut address, bytes, stream)
+                    }
+                }
+            }
         };
         driver.check("cuMemAlloc", result).map_err(|error| {
             let free = match context.memory() {

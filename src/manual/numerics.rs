@@ -74,7 +74,8 @@
 //! then off by what waits at the end, however many calls there were. Residuals stay where they are
 //! for elements that are not finite, change only when a call succeeds, and are zero again when the
 //! count, the cut, the operator or the type changes; a new communicator has none. They cost
-//! two fp32 numbers an element and one more decode an encode. An average divides before the owner
+//! two fp32 numbers an element and one more decode an encode. On a GPU they lie in its memory element
+//! by element, the kernel turns the two over, and replays of a graph go on from each other. An average divides before the owner
 //! encodes, a pre-multiplied sum multiplies before the worker does; residuals are in those units.
 //!
 //! **Never silent.** Lossy codecs meet only floating types under sum, average and pre-multiplied

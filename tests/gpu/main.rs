@@ -15,6 +15,7 @@ mod collectives;
 mod cover;
 mod factors;
 mod failures;
+mod feedback;
 mod figures;
 mod graphs;
 mod harness;
@@ -57,6 +58,7 @@ fn checks(options: &Options) -> Vec<Check> {
     all.extend(factors::checks());
     all.extend(refusals::checks());
     all.extend(graphs::checks(options));
+    all.extend(feedback::checks(options));
     all.extend(failures::checks());
     all.extend(figures::checks());
     all.extend(hosts::checks(options));

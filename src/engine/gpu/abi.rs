@@ -42,6 +42,8 @@ pub const ALIGNED: u8 = 4;
 pub const FACTOR_AT: u8 = 8;
 /// [`Work::flags`]: the codec draws, and the launch may be replayed.
 pub const REDRAW: u8 = 16;
+/// [`Work::flags`]: finished sums have residuals of their own.
+pub const OWNERS: u8 = 32;
 
 /// Parameters of a codec, or the bytes of an element where nothing but bytes is moved.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -83,6 +85,19 @@ pub struct Step {
     pub send_mask: u32,
 }
 
+/// Bytes before the first array of residuals.
+pub const RESIDUALS_BYTES: usize = 256;
+
+/// What stands before the residuals of one tensor (`cinch_residuals`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct ResidualsHeader {
+    /// Which array of a pair is what the last call left.
+    pub turn: u32,
+    /// Blocks that are through with the call.
+    pub arrived: u32,
+}
+
 /// One call, or one message of a group (`cinch_work`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
@@ -100,6 +115,10 @@ pub struct Work {
     pub factor: u64,
     /// What the call is, for the peers.
     pub signature: [u64; SIGNATURE_WORDS],
+    /// Device address of the [`ResidualsHeader`] of error feedback; 0 without.
+    pub residuals: u64,
+    /// Elements of an array of them.
+    pub span: u64,
     /// Chunks into which a pass cuts its range.
     pub parts: u32,
     /// Passes over all channels.
@@ -176,11 +195,11 @@ pub struct OneshotArgs {
     pub unused: [u16; 3],
 }
 
-const _: () = assert!(size_of::<Step>() == 24 && size_of::<Work>() == 136);
+const _: () = assert!(size_of::<Step>() == 24 && size_of::<Work>() == 152);
 const _: () = assert!(size_of::<Args>() == ARGS_BYTES && size_of::<OneshotArgs>() == 688);
 const _: () = assert!(std::mem::offset_of!(Args, far) == 584);
 const _: () = assert!(std::mem::offset_of!(Args, blob) == 608);
-const _: () = assert!(std::mem::offset_of!(Work, codec) == 104);
+const _: () = assert!(std::mem::offset_of!(Work, codec) == 120);
 const _: () = assert!(Op::Send as u8 == 0 && Op::RecvReduceCopySend as u8 == 7);
 
 /// The bytes of works and steps, as the kernel reads them.
@@ -222,7 +241,8 @@ mod tests {
         }
         fields!("cinch_step", Step, op own own_after batch stage part in_block out_block peers
             nrecv nsend recv_mask send_mask);
-        fields!("cinch_work", Work, input output count chunk factor signature parts passes
+        fields!("cinch_residuals", ResidualsHeader, turn arrived);
+        fields!("cinch_work", Work, input output count chunk factor signature residuals span parts passes
             first_block channels first_lane stages steps nsteps combine flags unused codec);
         fields!("cinch_args", Args, comm far nworks nsteps npeers unused blob);
         fields!("cinch_oneshot_args", OneshotArgs, comm area half epoch input output count factor
@@ -259,6 +279,8 @@ mod tests {
         ("CINCH_ALIGNED", ALIGNED as usize),
         ("CINCH_FACTOR_AT", FACTOR_AT as usize),
         ("CINCH_REDRAW", REDRAW as usize),
+        ("CINCH_OWNERS", OWNERS as usize),
+        ("CINCH_RESIDUALS_BYTES", RESIDUALS_BYTES),
         ("CINCH_ARGS_BYTES", ARGS_BYTES),
         ("CINCH_BLOB_BYTES", BLOB_BYTES),
         ("CINCH_MAX_BATCH", MAX_BATCH),

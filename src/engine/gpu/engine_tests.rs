@@ -317,6 +317,60 @@ fn a_factor_on_the_gpu_stays_there() {
     }
 }
 
+/// Residuals are where they were in the next call of a tensor, and elsewhere for another one; a
+/// capture makes none.
+#[test]
+fn residuals_stay_where_they_are() {
+    let bench = Bench::new();
+    let stream = bench.stream();
+    let mut ranks = bench.ranks(3, 16, &Config::default());
+    let engine = &mut ranks[0].engine;
+    let memory = bench.memory(4 << 20);
+    let fed = |tensor: u64, collective, count: usize, codec: &str| {
+        let problem = Problem::new(collective, DType::F32, 3, count);
+        Request {
+            feedback: Some(tensor),
+            ..request(&problem, codec)
+        }
+    };
+    let mut place = |request: Request| {
+        engine
+            .run(&[call(request, &memory, &memory, &stream)])
+            .unwrap();
+        match &bench.take()[0] {
+            Seen::Blob(_, blob) => (blob.works()[0].residuals, blob.works()[0].span),
+            Seen::Fused(..) => (0, 0),
+        }
+    };
+    let sum = Collective::AllReduce;
+    let first = place(fed(1, sum, 5000, "linear8"));
+    assert!(first.0 != 0 && first.1 == 5000);
+    assert_eq!(place(fed(1, sum, 5000, "linear8")), first);
+    let other = place(fed(2, sum, 5000, "linear8"));
+    assert!(other.0.abs_diff(first.0) >= 8 * 5000);
+    // Fewer elements have room in the memory of more, more have not.
+    assert_eq!(place(fed(1, sum, 4000, "linear8")), (first.0, 4000));
+    assert_ne!(place(fed(1, sum, 9000, "linear8")).0, first.0);
+    let parts = place(fed(3, Collective::ReduceScatter, 5000, "linear8"));
+    assert_eq!(parts.1, 15_000);
+    // Nothing is lost, so nothing is kept.
+    assert_eq!(place(fed(4, sum, 5000, "raw")), (0, 0));
+
+    let captured = Graph::capture(&stream, CaptureMode::ThreadLocal, |stream| {
+        let known = fed(2, sum, 5000, "linear8");
+        engine.run(&[call(known, &memory, &memory, stream)])?;
+        let unknown = fed(5, sum, 5000, "linear8");
+        let error = engine
+            .run(&[call(unknown, &memory, &memory, stream)])
+            .unwrap_err();
+        assert!(engine.is_untouched());
+        assert_eq!(error.kind(), ErrorKind::InvalidUsage);
+        assert!(error.message().contains("tensor 5"), "{error}");
+        Ok(())
+    });
+    captured.unwrap();
+}
+
 #[test]
 fn small_sums_are_fused_and_wire_bytes_are_counted() {
     let bench = Bench::new();

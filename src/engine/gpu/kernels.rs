@@ -173,8 +173,7 @@ impl Kernels {
 /// Refuses a call that no kernel runs, whatever the GPU. All ranks decide alike.
 ///
 /// # Errors
-/// Unsupported if the codec has no kernels or keeps scales from call to call, and under error
-/// feedback.
+/// Unsupported if the codec has no kernels or keeps scales from call to call.
 pub fn check(request: &Request) -> Result<()> {
     let spec = request.codec;
     let why = if spec.is_lossy() && !KERNEL_CODECS.contains(&spec.kind) {
@@ -188,11 +187,6 @@ pub fn check(request: &Request) -> Result<()> {
             "scales that live from call to call are kept for host buffers only; give the codec a \
              block (\"{}:block=256\")",
             spec.kind.name()
-        )
-    } else if let Some(tensor) = request.feedback {
-        format!(
-            "error feedback (here of tensor {tensor}) keeps residuals for host buffers only; leave \
-             the call's feedback unset"
         )
     } else {
         return Ok(());

@@ -4,12 +4,13 @@ use super::GpuCall;
 use super::abi::{self, Args, OneshotArgs};
 use super::kernels::{self, FUSED_THREADS, Kernels};
 use super::pack::{self, Addresses, Blob, PackedSchedule};
+use super::residuals::Place;
 use super::wiring::Wiring;
 use crate::codec;
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::{Context, Function, Stream};
 use crate::mem::abi::{CommView, Protocol as Fifo};
-use crate::plan::Plan;
+use crate::plan::{Plan, Request};
 use crate::sys::cuda::{CuContext, CuGraph, CuGraphNode, capture_status};
 use crate::types::{Protocol, ReduceOp, SIGNATURE_WORDS};
 use std::ffi::c_uint;
@@ -52,16 +53,27 @@ impl Prepared {
         self.plan.pattern.nranks == 1 && !multiplies
     }
 
+    /// The tensor whose residuals a call reads and leaves, if it does.
+    pub fn feeds(&self, request: &Request) -> Option<u64> {
+        let moves = request.count > 0 && self.plan.is_coded() && !self.only_copies(request.op);
+        request.feedback.filter(|_| moves)
+    }
+
     /// Adds a call to the works of a launch, which a graph may replay if it is captured.
     pub fn add_to(
         &self,
         blob: &mut Blob,
         call: &GpuCall<'_>,
         signature: [u64; SIGNATURE_WORDS],
+        residuals: Option<&Place>,
         captured: bool,
     ) -> Result<()> {
         let mut work = pack::work(&self.plan, call.request.op, call.at())?;
         work.signature = signature;
+        if let Some(place) = residuals {
+            (work.residuals, work.span) = (place.address, place.span);
+            work.flags |= place.flags;
+        }
         work.codec = codec_words(&self.plan, signature[3]);
         // All replays have the numbers of one operation.
         if captured && self.plan.spec.kind.has_seed() {

@@ -17,6 +17,7 @@ mod launch;
 mod order;
 pub mod pack;
 mod proxy;
+mod residuals;
 mod slices;
 pub mod stand_alone;
 mod watchdog;
@@ -28,10 +29,11 @@ pub use wiring::Wiring;
 
 use super::Report;
 use super::numbers::CallNumbers;
+use crate::adapt::Feedback;
 use crate::bootstrap::ExchangeRef;
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
-use crate::gpu::{Context, Event, PinnedMemory, Stream};
+use crate::gpu::{Context, DeviceMemory, Event, PinnedMemory, Stream};
 use crate::mem::{DeviceBuffers, abi as shared};
 use crate::plan::{GpuLimits, Limits, Machine, Plan, Planner, Request, Resident, Tuning, Way};
 use crate::schedule::Hosts;
@@ -47,6 +49,7 @@ use launch::{Prepared, capture_of, copy, own_context};
 use order::Order;
 use pack::{Addresses, Blob};
 use proxy::Proxy;
+use residuals::DeviceResiduals;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
@@ -87,6 +90,7 @@ pub struct GpuEngine {
     numbers: CallNumbers,
     order: Order,
     blobs: BlobPool,
+    residuals: DeviceResiduals,
     /// What plans need to be launched, by the plan's address; each holds its plan.
     prepared: HashMap<usize, Arc<Prepared>>,
     timeout: Duration,
@@ -102,6 +106,7 @@ struct Replayed {
     _wiring: Arc<dyn Wiring>,
     _kernels: Arc<Kernels>,
     _blob: Option<PinnedMemory>,
+    _residuals: Option<Arc<DeviceMemory>>,
 }
 
 /// Plans whose packing is kept.
@@ -186,6 +191,7 @@ impl GpuEngine {
             numbers: CallNumbers::new(rank, nranks),
             order,
             blobs: BlobPool::new(&context)?,
+            residuals: DeviceResiduals::default(),
             prepared: HashMap::new(),
             timeout: config.timeout,
             context,
@@ -271,6 +277,12 @@ impl GpuEngine {
             prepared.push(self.prepare(&call.request)?);
         }
         let capture = self.capture(calls)?;
+        for (call, run) in calls.iter().zip(&prepared) {
+            if let Some(tensor) = run.feeds(&call.request) {
+                self.residuals
+                    .check(tensor, (&call.request, &run.plan), capture.is_some())?;
+            }
+        }
         self.untouched = false;
         let mut reports = Vec::with_capacity(calls.len());
         let mut messages = Vec::new();
@@ -291,6 +303,39 @@ impl GpuEngine {
         }
         self.messages(calls, &prepared, &messages, capture)?;
         Ok(reports)
+    }
+
+    /// The residuals of error feedback, on the host. Waits for the calls that were launched outside
+    /// captures; graphs with calls of this communicator must not be running.
+    ///
+    /// # Errors
+    /// Timeout if they do not end; those of the driver.
+    pub fn export_residuals(&self) -> Result<Feedback> {
+        self.order.wait(self.timeout)?;
+        self.residuals
+            .load(&Stream::new(&self.context)?, self.timeout)
+    }
+
+    /// Puts residuals in the place of all that there are, after waiting as
+    /// [`GpuEngine::export_residuals`] does.
+    ///
+    /// # Errors
+    /// Invalid argument if they are those of host buffers; as there; system if there is not that
+    /// much memory.
+    pub fn import_residuals(&mut self, feedback: &Feedback) -> Result<()> {
+        self.order.wait(self.timeout)?;
+        let stream = Stream::new(&self.context)?;
+        self.residuals.store(feedback, &stream, self.timeout)
+    }
+
+    /// Forgets the residuals of one tensor, or of all, after waiting likewise.
+    ///
+    /// # Errors
+    /// As [`GpuEngine::export_residuals`].
+    pub fn forget_residuals(&mut self, tensor: Option<u64>) -> Result<()> {
+        self.order.wait(self.timeout)?;
+        self.residuals.forget(tensor);
+        Ok(())
     }
 
     /// Whether the last run failed before it queued anything: all is as it was.
@@ -385,12 +430,30 @@ impl GpuEngine {
         if let Some(fused) = run.fused(call, signature)? {
             return self.queue(&stream, capture, |engine| {
                 fused.launch(run, &*engine.wiring, engine.timeout, &stream)?;
-                engine.keep(&stream, capture, None)
+                engine.keep(&stream, capture, None, None)
             });
         }
         let mut blob = Blob::default();
-        run.add_to(&mut blob, call, signature, capture.is_some())?;
-        self.launch(run, &blob, &stream, capture)
+        let residuals = match run.feeds(&call.request) {
+            None => None,
+            Some(tensor) => {
+                // Zeros that are queued here come behind the last call that used the memory.
+                self.order.enter(&stream, capture)?;
+                let place = self
+                    .residuals
+                    .place(tensor, (&call.request, &run.plan), &stream)?;
+                Some(place)
+            }
+        };
+        run.add_to(
+            &mut blob,
+            call,
+            signature,
+            residuals.as_ref(),
+            capture.is_some(),
+        )?;
+        let memory = residuals.map(|place| place.memory);
+        self.launch(run, &blob, memory, &stream, capture)
     }
 
     /// Launches what may run at once together, each launch the same messages on both ends. They run
@@ -440,10 +503,10 @@ impl GpuEngine {
             for &position in positions {
                 let (index, signature) = messages[position];
                 let captured = capture.is_some();
-                prepared[index].add_to(&mut blob, &calls[index], signature, captured)?;
+                prepared[index].add_to(&mut blob, &calls[index], signature, None, captured)?;
             }
             let (index, _) = messages[positions[0]];
-            self.launch(&prepared[index], &blob, &stream, capture)?;
+            self.launch(&prepared[index], &blob, None, &stream, capture)?;
         }
         for other in &others {
             self.order.enter(other, capture)?;
@@ -474,6 +537,7 @@ impl GpuEngine {
         &mut self,
         run: &Prepared,
         blob: &Blob,
+        residuals: Option<Arc<DeviceMemory>>,
         stream: &Stream,
         capture: Option<u64>,
     ) -> Result<()> {
@@ -498,8 +562,8 @@ impl GpuEngine {
             };
             match placed {
                 Some(Placed::Pooled(index)) => engine.blobs.launched(index, stream),
-                Some(Placed::Own(memory)) => engine.keep(stream, capture, Some(memory)),
-                None => engine.keep(stream, capture, None),
+                Some(Placed::Own(blob)) => engine.keep(stream, capture, Some(blob), residuals),
+                None => engine.keep(stream, capture, None, residuals),
             }
         })
     }
@@ -510,6 +574,7 @@ impl GpuEngine {
         stream: &Stream,
         capture: Option<u64>,
         blob: Option<PinnedMemory>,
+        residuals: Option<Arc<DeviceMemory>>,
     ) -> Result<()> {
         if capture.is_none() {
             return Ok(());
@@ -518,6 +583,7 @@ impl GpuEngine {
             _wiring: self.wiring.clone(),
             _kernels: self.kernels.clone(),
             _blob: blob,
+            _residuals: residuals,
         });
         stream.keep_for_replay(kept).map(drop)
     }

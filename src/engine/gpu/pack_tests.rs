@@ -312,21 +312,21 @@ fn a_blob_lies_as_the_header_says() {
     }
     assert_eq!(blob.channels(), 4);
     let [works, steps, peers] = blob.counts().map(|count| count as usize);
-    assert_eq!((works, blob.len()), (2, 2 * 136 + 24 * steps + peers));
+    assert_eq!((works, blob.len()), (2, 2 * 152 + 24 * steps + peers));
     let mut bytes = vec![0xee; blob.len() + 1];
     blob.write(&mut bytes);
     assert_eq!(bytes[blob.len()], 0xee);
     let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
     let half = |at: usize| u16::from_le_bytes(bytes[at..at + 2].try_into().unwrap());
     // Second work: output, first block, first step, alignment; its first step's peers.
-    assert_eq!((word(136 + 8), half(136 + 88)), (72, 2));
-    assert_eq!(usize::from(half(136 + 96)) * 2, steps);
+    assert_eq!((word(152 + 8), half(152 + 104)), (72, 2));
+    assert_eq!(usize::from(half(152 + 112)) * 2, steps);
     assert_eq!(
-        (bytes[101] & abi::ALIGNED, bytes[136 + 101] & abi::ALIGNED),
+        (bytes[117] & abi::ALIGNED, bytes[152 + 117] & abi::ALIGNED),
         (4, 0)
     );
-    let first = 272 + 24 * (steps / 2);
+    let first = 304 + 24 * (steps / 2);
     assert_eq!(usize::from(half(first + 12)), peers / 2);
-    let peer = bytes[272 + 24 * steps + peers / 2];
+    let peer = bytes[304 + 24 * steps + peers / 2];
     assert_eq!(peer, 2, "rank 1 of 3 sends to rank 2 first");
 }

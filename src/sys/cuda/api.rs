@@ -182,6 +182,8 @@ driver_functions! {
             (stream: CuStream, function: unsafe extern "C" fn(*mut c_void), data: *mut c_void);
 
         cuMemAlloc = "cuMemAlloc_v2" (address: *mut CuDevicePtr, bytes: usize);
+        cuMemAllocAsync = "cuMemAllocAsync"
+            (address: *mut CuDevicePtr, bytes: usize, stream: CuStream);
         cuMemFree = "cuMemFree_v2" (address: CuDevicePtr);
         cuMemGetInfo = "cuMemGetInfo_v2" (free: *mut usize, total: *mut usize);
         cuMemGetAddressRange = "cuMemGetAddressRange_v2"

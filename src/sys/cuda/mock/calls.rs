@@ -240,6 +240,7 @@ impl Api for Process {
             a6: c_uint, a7: c_uint, a8: CuStream, a9: *mut *mut c_void, a10: *mut *mut c_void
         );
         cuMemAlloc(a0: *mut CuDevicePtr, a1: usize);
+        cuMemAllocAsync(a0: *mut CuDevicePtr, a1: usize, a2: CuStream);
         cuMemFree(a0: CuDevicePtr);
         cuMemGetInfo(a0: *mut usize, a1: *mut usize);
         cuMemGetAddressRange(a0: *mut CuDevicePtr, a1: *mut usize, a2: CuDevicePtr);

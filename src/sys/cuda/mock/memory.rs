@@ -17,6 +17,16 @@ impl Process {
         Ok(())
     }
 
+    /// There at once, as on a stream without work.
+    pub(super) fn cuMemAllocAsync(
+        &self,
+        address: *mut CuDevicePtr,
+        bytes: usize,
+        _stream: CuStream,
+    ) -> Done {
+        self.cuMemAlloc(address, bytes)
+    }
+
     pub(super) fn cuMemFree(&self, address: CuDevicePtr) -> Done {
         self.give_back("cuMemFree", address, Kind::Device)
     }

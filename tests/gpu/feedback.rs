@@ -1,0 +1,224 @@
+//! Error feedback: the residuals are those of the host engine for the same cut, over calls that
+//! change, rescaling, storing, and replays of a graph.
+
+use crate::case::{Case, Done, Values};
+use crate::harness::{Check, Setup, Stop, Verdict, ensure};
+use crate::options::Options;
+use crate::world::{World, says};
+use cinch::comm::Call;
+use cinch::error::ErrorKind;
+use cinch::gpu::{CaptureMode, Graph};
+use cinch::plan::Limits;
+use cinch::testing::Pattern;
+use cinch::types::TransportKind;
+use cinch::{Collective, Communicator, DType, ReduceOp, schedule};
+
+const SPECS: [&str; 8] = [
+    "onebit",
+    "terngrad:seed=3",
+    "minmax4",
+    "minmax2:block=2048",
+    "linear8",
+    "dynamic8:block=1024",
+    "trunc16",
+    "threshold2:tau=0.5",
+];
+/// Calls of each tensor.
+const CALLS: usize = 4;
+
+pub fn checks(options: &Options) -> Vec<Check> {
+    let worlds = [(2, 1), (3, 1), (5, 1), (2, 2), (4, 4), (8, 8)];
+    let check = |(nranks, gpus): (usize, usize)| {
+        let name = format!("feedback/n{nranks}-gpus{gpus}");
+        let check = Check::new(name, gpus, move |setup| compare(setup, nranks, gpus));
+        check.within(options.either(60, 240)).also_on_host()
+    };
+    let mut checks: Vec<Check> = worlds.into_iter().map(check).collect();
+    checks.push(Check::new("feedback/replays", 1, replays));
+    checks
+}
+
+/// A tensor for every codec, type, collective and algorithm.
+fn tensors(nranks: usize) -> Vec<Case> {
+    let mut cases = Vec::new();
+    let counts = [1, 700, 5000, 70_001];
+    for (number, text) in SPECS.into_iter().enumerate() {
+        for dtype in [DType::F32, DType::F16, DType::BF16] {
+            for collective in [
+                Collective::AllReduce,
+                Collective::ReduceScatter,
+                Collective::Reduce,
+            ] {
+                for algorithm in schedule::algorithms(collective) {
+                    let at = cases.len();
+                    let count = counts[(at + number) % counts.len()];
+                    let mut call = Call::new(collective, dtype, count);
+                    call.codec = text.parse().ok();
+                    call.algorithm = Some(*algorithm);
+                    call.feedback = Some(1 + at as u64);
+                    call.op = [ReduceOp::Sum, ReduceOp::Avg][at % 2];
+                    if collective.has_root() {
+                        call.root = at % nranks;
+                    }
+                    // Elements that are no numbers leave what was kept.
+                    let values = match at % 5 {
+                        0 => Values::Bits,
+                        _ => Values::Of(Pattern::Gaussian),
+                    };
+                    let mut case = Case::new(call, values, 77 + at as u64);
+                    case.in_place = at % 3 == 0;
+                    case.shifted = at % 4 == 1;
+                    cases.push(case);
+                }
+            }
+        }
+    }
+    cases
+}
+
+fn compare(setup: &Setup, nranks: usize, gpus: usize) -> Verdict {
+    let cases = tensors(nranks);
+    let world = World::new(setup, nranks, gpus);
+    let (there, limits) = outputs(&world, &cases, None)?;
+    let mut hosts = world.clone();
+    hosts.seats = vec![None; nranks];
+    hosts.config.transport = Some(TransportKind::Loopback);
+    // Slots that hold the chunks of a GPU's cut.
+    hosts.config.slot_bytes = limits.slot_bytes.max(hosts.config.slot_bytes);
+    hosts.config.slot_bytes = hosts.config.slot_bytes.next_multiple_of(64);
+    hosts.config.buffer_bytes = 16 << 30;
+    let (here, _) = outputs(&hosts, &cases, Some(limits))?;
+    let mut changed = 0;
+    for rank in 0..nranks {
+        for (at, (found, wanted)) in there[rank].iter().zip(&here[rank]).enumerate() {
+            let (turn, case) = (at / cases.len(), &cases[at % cases.len()]);
+            case.same_numbers(&found.output, &wanted.output, rank, nranks)
+                .map_err(|why| {
+                    Stop::Wrong(format!("call {turn}: {why} (what the host engine has)"))
+                })?;
+            // The input is the same every time: what changes the output is what was kept.
+            if turn > 0 && found.output != there[rank][at - cases.len()].output {
+                changed += 1;
+            }
+        }
+    }
+    ensure(changed > cases.len(), || {
+        format!("residuals changed {changed} outputs only")
+    })?;
+    Ok(format!(
+        "{} calls of {} tensors on {nranks} ranks, {changed} outputs changed, bits as the host's",
+        CALLS * cases.len(),
+        cases.len()
+    ))
+}
+
+/// What each rank has after every call: all tensors once, then again. Between calls residuals are
+/// rescaled, stored and put back.
+fn outputs(
+    world: &World,
+    cases: &[Case],
+    limits: Option<Limits>,
+) -> Result<(Vec<Vec<Done>>, Limits), Stop> {
+    let nranks = world.nranks();
+    let bytes = cases.iter().map(|case| case.bytes(nranks)).max();
+    let arenas = world.arenas(bytes.unwrap_or(0))?;
+    let all = world.run(|comm| {
+        if let Some(limits) = &limits {
+            comm.imitate(limits.clone())?;
+        }
+        let mut done = Vec::new();
+        for turn in 0..CALLS {
+            for case in cases {
+                let input = case.input(comm.rank(), nranks);
+                let outcome = arenas[comm.rank()].run(case, comm, &input);
+                done.push(outcome.map_err(|error| Stop::from(error).context(case))?);
+            }
+            match turn {
+                0 => comm.rescale_residuals(0.5)?,
+                1 => restore(comm)?,
+                _ => {}
+            }
+        }
+        Ok((done, comm.limits()?))
+    })?;
+    let limits = all[0].1.clone();
+    Ok((all.into_iter().map(|(done, _)| done).collect(), limits))
+}
+
+/// Stores the residuals, forgets them, and puts them back.
+fn restore(comm: &Communicator) -> Result<(), Stop> {
+    let stored = comm.export_residuals()?;
+    comm.forget_residuals(None)?;
+    comm.import_residuals(&stored)?;
+    ensure(comm.export_residuals()? == stored, || {
+        "residuals that were put back are others".into()
+    })
+}
+
+/// A graph's replays go on from what the last one left, and a capture does not begin a tensor.
+fn replays(setup: &Setup) -> Verdict {
+    const COUNT: usize = 20_000;
+    const REPLAYS: usize = 5;
+    let mut call = Call::new(Collective::AllReduce, DType::F32, COUNT);
+    call.codec = "onebit".parse().ok();
+    call.feedback = Some(9);
+    let case = Case::new(call, Values::Of(Pattern::Gaussian), 5);
+    let world = World::new(setup, 2, 1);
+    let layout = case.layout(0, 2);
+    let captured = |captures: bool| {
+        let arenas = world.arenas(case.bytes(2))?;
+        world.run(|comm| {
+            let arena = &arenas[comm.rank()];
+            let before = arena.prepare(&case, comm.rank(), 2, &case.input(comm.rank(), 2))?;
+            let stream = arena.stream()?;
+            let queue = || {
+                let buffers = arena.buffers(layout.input, layout.output, stream)?;
+                comm.call_on(&call, buffers)
+            };
+            let mut report = None;
+            let graph = if captures {
+                let refused = Graph::capture(stream, CaptureMode::Relaxed, |_| {
+                    let error = queue().err().ok_or_else(|| {
+                        cinch::Error::internal("a capture began the residuals of a tensor")
+                    })?;
+                    says(&error, ErrorKind::InvalidUsage, &["tensor 9", "before"])
+                        .map_err(|_| error)
+                });
+                refused?;
+                report = Some(queue()?);
+                Some(Graph::capture(stream, CaptureMode::Relaxed, |_| {
+                    queue().map(drop)
+                })?)
+            } else {
+                None
+            };
+            let mut outputs = Vec::new();
+            for turn in 0..REPLAYS {
+                match &graph {
+                    Some(_) if turn == 0 => {}
+                    Some(graph) => graph.launch(stream)?,
+                    None => report = Some(queue()?),
+                }
+                arena.wait(comm)?;
+                let report = report.ok_or_else(|| Stop::Wrong("no call".into()))?;
+                outputs.push(
+                    arena
+                        .collect(&case, comm.rank(), 2, &before, report)?
+                        .output,
+                );
+            }
+            Ok(outputs)
+        })
+    };
+    let (replayed, called) = (captured(true)?, captured(false)?);
+    for rank in 0..2 {
+        for turn in 0..REPLAYS {
+            case.same(&replayed[rank][turn], &called[rank][turn], rank, 2)
+                .map_err(|why| Stop::Wrong(format!("replay {turn}: {why}")))?;
+        }
+        ensure(called[rank][0] != called[rank][1], || {
+            "residuals changed nothing".into()
+        })?;
+    }
+    Ok(format!("{} replays as so many calls", REPLAYS - 1))
+}
