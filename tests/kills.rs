@@ -88,7 +88,7 @@ impl Ranks {
     /// lines, by rank.
     fn wait_for(&mut self, word: &str, ranks: &[usize]) -> Vec<String> {
         let mut found = vec![None; self.children.len()];
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + PATIENCE * if over_devices() { 5 } else { 1 };
         let mut lines = std::mem::take(&mut self.backlog);
         loop {
             for (rank, line) in lines.drain(..) {
@@ -130,7 +130,8 @@ fn kill_one(round: u64, rng: &mut Rng) -> (TransportKind, Vec<Duration>) {
         true => TransportKind::Rdma,
         false => rng.pick(&[TransportKind::Shm, TransportKind::Tcp]),
     };
-    let nranks = 4 + rng.below(5);
+    // An emulated machine has two slow cores.
+    let nranks = if over_devices() { 4 } else { 4 + rng.below(5) };
     let victim = rng.below(nranks);
     let delay = Duration::from_micros(rng.below(200_000) as u64);
     let what = format!("kill {round}: rank {victim} of {nranks} over {transport} after {delay:?}");
@@ -255,7 +256,7 @@ fn rank_process() {
         return;
     };
     std::thread::spawn(|| {
-        std::thread::sleep(CHILD_LIFETIME);
+        std::thread::sleep(CHILD_LIFETIME * if over_devices() { 5 } else { 1 });
         say("failed: still there at the end of its lifetime");
         std::process::exit(3);
     });
