@@ -25,7 +25,7 @@
 //! communicator, within a second or with a warning.
 //!
 //! A rank that leaves in good order says goodbye; what then happens to its connections is no
-//! failure. Waiting for its data is one.
+//! failure. Waiting for its data is one: for a kernel, which alone knows, at its own deadline.
 //!
 //! **RDMA.** Seven retries mean for ever to some devices, so `CINCH_IB_RETRY` ends at 6: a dead peer
 //! always becomes an error. A port that goes down is a warning in the log at once, and part of the

@@ -45,6 +45,11 @@ impl Bridge {
         }
     }
 
+    /// The rank at the other end.
+    pub fn peer(&self) -> usize {
+        self.peer
+    }
+
     /// Carries what can be carried; whether anything was.
     ///
     /// # Errors
@@ -62,16 +67,16 @@ impl Bridge {
         Ok(self.unflushed || self.outgoing.ready()?)
     }
 
-    /// Since when, and why, this lane serves kernels no longer that may wait for it: those that
-    /// send, or those of calls that are `in_flight`.
+    /// Since when, and why, this lane serves kernels no longer that wait for it, those that send, or
+    /// that `may_wait`.
     ///
     /// # Errors
     /// As for [`Bridge::is_laden`].
-    pub fn cut(&self, in_flight: bool) -> Result<Option<&(Instant, Error)>> {
+    pub fn cut(&self, may_wait: bool) -> Result<Option<&(Instant, Error)>> {
         let [send, recv] = &self.cut;
         Ok(match send {
-            Some(cut) if in_flight || self.is_laden()? => Some(cut),
-            _ => recv.as_ref().filter(|_| in_flight),
+            Some(cut) if may_wait || self.is_laden()? => Some(cut),
+            _ => recv.as_ref().filter(|_| may_wait),
         })
     }
 

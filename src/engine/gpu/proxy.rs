@@ -16,11 +16,12 @@
 //! (to free memory, to load a module), and that kernel may wait for the proxy. Whether launches are
 //! still in flight a second thread asks in its place ([`ask`]), and may be kept waiting.
 //!
-//! A connection that breaks matters only to kernels that wait for it, and other ranks may have
-//! left in good order. So it becomes the communicator's fault when calls have been in flight for
-//! another 200 ms ([`GRACE`]), within which the control side tells of a better cause if there is
-//! one. In a graph's replay only the rank that sends notices; one that receives has the control side
-//! and the kernels' own deadline.
+//! A connection that breaks matters only to kernels that wait for it. So it becomes the
+//! communicator's fault when calls have been in flight for another 200 ms ([`GRACE`]), within which
+//! the control side tells of a better cause if there is one. In a graph's replay only the rank that
+//! sends notices; one that receives has the control side and the kernels' own deadline. So it is
+//! where the peer has left in good order, which it may as soon as its part of a call has left: a
+//! call that is in flight then may have all that it wants of that rank, and wait for another.
 
 use super::bridge::Bridge;
 use super::course::Courses;
@@ -281,9 +282,7 @@ impl Carrier {
             if seen != launches {
                 (moved_at, launches) = (now, seen);
             }
-            if order == CARRY {
-                self.look_for_cuts(now)?;
-            }
+            self.look_for_cuts(now, order == CARRY)?;
             let lively = order == DRAIN
                 || now.duration_since(moved_at) < LIVELY
                 || self.in_flight(now)
@@ -328,10 +327,12 @@ impl Carrier {
         true
     }
 
-    fn look_for_cuts(&mut self, now: Instant) -> Result<()> {
-        let in_flight = self.in_flight(now);
+    /// Kernels wait for what comes only while they `run`; what they sent is to leave in any case.
+    fn look_for_cuts(&mut self, now: Instant, run: bool) -> Result<()> {
+        let in_flight = run && self.in_flight(now);
         for bridge in &self.bridges {
-            if let Some((since, error)) = bridge.cut(in_flight)?
+            let may_wait = in_flight && !self.exchange.departed(bridge.peer());
+            if let Some((since, error)) = bridge.cut(may_wait)?
                 && now.duration_since(*since) >= GRACE
             {
                 return Err(error.clone());

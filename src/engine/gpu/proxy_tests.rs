@@ -473,6 +473,61 @@ fn a_peer_that_left_fails_nobody_who_does_not_wait() {
     });
 }
 
+/// The first of two senders leaves when its part is on its way; the other one is late.
+#[test]
+fn a_peer_that_left_fails_no_call_that_has_its_part() {
+    let world = World::new(&[0, 1, 2], &small());
+    world.run(|rank| {
+        let mut problem = Problem::new(Collective::Gather, DType::F32, 3, 1000);
+        problem.root = 0;
+        let inputs = inputs(&problem, 4);
+        let input = rank.holding(&inputs[rank.rank]);
+        let bytes = 4 * problem.nranks * problem.count;
+        let output = rank.memory(bytes);
+        if rank.rank == 2 {
+            std::thread::sleep(3 * GRACE);
+        }
+        let call = rank.call(request(&problem, "raw"), &input, &output);
+        rank.engine().run(&[call]).unwrap();
+        rank.engine = None;
+        rank.exchange.leave();
+        assert!(rank.fault.reason().is_none(), "{:?}", rank.fault.reason());
+        if rank.rank == 0 {
+            let found = rank.read(&output, bytes);
+            let found = problem.check(&inputs, 0, &found, 0.0).unwrap();
+            assert_eq!(found.wrong, 0);
+        }
+    });
+}
+
+/// What a kernel sent can no longer leave: the end of the communicator says so, and does not wait
+/// for a peer that is gone.
+#[test]
+fn an_end_does_not_wait_for_a_peer_that_is_gone() {
+    let world = World::new(&[0, 1], &small());
+    world.run(|rank| {
+        if rank.rank == 1 {
+            rank.engine = None;
+            rank.exchange.barrier().unwrap();
+            return;
+        }
+        let mut problem = Problem::new(Collective::Broadcast, DType::F32, 2, 1000);
+        problem.root = 0;
+        let memory = rank.memory(4 * problem.count);
+        rank.exchange.barrier().unwrap();
+        // The proxy looks at the connections at least this often.
+        std::thread::sleep(20 * BEAT);
+        let call = rank.call(request(&problem, "raw"), &memory, &memory);
+        let begin = Instant::now();
+        rank.engine().run(&[call]).unwrap();
+        rank.engine = None;
+        assert!(begin.elapsed() < Duration::from_secs(5));
+        let error = rank.fault.check().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Remote);
+        assert!(error.message().contains("rank 1 "), "{error}");
+    });
+}
+
 #[test]
 fn an_abort_frees_kernels_and_ends_the_proxy() {
     let world = World::new(&[0, 1], &small());
