@@ -76,9 +76,21 @@ impl Feedback {
 
     /// # Errors
     /// Invalid argument if there are residuals of a communicator on host memory, which lie in
-    /// chunks.
+    /// chunks, or arrays that are not of as many elements as their shape says.
     pub fn check_elements(&self) -> Result<()> {
-        self.check_kind(0, "communicator on host memory, which keeps them in chunks")
+        self.check_kind(0, "communicator on host memory, which keeps them in chunks")?;
+        for (tensor, residuals) in self.iter() {
+            let elements = residuals.shape().chunk;
+            let whole = |values: &[f32]| values.len() as u64 == elements;
+            if residuals.iter().count() == 0 || !residuals.iter().all(|(.., values)| whole(values))
+            {
+                return Err(Error::invalid_argument(format!(
+                    "the residuals of tensor {tensor} are not arrays of {elements} elements, as \
+                     they say"
+                )));
+            }
+        }
+        Ok(())
     }
 
     fn check_kind(&self, foreign: u64, of: &str) -> Result<()> {
@@ -275,6 +287,28 @@ impl<'a> Reader<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Element by element there is one array of all elements for each role.
+    #[test]
+    fn arrays_of_other_lengths_than_they_say_are_refused() {
+        let of = |chunk: u64, values: usize| {
+            let (mut feedback, mut residuals) = (Feedback::new(), Residuals::new());
+            residuals.begin(Shape {
+                kind: BY_ELEMENT,
+                count: chunk,
+                chunk,
+                chunks: 1,
+            });
+            residuals.put(Role::Worker, 0, vec![1.0; values]);
+            feedback.give_back(7, residuals);
+            feedback.check_elements()
+        };
+        of(4, 4).unwrap();
+        for (chunk, values) in [(1 << 60, 4), (4, 3), (0, 0)] {
+            let error = of(chunk, values).unwrap_err();
+            assert!(error.message().contains("tensor 7"), "{error}");
+        }
+    }
 
     fn filled() -> Feedback {
         let mut feedback = Feedback::new();

@@ -4,6 +4,7 @@
 use super::abi::{self, Args, OneshotArgs};
 use super::interpreter::World;
 use super::*;
+use crate::adapt::Role;
 use crate::bootstrap::LocalExchange;
 use crate::gpu::{CaptureMode, Device, DeviceMemory, Driver, Graph, Module};
 use crate::mem::BoxShape;
@@ -369,6 +370,59 @@ fn residuals_stay_where_they_are() {
         Ok(())
     });
     captured.unwrap();
+}
+
+/// Replays go on where the captured call found its residuals: what is put in place or forgotten is so
+/// there, and calls of another count keep away.
+#[test]
+fn residuals_that_a_graph_uses_stay_its_own() {
+    let bench = Bench::new();
+    let stream = bench.stream();
+    let mut ranks = bench.ranks(3, 16, &Config::default());
+    let engine = &mut ranks[0].engine;
+    let memory = bench.memory(4 << 20);
+    let fed = |count: usize| Request {
+        feedback: Some(1),
+        ..request(
+            &Problem::new(Collective::AllReduce, DType::F32, 3, count),
+            "linear8",
+        )
+    };
+    let place = |engine: &mut GpuEngine, count: usize| {
+        engine
+            .run(&[call(fed(count), &memory, &memory, &stream)])
+            .unwrap();
+        match &bench.take()[0] {
+            Seen::Blob(_, blob) => blob.works()[0].residuals,
+            Seen::Fused(..) => 0,
+        }
+    };
+    let kept = |engine: &GpuEngine| {
+        let feedback = engine.export_residuals().unwrap();
+        let residuals = feedback.residuals(1).unwrap();
+        residuals.sum_squares()
+    };
+    let first = place(engine, 5000);
+    let _graph = Graph::capture(&stream, CaptureMode::ThreadLocal, |stream| {
+        engine
+            .run(&[call(fed(5000), &memory, &memory, stream)])
+            .map(drop)
+    });
+    let mut feedback = engine.export_residuals().unwrap();
+    let mut residuals = feedback.take(1);
+    residuals.put(Role::Worker, 0, vec![1.0; 5000]);
+    feedback.give_back(1, residuals);
+    engine.import_residuals(&feedback).unwrap();
+    assert_eq!(kept(engine), 5000.0);
+    assert_eq!(place(engine, 5000), first);
+    engine.forget_residuals(None).unwrap();
+    assert_eq!(kept(engine), 0.0);
+    assert_eq!(place(engine, 5000), first);
+    engine.import_residuals(&feedback).unwrap();
+    engine.import_residuals(&Feedback::new()).unwrap();
+    assert_eq!(kept(engine), 0.0);
+    assert_eq!(place(engine, 5000), first);
+    assert_ne!(place(engine, 4000), first);
 }
 
 #[test]

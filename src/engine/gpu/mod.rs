@@ -334,8 +334,8 @@ impl GpuEngine {
     /// As [`GpuEngine::export_residuals`].
     pub fn forget_residuals(&mut self, tensor: Option<u64>) -> Result<()> {
         self.order.wait(self.timeout)?;
-        self.residuals.forget(tensor);
-        Ok(())
+        let stream = Stream::new(&self.context)?;
+        self.residuals.forget(tensor, &stream, self.timeout)
     }
 
     /// Whether the last run failed before it queued anything: all is as it was.

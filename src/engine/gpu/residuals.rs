@@ -172,7 +172,8 @@ impl DeviceResiduals {
     ) -> Result<Arc<DeviceMemory>> {
         let bytes = layout.bytes();
         let memory = match known.map(|known| known.memory) {
-            Some(memory) if memory.bytes() >= bytes => memory,
+            // A graph that holds it goes on there, with residuals of other calls.
+            Some(memory) if memory.bytes() >= bytes && !is_held(&memory) => memory,
             outgrown => {
                 self.outgrown.extend(outgrown);
                 Arc::new(DeviceMemory::queued(stream.context(), bytes, stream)?)
@@ -211,8 +212,8 @@ impl DeviceResiduals {
     /// running.
     ///
     /// # Errors
-    /// Invalid argument if they lie as those of host buffers do; nothing changes then. As
-    /// [`DeviceMemory::queued`]; timeout.
+    /// Invalid argument if they lie as those of host buffers do, or as none; nothing changes then.
+    /// As [`DeviceMemory::queued`]; timeout.
     pub fn store(
         &mut self,
         feedback: &Feedback,
@@ -226,8 +227,14 @@ impl DeviceResiduals {
                 shape: residuals.shape(),
                 owners: residuals.iter().any(|(role, ..)| role == Role::Owner),
             };
-            let known = self.tensors.remove(&id);
-            let memory = self.zeros(known, &layout, stream)?;
+            let memory = match self.tensors.remove(&id) {
+                // Where graphs look for them.
+                Some(known) if known.layout == layout => {
+                    known.memory.fill(0, stream)?;
+                    known.memory
+                }
+                other => self.zeros(other, &layout, stream)?,
+            };
             for (role, _, values) in residuals.iter() {
                 let bytes: Vec<u8> = values
                     .iter()
@@ -237,19 +244,40 @@ impl DeviceResiduals {
             }
             tensors.insert(id, Tensor { layout, memory });
         }
-        stream.wait(patience)?;
-        self.tensors = tensors;
+        // What was not stored is forgotten.
+        self.forget(None, stream, patience)?;
+        self.tensors.extend(tensors);
         Ok(())
     }
 
-    /// Forgets the residuals of one tensor, or of all. No call may be running.
-    pub fn forget(&mut self, tensor: Option<u64>) {
-        match tensor {
-            Some(tensor) => drop(self.tensors.remove(&tensor)),
-            None => self.tensors.clear(),
+    /// Forgets the residuals of one tensor, or of all: those that a graph would go on from are zero
+    /// from now on, others go. No call may be running.
+    ///
+    /// # Errors
+    /// Those of the driver; timeout.
+    pub fn forget(
+        &mut self,
+        tensor: Option<u64>,
+        stream: &Stream,
+        patience: Duration,
+    ) -> Result<()> {
+        for (id, known) in &self.tensors {
+            if tensor.is_none_or(|tensor| tensor == *id) && is_held(&known.memory) {
+                known.memory.fill(0, stream)?;
+            }
         }
+        stream.wait(patience)?;
+        self.tensors.retain(|id, known| {
+            tensor.is_some_and(|tensor| tensor != *id) || is_held(&known.memory)
+        });
         self.outgrown.clear();
+        Ok(())
     }
+}
+
+/// Whether a graph may replay calls that use it.
+fn is_held(memory: &Arc<DeviceMemory>) -> bool {
+    Arc::strong_count(memory) > 1
 }
 
 fn turn_of(memory: &DeviceMemory, stream: &Stream, patience: Duration) -> Result<usize> {
