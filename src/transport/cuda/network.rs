@@ -47,8 +47,9 @@ impl Network {
     }
 }
 
-/// The boxes of ranks on several hosts. Each rank has them in device memory for ranks of its host,
-/// and two for each other rank in pinned memory: either kind takes half of the budget at most.
+/// The boxes of ranks on several hosts. Each rank has one in device memory for each rank of its host,
+/// and two in pinned memory for each other rank. One for every rank takes half of the budget at most,
+/// so all of them together take no more than the budget; the slots of the connections come on top.
 ///
 /// # Errors
 /// As for [`BoxShape::new`].

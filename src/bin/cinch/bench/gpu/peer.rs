@@ -200,7 +200,7 @@ impl PeerComm {
         for memory in windows.buffers {
             let address = memory.address();
             drop(memory);
-            // SAFETY: allocated by `open_windows`; nothing uses it any more.
+            // SAFETY: allocated by `allocate_windows`; nothing uses it any more.
             let result = unsafe { (functions.mem_free)(address) };
             closed = closed.and(self.nccl.check("ncclMemFree", result));
         }
