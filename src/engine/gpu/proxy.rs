@@ -131,8 +131,9 @@ impl Proxy {
     /// Something is about to be launched, or was: called once before and once after.
     #[inline]
     pub fn wake(&self) {
-        // Relaxed: a count that is seen late is seen at the next look, and unparking synchronises.
-        self.shared.launches.fetch_add(1, Ordering::Relaxed);
+        // SYNC POINT launches: pairs with the acquire in `ask`; the event of the launch was recorded
+        // before. A count that is seen late is seen at the next look.
+        self.shared.launches.fetch_add(1, Ordering::Release);
         if let Some([carrier, _]) = &self.threads {
             carrier.thread().unpark();
         }
@@ -350,7 +351,9 @@ impl Carrier {
 fn ask(shared: &Shared, launched: Arc<Event>, tells: &Sender<()>) {
     while shared.order.load(Ordering::Relaxed) == CARRY {
         std::thread::park();
-        let launches = shared.launches.load(Ordering::Relaxed);
+        // SYNC POINT launches: pairs with the release in `Proxy::wake`: an older mark of the event would
+        // settle launches that still run. This thread was woken by the other one, not by the engine.
+        let launches = shared.launches.load(Ordering::Acquire);
         // Of a launch that is being made the event may know nothing yet. One that failed is over.
         if launches.is_multiple_of(2) && launched.has_happened().unwrap_or(true) {
             shared.settled.store(launches, Ordering::Relaxed);
