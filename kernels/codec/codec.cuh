@@ -3,9 +3,9 @@
 // the chunk. A lane beyond the end stores nothing but padding and loads zeros. Chunks are aligned to
 // 16 bytes.
 //
-// Every codec: prepare(), then all else; see there for who calls it. It is empty but for
-// Dynamic8Tabled, which is Dynamic8, to the bit, for a fifth of the instructions and 35 KiB of shared
-// memory.
+// Every codec: prepare(), then all else; see there for who calls it. It is empty but for the tabled
+// ones, which are Dynamic8, Static8 and Mantissa8, to the bit, for a fifth of the instructions, and 35
+// or 9 KiB of shared memory.
 // Encode: a summary of the block (nothing, look at each of its tiles, conclude), encode, store.
 // Decode: load, then decode or decode_reduce.
 // Under a tensor scale (block() is 0) the scale is a parameter. Whoever fills the chunk sets its
@@ -25,8 +25,12 @@
 //   bits(params), load and store(params, wire, n, i, codes)
 #pragma once
 
+#include <type_traits>
+#include <utility>
+
 #include "codec/cast16.cuh"
 #include "codec/cast_bf16.cuh"
+#include "codec/decimal_tabled.cuh"
 #include "codec/dynamic8.cuh"
 #include "codec/dynamic8_tabled.cuh"
 #include "codec/fp8.cuh"
@@ -41,6 +45,14 @@
 #include "codec/warp.cuh"
 
 namespace cinch {
+
+// Whether what a format prepares hangs on parameters.
+template <class Format, class = void>
+struct TakesParams : std::false_type {};
+template <class Format>
+struct TakesParams<Format, std::void_t<decltype(Format::prepare(
+                               std::declval<const typename Format::Params &>()))>>
+    : std::true_type {};
 
 template <class FORMAT>
 class WarpCodec {
@@ -61,6 +73,16 @@ class WarpCodec {
 
   // Once in a kernel, by all threads of each block, before anything else.
   static CINCH_HD void prepare() { Format::prepare(); }
+
+  // The same in a kernel that has these parameters only: formats whose tables hang on them have no
+  // other.
+  CINCH_HD void prepare_own() const {
+    if constexpr (TakesParams<Format>::value) {
+      Format::prepare(params_);
+    } else {
+      Format::prepare();
+    }
+  }
 
   explicit CINCH_HD WarpCodec(const cinch_codec_params &params) {
     static_assert(sizeof(params) == sizeof(params_), "eight words");
@@ -195,7 +217,9 @@ using Linear8 = WarpCodec<Linear8Format>;
 using Dynamic8 = WarpCodec<Dynamic8Format>;
 using Dynamic8Tabled = WarpCodec<Dynamic8TabledFormat>;
 using Static8 = WarpCodec<Static8Format>;
+using Static8Tabled = WarpCodec<Static8TabledFormat>;
 using Mantissa8 = WarpCodec<Mantissa8Format>;
+using Mantissa8Tabled = WarpCodec<Mantissa8TabledFormat>;
 using CastBf16 = WarpCodec<CastBf16Format>;
 using Cast16 = WarpCodec<Cast16Format>;
 using MinMax4 = WarpCodec<MinMaxFormat<4>>;

@@ -20,7 +20,9 @@ CINCH_HD uint32_t raise_decades(float &w, float least) {
   return decades;
 }
 
-// Self has whole(code), m of a magnitude; largest; and place(w, code, next), which see.
+// Self has whole(code), m of a magnitude; place(w), which see; after(code), that of the next larger
+// magnitude; for tables is_used(code), whether encoding gives it, and settled(codes), four codes of
+// which those above a boundary count up by one where after(code) may skip some.
 template <class Self>
 struct DecimalMeaning : PlainMeaning<1> {
   CINCH_HD explicit DecimalMeaning(const cinch_codec_params &params) : params(params) {}
@@ -36,13 +38,13 @@ struct DecimalMeaning : PlainMeaning<1> {
   }
 
   CINCH_HD uint32_t encode(float x) const {
-    if (!is_finite(x)) return 0x80;
     const float y = magnitude_of(x);
-    uint32_t code, next;
-    Self::place(mul(y, params.reciprocal), code, next);
+    const uint32_t low = Self::place(mul(y, params.reciprocal)), high = Self::after(low);
     // Both differences are exact where they are close to each other.
-    if (add(y, -magnitude(code)) > add(magnitude(next), -y)) code = next;
-    return code == 0 ? 0 : code | (bits_of(x) >> 24 & 0x80);
+    const uint32_t code = add(y, -magnitude(low)) > add(magnitude(high), -y) ? high : low;
+    const uint32_t sign = bits_of(x) >> 24 & 0x80;
+    // A choice, not a branch: neighbours would wait for each other.
+    return !is_finite(x) ? 0x80 : code == 0 ? 0 : code | sign;
   }
 
   CINCH_HD float decode(uint32_t code) const {

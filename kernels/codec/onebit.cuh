@@ -24,8 +24,7 @@ struct OneBitFormat : FewBits<1> {
   static __device__ __forceinline__ void look(const float (&x)[16], uint32_t, uint32_t log2_block,
                                               Summary &summary) {
     summary.most = larger_magnitude(summary.most, largest_of(x));
-    CINCH_UNROLL
-    for (int k = 0; k < 16; ++k) summary.negative += x[k] < 0 ? 1 : 0;
+    summary.negative += __popc(below(x));
     add_rows(x, log2_block, summary.sum, [](float one, double(&part)[2]) {
       // A partial sum is never -0, so that adding 0 would change nothing.
       if (one < 0) {
@@ -39,7 +38,8 @@ struct OneBitFormat : FewBits<1> {
   static __device__ __forceinline__ void conclude(uint32_t log2_block, Summary &summary) {
     join_lanes(log2_block, [&](uint32_t lanes) {
       summary.most = larger_magnitude(summary.most, from_lane(summary.most, lanes));
-      summary.negative += from_lane(summary.negative, lanes);
+      const uint32_t theirs = from_lane(summary.negative, lanes);
+      summary.negative += lanes != 0 ? theirs : 0;
     });
     if (log2_block >= LOG2_TILE) {
       summary.sum[0] = folded(summary.sum[0]), summary.sum[1] = folded(summary.sum[1]);
@@ -56,7 +56,7 @@ struct OneBitFormat : FewBits<1> {
     }
     number[0] = mean(summary.sum[0], count - summary.negative);
     number[1] = mean(summary.sum[1], summary.negative);
-    codes = packed([&](int k) { return x[k] >= 0 ? 1u : 0u; });
+    codes = {{below(x) ^ 0xffff}};
   }
 
   static CINCH_HD void decode16(const Params &, const Codes &codes, const float (&number)[2],
@@ -70,6 +70,17 @@ struct OneBitFormat : FewBits<1> {
   }
 
  private:
+  // A bit for each of these finite elements that is below 0.
+  static CINCH_HD uint32_t below(const float (&x)[16]) {
+    uint32_t bits = 0;
+    CINCH_UNROLL
+    for (int k = 15; k >= 0; --k) {
+      // Adding 0: -0 is not below it.
+      bits = shifted_in(bits, bits_of(add(x[k], 0.0f)), 1);
+    }
+    return bits;
+  }
+
   // Adding 0: a sum of -0 alone is none.
   static CINCH_HD float mean(double sum, uint32_t count) {
     return count == 0 ? 0.0f : add((float)divide_wide(sum, (double)count), 0.0f);

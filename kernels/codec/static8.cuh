@@ -17,17 +17,20 @@ struct StaticMeaning : DecimalMeaning<StaticMeaning> {
     return code == 0 ? 0.0f : lower > upper ? lower : upper;
   }
 
-  // The code of the magnitude just below w, and the one after it: roughly, where w is close to a
-  // magnitude. w is 1 at the upper end of the largest decade.
-  static CINCH_HD void place(float w, uint32_t &code, uint32_t &next) {
+  // The code of the magnitude just below w: roughly, where w is close to a magnitude. w is 1 at the
+  // upper end of the largest decade.
+  static CINCH_HD uint32_t place(float w) {
     w = w < 0.95f ? w : 0.95f;
     const uint32_t decade = 7 - raise_decades(w, 0.1f);
     const float k = w < 0.45f ? mul(add(w, -0.1f), 1 / 0.04375f)
                               : fused(add(w, -0.45f), 1 / 0.0675f, 8.0f);
     const uint32_t node = k > 15.0f ? 15 : k > 0.0f ? (uint32_t)k : 0;
-    code = decade << 4 | node;
-    next = code < 127 ? code + 1 : 127;
+    return decade << 4 | node;
   }
+
+  static CINCH_HD uint32_t after(uint32_t code) { return code < 127 ? code + 1 : 127; }
+  static CINCH_HD bool is_used(uint32_t) { return true; }
+  static CINCH_HD uint32_t settled(uint32_t codes) { return codes; }
 };
 
 using Static8Format = Elementwise<StaticMeaning>;

@@ -44,23 +44,26 @@ struct TernGradFormat : FewBits<2> {
   }
 #endif
 
-  static CINCH_HD void encode16(const Params &, const float (&x)[16], const Summary &summary,
+  static CINCH_HD void encode16(const Params &params, const float (&x)[16], const Summary &summary,
                                 uint32_t count, const Random &random, Codes &codes,
                                 float (&number)[1]) {
     codes = no_codes();
     number[0] = float_of(QUIET_NAN);
     if (!is_finite(summary.most)) return;
-    const double deviation = root(divide_wide(summary.squares[0], (double)count));
+    const double deviation = root(mean(params, summary.squares[0], count));
     const float clip = (float)(2.5 * deviation);
     const float scale = summary.most < clip ? summary.most : clip;
     number[0] = scale;
     if (scale == 0) return;
     const float raise = scale < TINY ? RAISE : scale >= 0x1p100f ? LOWER : 1.0f;
     const float factor = divide_ordinary(1.0f, mul(scale, raise));
-    codes = packed([&](int k) {
-      const float probability = mul(mul(magnitude_of(x[k]), raise), factor);
-      return probability > random.fraction(k) ? 1 + (bits_of(x[k]) >> 31) : 0u;
-    });
+    const auto probability = [&](int k) { return mul(mul(magnitude_of(x[k]), raise), factor); };
+    if (random.is_at_16()) {
+      const uint32_t common = random.common();
+      codes = drawn(x, probability, [&](int k) { return random.drawn_near(common, k); });
+    } else {
+      codes = drawn(x, probability, [&](int k) { return random.drawn(k); });
+    }
   }
 
   static CINCH_HD void decode16(const Params &, const Codes &codes, const float (&number)[1],
@@ -74,6 +77,32 @@ struct TernGradFormat : FewBits<2> {
   }
 
  private:
+  // The codes of elements that become s with this probability, if 2^32 times what they draw is this.
+  template <class Probability, class Draw>
+  static CINCH_HD Codes drawn(const float (&x)[16], Probability &&probability, Draw &&draw) {
+    uint32_t becomes = 0, below = 0;
+    CINCH_UNROLL
+    for (int k = 15; k >= 0; --k) {
+      // Of a rounded difference the sign is right.
+      const float rest = fused(draw(k), 0x1p-32f, -probability(k));
+      becomes = shifted_in(becomes, bits_of(rest), 2);
+      below = shifted_in(below, bits_of(x[k]), 2);
+    }
+    becomes = becomes >> 1 & 0x55555555u;
+    return {{becomes + (becomes & below >> 1)}};
+  }
+
+  // A whole block has a power of two elements, and a product by its inverse is the quotient.
+  static CINCH_HD double mean(const Params &params, double sum, uint32_t count) {
+    if (count != 1u << params.log2_block) return divide_wide(sum, (double)count);
+    const double inverse = double_of((uint64_t)(1023 - params.log2_block) << 52);
+#if defined(__CUDA_ARCH__)
+    return __dmul_rn(sum, inverse);
+#else
+    return sum * inverse;
+#endif
+  }
+
   static CINCH_HD double root(double x) {
 #if defined(__CUDA_ARCH__)
     return __dsqrt_rn(x);

@@ -8,10 +8,24 @@
 
 namespace cinch {
 
+// The codes of a whole tile, three vectors a lane. Vectors of a lane beside each other would touch
+// half of each sector at a time, so they go by way of shared memory, where threes meet in no bank.
+__device__ __forceinline__ void store_threes(uint8_t *to, const CodeVectors<3> &codes) {
+  __shared__ uint4 rooms[THREADS / 32][96];
+  uint4 *room = rooms[threadIdx.x / 32];
+  const uint32_t lane = threadIdx.x % 32;
+  __syncwarp();  // The last reads of the warp are done.
+#pragma unroll
+  for (uint32_t v = 0; v < 3; ++v) room[3 * lane + v] = codes.vector[v];
+  __syncwarp();
+#pragma unroll
+  for (uint32_t v = 0; v < 3; ++v) reinterpret_cast<uint4 *>(to)[32 * v + lane] = room[32 * v + lane];
+}
+
 template <class C, class E>
 __device__ __forceinline__ void encode_chunk(const cinch_codec_args &args) {
-  C::prepare();
   const C codec(args.params);
+  codec.prepare_own();
   const Random random = codec.random(0, args.first);
   uint8_t *wire = static_cast<uint8_t *>(args.wire);
   const uint64_t lane = threadIdx.x % 32;
@@ -38,6 +52,12 @@ __device__ __forceinline__ void encode_chunk(const cinch_codec_args &args) {
       if (C::scaled && !is_long) summary = codec.summary(x, elements_from(args.n, i));
       typename C::Codes codes;
       codec.encode(x, summary, args.n, i, random, codes);
+      if constexpr (C::code_bits == 24) {
+        if (codec.bits() == 24 && at + TILE <= args.n) {
+          store_threes(wire + 3 * at, codes.code);
+          continue;
+        }
+      }
       codec.store(wire, args.n, i, codes);
     }
   }
@@ -45,8 +65,8 @@ __device__ __forceinline__ void encode_chunk(const cinch_codec_args &args) {
 
 template <class C, class E>
 __device__ __forceinline__ void decode_chunk(const cinch_codec_args &args) {
-  C::prepare();
   const C codec(args.params);
+  codec.prepare_own();
   const uint8_t *wire = static_cast<const uint8_t *>(args.wire);
   const bool aligned = is_aligned(args.elements);
   each_tile(args.n, [&](uint64_t begin) {
@@ -79,7 +99,9 @@ CINCH_CODEC_TYPES(linear8, Linear8)
 CINCH_CODEC_TYPES(dynamic8, Dynamic8)
 CINCH_CODEC_TYPES(dynamic8_tabled, Dynamic8Tabled)
 CINCH_CODEC_TYPES(static8, Static8)
+CINCH_CODEC_TYPES(static8_tabled, Static8Tabled)
 CINCH_CODEC_TYPES(mantissa8, Mantissa8)
+CINCH_CODEC_TYPES(mantissa8_tabled, Mantissa8Tabled)
 CINCH_CODEC_TYPES(cast_bf16, CastBf16)
 CINCH_CODEC_TYPES(cast16, Cast16)
 CINCH_CODEC_TYPES(minmax4, MinMax4)

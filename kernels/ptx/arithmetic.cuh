@@ -23,6 +23,16 @@ CINCH_HD float mul(float a, float b) {
 #endif
 }
 
+// a * b, rounded, then brought into [0, 1]; 0 for NaN.
+CINCH_HD float saturated_product(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  return __saturatef(__fmul_rn(a, b));
+#else
+  const float product = a * b;
+  return product > 0 ? product < 1 ? product : 1.0f : 0.0f;
+#endif
+}
+
 CINCH_HD float divide(float a, float b) {
 #if defined(__CUDA_ARCH__)
   return __fdiv_rn(a, b);
@@ -139,6 +149,15 @@ CINCH_HD float largest_of(const float (&x)[N]) {
     b = larger_magnitude(b, x[i + 1]);
   }
   return larger_magnitude(a, b);
+}
+
+// `high` shifted left, with the upper bits of `low` behind it. `by` is 1 to 31.
+CINCH_HD uint32_t shifted_in(uint32_t high, uint32_t low, uint32_t by) {
+#if defined(__CUDA_ARCH__)
+  return __funnelshift_l(low, high, by);
+#else
+  return high << by | low >> (32 - by);
+#endif
 }
 
 // Four bytes out of the eight of low (0-3) and high (4-7), one for each nibble of the selector

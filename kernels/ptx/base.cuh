@@ -19,6 +19,13 @@
 #define CINCH_HD_RARE static inline __attribute__((noinline))
 #endif
 
+// Whether there are threads of a block: on the device, and where tests run kernels on the host.
+#if defined(__CUDA_ARCH__) || (defined(__CUDACC__) && !defined(__NVCC__))
+#define CINCH_IN_BLOCK 1
+#else
+#define CINCH_IN_BLOCK 0
+#endif
+
 namespace cinch {
 
 #if !defined(__CUDACC__)

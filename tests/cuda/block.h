@@ -40,6 +40,7 @@ struct Dim3 {
 };
 inline Dim3 threadIdx, blockIdx, blockDim, gridDim;
 
+inline uint32_t __popc(uint32_t x) { return (uint32_t)__builtin_popcount(x); }
 inline double __dadd_rn(double a, double b) { return a + b; }
 inline double __fma_rn(double a, double b, double c) { return __builtin_fma(a, b, c); }
 

@@ -57,6 +57,7 @@ template <class C>
 void encode(const cinch_codec_params &params, const float *x, uint64_t n, uint32_t first,
             uint8_t *wire) {
   const C codec(params);
+  codec.prepare_own();
   const Random random = codec.random(1, first);
   codec.clear_scale(wire, n);
   // Under a tensor scale a lane looks at its own elements alone.
@@ -84,6 +85,7 @@ template <class C>
 void decode(const cinch_codec_params &params, const uint8_t *wire, uint64_t n, float *out,
             bool reduce) {
   const C codec(params);
+  codec.prepare_own();
   for (uint64_t i = 0; i < n; i += 16) {
     typename C::Codes codes;
     codec.load(wire, n, i, codes);
@@ -106,7 +108,7 @@ constexpr Entry entry() {
           [](const cinch_codec_params &params, uint64_t n) { return C(params).wire_bytes(n); }};
 }
 
-// By number of CodecKind, then the other forms of dynamic8 and minmax4.
+// By number of CodecKind, then the other forms of dynamic8, minmax4, static8 and mantissa8.
 const Entry CODECS[] = {{},
                         entry<Linear8>(),
                         entry<Dynamic8>(),
@@ -127,7 +129,9 @@ const Entry CODECS[] = {{},
                         entry<OneBit>(),
                         entry<Threshold2>(),
                         entry<Dynamic8Tabled>(),
-                        entry<MinMax>()};
+                        entry<MinMax>(),
+                        entry<Static8Tabled>(),
+                        entry<Mantissa8Tabled>()};
 
 // dst = a op b for whole 16-byte vectors. op: a cinch_combine, or 4 for a * word, 5 for a divided
 // by word, 6 for a as it is.

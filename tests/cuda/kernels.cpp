@@ -22,7 +22,8 @@ struct Named {
       {"cinch_unmessage_" #type, cinch_unmessage_##type}
 
 const Named KERNELS[] = {TYPES(linear8),   TYPES(dynamic8_tabled), TYPES(static8),
-                         TYPES(mantissa8), TYPES(cast_bf16),       TYPES(cast16),
+                         TYPES(static8_tabled), TYPES(mantissa8), TYPES(mantissa8_tabled),
+                         TYPES(cast_bf16), TYPES(cast16),
                          TYPES(minmax4),   TYPES(minmax),          TYPES(trunc),
                          TYPES(fp8_e4m3),  TYPES(fp8_e5m2),        TYPES(terngrad),
                          TYPES(onebit),    TYPES(threshold2),      PUBLISHED(f32),
