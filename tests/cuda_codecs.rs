@@ -86,7 +86,8 @@ fn for_all(check: impl Fn(&host::Host, &Reference, &str)) {
 }
 
 fn has_second(spec: &str) -> bool {
-    spec.starts_with("dynamic8") || spec.starts_with("minmax4")
+    let two = ["dynamic8", "static8", "mantissa8", "minmax4"];
+    two.iter().any(|kind| spec.starts_with(kind))
 }
 
 #[test]
@@ -328,7 +329,8 @@ fn linear8_at_every_tie() {
 
 #[test]
 fn decimal_codecs_at_every_offset() {
-    for (compiler, host) in all().iter().filter(|(_, host)| !host.second) {
+    // Where two boundaries shared a bucket of a table, one of them would be found elsewhere.
+    for (compiler, host) in all() {
         for kind in ["static8", "mantissa8"] {
             for offset in -30..=30 {
                 let reference = Reference::new(&format!("{kind}:offset={offset}"));

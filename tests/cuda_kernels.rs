@@ -6,11 +6,11 @@
 mod common;
 
 use cinch::DType;
-use cinch::codec::{KERNEL_CODECS, Layout, Random, StandAlone, kernel_family, kernel_params};
+use cinch::codec::{KERNEL_CODECS, Layout, Random, StandAlone, array_family, kernel_params};
 use cinch::reduce::{narrow, widen};
 use cinch::simd::Isa;
 use cinch::testing::{gaussian, random_word};
-use cinch::types::{CodecKind, CodecSpec, ScaleRule};
+use cinch::types::{CodecSpec, ScaleRule};
 use std::ffi::{CString, c_char, c_void};
 use std::path::Path;
 use std::process::Command;
@@ -182,10 +182,7 @@ impl Case {
 
         let mut wire = Array::new(self.wire_at, &[], need);
         let mut elements = Array::new(self.element_at * size, &bytes, n * size);
-        let family = match spec.kind {
-            CodecKind::Dynamic8 => "dynamic8_tabled",
-            kind => kernel_family(kind),
-        };
+        let family = array_family(spec.kind);
         let message = self.layout == Layout::Published && spec.kind.has_scale();
         let [encode, decode] = match self.layout {
             Layout::Chunk => {

@@ -36,6 +36,17 @@ pub const fn kernel_family(kind: CodecKind) -> &'static str {
     }
 }
 
+/// The same of the kernels for whole arrays: by tables where there are some, which give the same
+/// codes for a fifth of the instructions or less.
+pub const fn array_family(kind: CodecKind) -> &'static str {
+    match kind {
+        CodecKind::Dynamic8 => "dynamic8_tabled",
+        CodecKind::Static8 => "static8_tabled",
+        CodecKind::Mantissa8 => "mantissa8_tabled",
+        _ => kernel_family(kind),
+    }
+}
+
 /// The eight words of `cinch_codec_params` or `cinch_bits_params` (`kernels/codec/params.h`) for
 /// a legal spec of one of [`KERNEL_CODECS`], under a tensor rule with the `scale` of the chunk to
 /// encode. `draws` are what contributions and what sums draw, where the codec draws; of their

@@ -19,8 +19,8 @@ type Convert = unsafe extern "C" fn(u32, bool, *const c_void, *mut c_void, u64);
 /// The functions of `codecs.cpp`.
 #[derive(Clone, Copy)]
 pub struct Host {
-    /// Whether dynamic8 goes by tables and minmax4 takes its width from its parameters. Other
-    /// codecs are the same then.
+    /// Whether dynamic8, static8 and mantissa8 go by tables and minmax4 takes its width from its
+    /// parameters. Other codecs are the same then.
     pub second: bool,
     wire_bytes: WireBytes,
     encode: Encode,
@@ -109,6 +109,8 @@ impl Host {
         match spec.kind {
             CodecKind::Dynamic8 if self.second => 19,
             CodecKind::MinMax4 if self.second => 20,
+            CodecKind::Static8 if self.second => 21,
+            CodecKind::Mantissa8 if self.second => 22,
             kind => kind as u32,
         }
     }

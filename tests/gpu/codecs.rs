@@ -7,7 +7,7 @@ use crate::cover::Rng;
 use crate::harness::{Check, Setup, Stop, Verdict};
 use crate::options::Options;
 use cinch::codec::{
-    Codec, KERNEL_CODECS, Random, Span, abs_max, build, kernel_family, kernel_params,
+    Codec, KERNEL_CODECS, Random, Span, abs_max, array_family, build, kernel_family, kernel_params,
 };
 use cinch::gpu::{DeviceMemory, Function, Stream, kernels};
 use cinch::reduce::{narrow, widen};
@@ -111,8 +111,9 @@ struct Bench {
     stream: Stream,
     wire: DeviceMemory,
     elements: DeviceMemory,
-    /// Encoder and decoder of each of [`TYPES`].
-    functions: Vec<(Function, Function)>,
+    /// Encoders and decoders of each of [`TYPES`]: the form of collectives, and where arrays have
+    /// one of their own, that one.
+    functions: Vec<Vec<(Function, Function)>>,
 }
 
 impl Bench {
@@ -120,13 +121,21 @@ impl Bench {
         let codec = build(spec, Isa::Scalar)?.ok_or_else(|| Stop::Wrong("no codec".into()))?;
         let context = context(0)?;
         let module = kernels::load(&context, "codec")?;
-        let find = |dtype: &DType| -> Result<(Function, Function)> {
-            let family = kernel_family(spec.kind);
-            let name = |what: &str| format!("cinch_{what}_{family}_{dtype}");
-            Ok((
-                module.function(&name("encode"))?,
-                module.function(&name("decode"))?,
-            ))
+        let mut families = vec![kernel_family(spec.kind)];
+        let tensor = spec.kind.has_scale() && matches!(spec.scale, ScaleRule::Tensor { .. });
+        // Arrays have no tensor scale.
+        if array_family(spec.kind) != families[0] && !tensor {
+            families.push(array_family(spec.kind));
+        }
+        let find = |dtype: &DType| -> Result<Vec<(Function, Function)>> {
+            let one = |family: &&str| -> Result<(Function, Function)> {
+                let name = |what: &str| format!("cinch_{what}_{family}_{dtype}");
+                Ok((
+                    module.function(&name("encode"))?,
+                    module.function(&name("decode"))?,
+                ))
+            };
+            families.iter().map(one).collect()
         };
         Ok(Bench {
             spec,
@@ -149,19 +158,21 @@ impl Bench {
         let mut expected = vec![BEHIND; self.codec.wire_bytes(n)];
         let span = Span::whole(n).drawing(random(self.spec));
         self.codec.encode(span, &values, scale, &mut expected, None);
-        let wire = self.encode(dtype, bytes, scale, expected.len())?;
-        if let Some(at) =
-            (0..wire.len()).find(|&at| wire[at] != *expected.get(at).unwrap_or(&BEHIND))
-        {
-            return Stop::wrong(format!(
-                "{} of {n} {dtype}: wire byte {at} of {} is {:#04x}, specified {:#04x}; element \
-                 {at} is {:#x}",
-                self.spec,
-                expected.len(),
-                wire[at],
-                expected.get(at).unwrap_or(&BEHIND),
-                values.get(at).map_or(0, |x| x.to_bits())
-            ));
+        for (form, (encode, _)) in self.functions(dtype).iter().enumerate() {
+            let wire = self.encode(encode, n, bytes, scale, expected.len())?;
+            if let Some(at) =
+                (0..wire.len()).find(|&at| wire[at] != *expected.get(at).unwrap_or(&BEHIND))
+            {
+                return Stop::wrong(format!(
+                    "{} of {n} {dtype}, form {form}: wire byte {at} of {} is {:#04x}, specified \
+                     {:#04x}; element {at} is {:#x}",
+                    self.spec,
+                    expected.len(),
+                    wire[at],
+                    expected.get(at).unwrap_or(&BEHIND),
+                    values.get(at).map_or(0, |x| x.to_bits())
+                ));
+            }
         }
         self.check_decode(dtype, n, &expected)
     }
@@ -173,16 +184,19 @@ impl Bench {
         let mut expected = vec![0; n * dtype.size()];
         narrow(dtype, Isa::Scalar, &values, &mut expected);
         expected.resize(n * dtype.size() + 64, BEHIND);
-        let found = self.decode(dtype, n, wire)?;
         let size = dtype.size();
-        for at in (0..found.len()).step_by(size) {
-            let (got, wanted) = (&found[at..at + size], &expected[at..at + size]);
-            if got != wanted && (at >= n * size || !both_nan(dtype, got, wanted)) {
-                return Stop::wrong(format!(
-                    "{} of {n} {dtype}: element {} decodes to {got:02x?}, specified {wanted:02x?}",
-                    self.spec,
-                    at / size
-                ));
+        for (form, (_, decode)) in self.functions(dtype).iter().enumerate() {
+            let found = self.decode(decode, dtype, n, wire)?;
+            for at in (0..found.len()).step_by(size) {
+                let (got, wanted) = (&found[at..at + size], &expected[at..at + size]);
+                if got != wanted && (at >= n * size || !both_nan(dtype, got, wanted)) {
+                    return Stop::wrong(format!(
+                        "{} of {n} {dtype}, form {form}: element {} decodes to {got:02x?}, \
+                         specified {wanted:02x?}",
+                        self.spec,
+                        at / size
+                    ));
+                }
             }
         }
         Ok(())
@@ -190,7 +204,8 @@ impl Bench {
 
     fn encode(
         &self,
-        dtype: DType,
+        function: &Function,
+        n: usize,
         bytes: &[u8],
         scale: Option<f32>,
         wire_bytes: usize,
@@ -202,23 +217,28 @@ impl Bench {
         }
         self.elements.write(0, bytes, &self.stream, PATIENCE)?;
         self.wire.write(0, &wire, &self.stream, PATIENCE)?;
-        let function = &self.functions(dtype).0;
-        self.launch(function, bytes.len() / dtype.size(), scale)?;
+        self.launch(function, n, scale)?;
         self.wire.read(0, &mut wire, &self.stream, PATIENCE)?;
         Ok(wire)
     }
 
-    fn decode(&self, dtype: DType, n: usize, wire: &[u8]) -> std::result::Result<Vec<u8>, Stop> {
+    fn decode(
+        &self,
+        function: &Function,
+        dtype: DType,
+        n: usize,
+        wire: &[u8],
+    ) -> std::result::Result<Vec<u8>, Stop> {
         let mut elements = vec![BEHIND; n * dtype.size() + 64];
         self.wire.write(0, wire, &self.stream, PATIENCE)?;
         self.elements.write(0, &elements, &self.stream, PATIENCE)?;
-        self.launch(&self.functions(dtype).1, n, None)?;
+        self.launch(function, n, None)?;
         self.elements
             .read(0, &mut elements, &self.stream, PATIENCE)?;
         Ok(elements)
     }
 
-    fn functions(&self, dtype: DType) -> &(Function, Function) {
+    fn functions(&self, dtype: DType) -> &[(Function, Function)] {
         let place = TYPES.iter().position(|&one| one == dtype);
         &self.functions[place.unwrap_or(0)]
     }

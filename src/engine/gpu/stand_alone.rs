@@ -4,11 +4,11 @@
 //! captured. Sizes and bytes are those of [`StandAlone`] on the host, so what one side encodes
 //! the other decodes.
 
-use crate::codec::{KERNEL_CODECS, Layout, Random, StandAlone, kernel_family, kernel_params};
+use crate::codec::{KERNEL_CODECS, Layout, Random, StandAlone, array_family, kernel_params};
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::{Context, Function, Module, Stream, kernels};
 use crate::simd::Isa;
-use crate::types::{CodecKind, CodecSpec, DType, ScaleRule};
+use crate::types::{CodecSpec, DType, ScaleRule};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -227,11 +227,7 @@ impl DeviceCodec {
     }
 
     fn name(&self, what: &str, dtype: DType) -> String {
-        let family = match self.spec.kind {
-            // The same codes for a fifth of the instructions.
-            CodecKind::Dynamic8 => "dynamic8_tabled",
-            kind => kernel_family(kind),
-        };
+        let family = array_family(self.spec.kind);
         format!("cinch_{what}_{family}_{dtype}")
     }
 
