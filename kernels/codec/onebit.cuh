@@ -21,8 +21,16 @@ struct OneBitFormat : FewBits<1> {
   static CINCH_HD Summary nothing() { return {0, 0, {0, 0}}; }
 
 #if defined(__CUDACC__)
-  static __device__ __forceinline__ void look(const float (&x)[16], uint32_t, uint32_t log2_block,
-                                              Summary &summary) {
+  static __device__ __forceinline__ void look(const float (&all)[16], uint32_t valid,
+                                              uint32_t log2_block, Summary &summary) {
+    // Beyond the end of a chunk a sum holds what codes 0 decode to, which is a mean here.
+    float x[16];
+    CINCH_UNROLL
+    for (int k = 0; k < 16; ++k) x[k] = all[k];
+    if (valid < 16) {
+      CINCH_UNROLL
+      for (uint32_t k = 0; k < 16; ++k) x[k] = k < valid ? x[k] : 0.0f;
+    }
     summary.most = larger_magnitude(summary.most, largest_of(x));
     summary.negative += __popc(below(x));
     add_rows(x, log2_block, summary.sum, [](float one, double(&part)[2]) {
