@@ -264,7 +264,9 @@ static __device__ __noinline__ void redraw(const cinch_comm_view &comm, uint32_t
 // `blocks` is through, since blocks read `turn` for as long as they work. A call that fails leaves
 // all as it was. By one thread of each block, behind a barrier.
 static __device__ __noinline__ void end_feedback(cinch_residuals &residuals, uint32_t blocks) {
+  __threadfence();  // SYNC POINT residuals: this block has read `turn`
   if (atomicAdd(&residuals.arrived, 1) + 1 == blocks) {
+    __threadfence();  // SYNC POINT residuals: so have all
     residuals.arrived = 0;
     residuals.turn ^= 1;
   }

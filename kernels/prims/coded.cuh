@@ -493,7 +493,7 @@ class CodedSimple {
     return arrays + (pair + (array ^ work_.residuals->turn)) * work_.span + job.first + mine(at);
   }
 
-  // Adds what the last call dropped. A residual does not make a finite value infinite: it waits.
+  // Adds what the last call dropped. A residual that would make a finite value infinite is dropped.
   __device__ __noinline__ void add_residuals(const Job &job, bool owner, uint32_t at,
                                              float (&x)[HELD]) const {
     const float *now = residuals(job, owner, 0, at);

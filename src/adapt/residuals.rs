@@ -66,8 +66,8 @@ impl Residuals {
         }
     }
 
-    /// Adds the residual of `chunk`, from its element `at` on, to `values`. A residual does not
-    /// make a finite value infinite: it waits instead.
+    /// Adds the residual of `chunk`, from its element `at` on, to `values`. A residual
+    /// that would make a finite value infinite is dropped.
     pub fn add(&self, role: Role, chunk: usize, at: usize, values: &mut [f32]) {
         let slot = self.slots.get(2 * chunk + role as usize);
         let Some(now) = slot.and_then(|slot| slot.now.get(at..at + values.len())) else {

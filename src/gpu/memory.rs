@@ -50,6 +50,10 @@ impl DeviceMemory {
         }
         let driver = context.driver();
         let mut address: CuDevicePtr = 0;
+        let name = match stream {
+            None => "cuMemAlloc",
+            Some(_) => "cuMemAllocAsync",
+        };
         let result = {
             let _bound = context.bind()?;
             // SAFETY: writes one address; a live stream.
@@ -63,7 +67,7 @@ impl DeviceMemory {
                 }
             }
         };
-        driver.check("cuMemAlloc", result).map_err(|error| {
+        driver.check(name, result).map_err(|error| {
             let free = match context.memory() {
                 Ok((free, total)) => format!(", which has {free} of {total} bytes free"),
                 Err(_) => String::new(),

@@ -17,6 +17,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+/// Elements in which the cut of a call is written into the kind of its residuals: another cut encodes
+/// other elements, or the same ones in another role.
+const CUT_UNIT: u64 = 32;
+
 /// Residuals by tensor.
 #[derive(Debug, Default)]
 pub(super) struct DeviceResiduals {
@@ -83,6 +87,8 @@ impl Layout {
                     | u64::from(request.op.number()) << 8
                     | (request.dtype as u64) << 16
                     | (request.root as u64) << 32
+                    | (plan.spec.kind as u64) << 24
+                    | (plan.geometry.chunk() as u64 / CUT_UNIT % (1 << 16)) << 40
                     | (plan.algorithm as u64) << 56
                     | BY_ELEMENT,
                 count: plan.count as u64,
@@ -175,7 +181,10 @@ impl DeviceResiduals {
             // A graph that holds it goes on there, with residuals of other calls.
             Some(memory) if memory.bytes() >= bytes && !is_held(&memory) => memory,
             outgrown => {
+                // Much at once: what is outgrown stays until residuals are forgotten.
+                let most = outgrown.as_ref().map_or(0, |memory| memory.bytes() / 2 * 3);
                 self.outgrown.extend(outgrown);
+                let bytes = bytes.max(most);
                 Arc::new(DeviceMemory::queued(stream.context(), bytes, stream)?)
             }
         };
