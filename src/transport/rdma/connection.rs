@@ -97,6 +97,8 @@ struct Way {
     signaled: u64,
     /// The last work of a message.
     message: u64,
+    /// Whether the peer said farewell over it.
+    farewell: bool,
 }
 
 /// Both directions.
@@ -116,8 +118,6 @@ pub(super) struct Connection {
     current: Option<Header>,
     /// Whether the queue announces the next completion.
     armed: bool,
-    /// Queue pairs over which the peer said farewell.
-    farewells: usize,
     broken: Option<Error>,
     /// Whether that came from work that never ran: what broke it may still be told.
     flushed: bool,
@@ -144,6 +144,7 @@ impl Connection {
             completed: 0,
             signaled: 0,
             message: 0,
+            farewell: false,
         });
         Ok(Connection {
             ways: ways.collect(),
@@ -154,7 +155,6 @@ impl Connection {
             arrived: vec![false; parts.shape.depth],
             current: None,
             armed: false,
-            farewells: 0,
             broken: None,
             flushed: false,
             parts,
@@ -431,7 +431,13 @@ impl Connection {
     fn came(&mut self, index: usize, immediate: u32) {
         let immediate = u32::from_be(immediate);
         if immediate == FAREWELL {
-            self.farewells += 1;
+            if std::mem::replace(&mut self.ways[index].farewell, true) {
+                let who = &self.parts.who;
+                self.condemn(Error::new(
+                    ErrorKind::Mismatch,
+                    format!("{who} said farewell twice over queue pair {index}"),
+                ));
+            }
             return;
         }
         let depth = self.parts.shape.depth as u64;
@@ -479,7 +485,7 @@ impl Connection {
 
     /// Whether the peer has left in good order, and all that it sent before is here.
     fn left(&self) -> bool {
-        self.farewells == self.ways.len()
+        self.ways.iter().all(|way| way.farewell)
     }
 
     fn post(&mut self, index: usize, writes: &mut [Write], signaled: bool) -> io::Result<()> {
