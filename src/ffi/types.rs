@@ -285,6 +285,7 @@ mod tests {
             (CINCH_TRANSPORT_SHM, "shm"),
             (CINCH_TRANSPORT_TCP, "tcp"),
             (CINCH_TRANSPORT_CUDA, "cuda"),
+            (CINCH_TRANSPORT_RDMA, "rdma"),
         ] {
             let Choice::One(found) = transport(number as u32).unwrap() else {
                 panic!("{name} is not a choice");
@@ -305,6 +306,6 @@ mod tests {
             transport(CINCH_TRANSPORT_AUTO as u32).unwrap(),
             Choice::Auto
         );
-        assert!(algorithm(7).is_err() && transport(6).is_err());
+        assert!(algorithm(7).is_err() && transport(7).is_err());
     }
 }

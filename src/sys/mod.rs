@@ -4,6 +4,7 @@ pub mod cpu;
 pub mod cuda;
 pub mod futex;
 pub mod ibverbs;
+mod loader;
 pub mod log;
 pub mod memory;
 pub mod nccl;

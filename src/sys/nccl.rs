@@ -2,6 +2,7 @@
 //! part of a communicator of our own.
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::sys::loader::last_error;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::fmt;
 use std::os::unix::ffi::OsStrExt;
@@ -190,18 +191,6 @@ fn written(code: u32) -> String {
         _ => (code / 10000, code / 100 % 100),
     };
     format!("{major}.{minor}.{}", code % 100)
-}
-
-fn last_error() -> String {
-    // SAFETY: returns NULL or a C string that lasts until this thread's next call of its kind.
-    let text = unsafe { libc::dlerror() };
-    if text.is_null() {
-        return "the loader does not say why".into();
-    }
-    // SAFETY: as above.
-    unsafe { CStr::from_ptr(text) }
-        .to_string_lossy()
-        .into_owned()
 }
 
 #[cfg(test)]

@@ -10,7 +10,6 @@ use cinch::comm::Call;
 use cinch::gpu::{CaptureMode, Graph};
 use cinch::plan::Limits;
 use cinch::testing::{Pattern, gaussian};
-use cinch::types::TransportKind;
 use cinch::{CodecSpec, Collective, DType, ReduceOp, schedule};
 
 const SPECS: [&str; 30] = [
@@ -154,13 +153,7 @@ fn compare(setup: &Setup, nranks: usize, gpus: usize) -> Verdict {
     let cases = cases(&mut rng, nranks, setup.options.either(1, 4), 1 << 19);
     let world = World::new(setup, nranks, gpus);
     let (there, limits) = outputs(&world, &cases, None)?;
-    let mut hosts = world.clone();
-    hosts.seats = vec![None; nranks];
-    hosts.config.transport = Some(TransportKind::Loopback);
-    // Slots that hold the chunks of a GPU's cut.
-    hosts.config.slot_bytes = limits.slot_bytes.max(hosts.config.slot_bytes);
-    hosts.config.slot_bytes = hosts.config.slot_bytes.next_multiple_of(64);
-    hosts.config.buffer_bytes = 16 << 30;
+    let hosts = world.on_host_memory(&limits);
     let (here, _) = outputs(&hosts, &cases, Some(limits))?;
     for (number, case) in cases.iter().enumerate() {
         let inputs = case.inputs(nranks);

@@ -10,7 +10,6 @@ use cinch::error::ErrorKind;
 use cinch::gpu::{CaptureMode, Graph};
 use cinch::plan::Limits;
 use cinch::testing::Pattern;
-use cinch::types::TransportKind;
 use cinch::{Collective, Communicator, DType, ReduceOp, schedule};
 
 const SPECS: [&str; 8] = [
@@ -80,13 +79,7 @@ fn compare(setup: &Setup, nranks: usize, gpus: usize) -> Verdict {
     let cases = tensors(nranks);
     let world = World::new(setup, nranks, gpus);
     let (there, limits) = outputs(&world, &cases, None)?;
-    let mut hosts = world.clone();
-    hosts.seats = vec![None; nranks];
-    hosts.config.transport = Some(TransportKind::Loopback);
-    // Slots that hold the chunks of a GPU's cut.
-    hosts.config.slot_bytes = limits.slot_bytes.max(hosts.config.slot_bytes);
-    hosts.config.slot_bytes = hosts.config.slot_bytes.next_multiple_of(64);
-    hosts.config.buffer_bytes = 16 << 30;
+    let hosts = world.on_host_memory(&limits);
     let (here, _) = outputs(&hosts, &cases, Some(limits))?;
     let mut changed = 0;
     for rank in 0..nranks {

@@ -3,6 +3,7 @@
 use crate::arena::Arena;
 use crate::case::{Case, Done, Outcome};
 use crate::harness::{Setup, Stop, ensure};
+use cinch::plan::Limits;
 use cinch::types::{DeviceChoice, TransportKind};
 use cinch::{Collective, Communicator, Config, ErrorKind, UniqueId};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -36,6 +37,18 @@ impl World {
         let mut world = World::new(setup, hosts.len(), gpus);
         world.hosts = hosts.to_vec();
         world.config.ib_disable = true;
+        world
+    }
+
+    /// As many ranks on host memory, with slots that hold the chunks of a GPU's cut: those that can
+    /// imitate it.
+    pub fn on_host_memory(&self, limits: &Limits) -> World {
+        let mut world = self.clone();
+        world.seats = vec![None; self.nranks()];
+        world.config.transport = Some(TransportKind::Loopback);
+        world.config.slot_bytes = limits.slot_bytes.max(world.config.slot_bytes);
+        world.config.slot_bytes = world.config.slot_bytes.next_multiple_of(64);
+        world.config.buffer_bytes = 16 << 30;
         world
     }
 

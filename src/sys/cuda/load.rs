@@ -4,6 +4,7 @@ use super::OLDEST_DRIVER;
 use super::api::Functions;
 use super::types::CuResult;
 use crate::error::{Error, ErrorKind, Result};
+use crate::sys::loader::last_error;
 use std::ffi::{CStr, c_int, c_void};
 
 /// The driver's library, with the functions that are used. It is never closed: the driver keeps
@@ -97,19 +98,6 @@ fn list(names: &[&str]) -> String {
         None | Some(0) => names.join(", "),
         Some(more) => format!("{} and {more} more functions", names[..SHOWN].join(", ")),
     }
-}
-
-fn last_error() -> String {
-    // SAFETY: `dlerror` returns NULL or a C string that lasts until this thread's next call of
-    // its kind.
-    let text = unsafe { libc::dlerror() };
-    if text.is_null() {
-        return "the loader does not say why".into();
-    }
-    // SAFETY: as above.
-    unsafe { CStr::from_ptr(text) }
-        .to_string_lossy()
-        .into_owned()
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 use super::OLDEST_LIBRARY;
 use super::api::Functions;
 use crate::error::{Error, ErrorKind, Result};
+use crate::sys::loader::last_error;
 use std::ffi::{CStr, c_void};
 
 /// The system's library, with the functions that are used. It is never closed: its providers
@@ -66,19 +67,6 @@ impl Loaded {
     pub(super) fn library(&self) -> &str {
         &self.library
     }
-}
-
-fn last_error() -> String {
-    // SAFETY: `dlerror` returns NULL or a C string that lasts until this thread's next call of
-    // its kind.
-    let text = unsafe { libc::dlerror() };
-    if text.is_null() {
-        return "the loader does not say why".into();
-    }
-    // SAFETY: as above.
-    unsafe { CStr::from_ptr(text) }
-        .to_string_lossy()
-        .into_owned()
 }
 
 #[cfg(test)]
