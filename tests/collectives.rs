@@ -429,7 +429,7 @@ fn results_have_the_same_bits_in_repeated_runs_and_over_all_transports() {
             assert_eq!([a; 2], *pair, "another run gave other bits: {case:?}");
         }
     }
-    for transport in TransportKind::HOST {
+    for transport in common::TRANSPORTS {
         let again = run(transport, nranks, &cases);
         for (at, case) in cases.iter().enumerate() {
             let (a, b) = (first.hashes[at], again.hashes[at]);

@@ -185,7 +185,7 @@ fn every_rank_hears_of_a_disagreement_with_both_sides_named() {
     let mut worst = Duration::ZERO;
     for round in 0..pairs {
         let nranks = 2 + rng.below(3);
-        let transport = rng.pick(&TransportKind::HOST);
+        let transport = rng.pick(&common::TRANSPORTS);
         let odd_rank = rng.below(nranks);
         let pair = pair(&mut rng, nranks);
         let what = format!(
@@ -249,7 +249,7 @@ fn factors_of_a_premultiplied_sum_may_differ() {
 
 #[test]
 fn a_receive_that_disagrees_with_its_send_is_heard_by_all() {
-    for transport in TransportKind::HOST {
+    for transport in common::TRANSPORTS {
         let heard = world(3, &config(transport), |comm| {
             // Rank 0 sends 100 to rank 2, which expects 90; rank 1 has no part in it.
             let count = if comm.rank() == 0 { 100 } else { 90 };

@@ -64,6 +64,13 @@ pub fn config(transport: TransportKind) -> Config {
     }
 }
 
+/// The transports of host memory that need no device.
+pub const TRANSPORTS: [TransportKind; 3] = [
+    TransportKind::Loopback,
+    TransportKind::Shm,
+    TransportKind::Tcp,
+];
+
 /// Runs `rank_main` on `nranks` threads that share a communicator; results in rank order.
 ///
 /// # Panics
