@@ -54,7 +54,7 @@ fn names_choose_codecs_and_the_log_says_why() {
             ("CINCH_CODEC_RULES", "dp*=dynamic8,tp=off"),
             ("NCCL_DEBUG", "INFO"),
             ("NCCL_DEBUG_FILE", log.to_str().unwrap()),
-            ("NCCL_IB_HCA", "mlx5_0"),
+            ("NCCL_TOPO_FILE", "topology.xml"),
             ("NCCL_ALGO", "NVLS"),
             ("NCCL_NVLS_ENABLE", "0"),
         ],
@@ -65,7 +65,7 @@ fn names_choose_codecs_and_the_log_says_why() {
     for part in [
         " CINCH INFO ",
         " CINCH WARN NCCL_ALGO=\"NVLS\" is left out",
-        "NCCL_IB_HCA has no effect",
+        "NCCL_TOPO_FILE has no effect",
         "without effect: NCCL_NVLS_ENABLE",
         "of communicator \"dp0\"",
         "dynamic8:block=256 of all_reduce,reduce_scatter from 1048576 bytes, by the rule \
