@@ -6,7 +6,7 @@
 //! threads unpack what has arrived. The calling thread alone talks to the driver, whose lock
 //! threads would otherwise fight for; the others do nothing but pack.
 //!
-//! A [`Slot`], the staging of a piece, belongs to whoever holds it: it wanders between threads by
+//! A slot, the staging of a piece, belongs to whoever holds it: it wanders between threads by
 //! channels, and nobody shares it.
 //!
 //! Order: a copy begins behind the work that the caller's stream has, and that stream goes on
