@@ -2,8 +2,8 @@
 //! part of a communicator of our own.
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::sys::loader::last_error;
-use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use crate::sys::loader::{Library, function_table};
+use std::ffi::{CStr, CString, c_char, c_int};
 use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -21,64 +21,40 @@ pub struct NcclComm(pub usize);
 /// `ncclResult_t`; 0 is success.
 pub type NcclResult = c_int;
 
-/// Functions of the library, found by name.
-macro_rules! functions {
-    ($(#[$doc:meta])* $table:ident; $( $field:ident = $name:literal: fn($($arg:ty),*) -> $ret:ty; )*) => {
-        $(#[$doc])*
-        #[allow(missing_docs)]
-        #[derive(Clone, Copy)]
-        pub struct $table {
-            $( pub $field: unsafe extern "C" fn($($arg),*) -> $ret, )*
-        }
-
-        impl $table {
-            /// # Safety
-            /// What `symbol` returns has the type of NCCL's function of that name.
-            unsafe fn find(symbol: impl Fn(&CStr) -> *mut c_void) -> std::result::Result<$table, &'static str> {
-                $(
-                    let name = concat!($name, "\0");
-                    let address = CStr::from_bytes_with_nul(name.as_bytes()).map_or(std::ptr::null_mut(), &symbol);
-                    if address.is_null() {
-                        return Err($name);
-                    }
-                    // SAFETY: by the caller's word; not NULL.
-                    let $field = unsafe {
-                        std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($arg),*) -> $ret>(address)
-                    };
-                )*
-                Ok($table { $($field),* })
-            }
-        }
-    };
-}
-
-functions! {
+function_table! {
     /// The functions that every version has, with NCCL's types; streams are `CUstream`, addresses device
     /// addresses.
-    Functions;
-    version = "ncclGetVersion": fn(*mut c_int) -> NcclResult;
-    error_string = "ncclGetErrorString": fn(NcclResult) -> *const c_char;
-    unique_id = "ncclGetUniqueId": fn(*mut NcclId) -> NcclResult;
-    init_rank = "ncclCommInitRank": fn(*mut NcclComm, c_int, NcclId, c_int) -> NcclResult;
-    destroy = "ncclCommDestroy": fn(NcclComm) -> NcclResult;
-    all_reduce = "ncclAllReduce": fn(u64, u64, usize, c_int, c_int, NcclComm, usize) -> NcclResult;
-    all_gather = "ncclAllGather": fn(u64, u64, usize, c_int, NcclComm, usize) -> NcclResult;
-    reduce_scatter = "ncclReduceScatter": fn(u64, u64, usize, c_int, c_int, NcclComm, usize) -> NcclResult;
-    broadcast = "ncclBroadcast": fn(u64, u64, usize, c_int, c_int, NcclComm, usize) -> NcclResult;
-    reduce = "ncclReduce": fn(u64, u64, usize, c_int, c_int, c_int, NcclComm, usize) -> NcclResult;
-    send = "ncclSend": fn(u64, usize, c_int, c_int, NcclComm, usize) -> NcclResult;
-    recv = "ncclRecv": fn(u64, usize, c_int, c_int, NcclComm, usize) -> NcclResult;
-    group_start = "ncclGroupStart": fn() -> NcclResult;
-    group_end = "ncclGroupEnd": fn() -> NcclResult;
+    pub struct Functions;
+    required {
+        version = "ncclGetVersion": fn(*mut c_int) -> NcclResult;
+        error_string = "ncclGetErrorString": fn(NcclResult) -> *const c_char;
+        unique_id = "ncclGetUniqueId": fn(*mut NcclId) -> NcclResult;
+        init_rank = "ncclCommInitRank": fn(*mut NcclComm, c_int, NcclId, c_int) -> NcclResult;
+        destroy = "ncclCommDestroy": fn(NcclComm) -> NcclResult;
+        all_reduce = "ncclAllReduce": fn(u64, u64, usize, c_int, c_int, NcclComm, usize) -> NcclResult;
+        all_gather = "ncclAllGather": fn(u64, u64, usize, c_int, NcclComm, usize) -> NcclResult;
+        reduce_scatter = "ncclReduceScatter": fn(u64, u64, usize, c_int, c_int, NcclComm, usize) -> NcclResult;
+        broadcast = "ncclBroadcast": fn(u64, u64, usize, c_int, c_int, NcclComm, usize) -> NcclResult;
+        reduce = "ncclReduce": fn(u64, u64, usize, c_int, c_int, c_int, NcclComm, usize) -> NcclResult;
+        send = "ncclSend": fn(u64, usize, c_int, c_int, NcclComm, usize) -> NcclResult;
+        recv = "ncclRecv": fn(u64, usize, c_int, c_int, NcclComm, usize) -> NcclResult;
+        group_start = "ncclGroupStart": fn() -> NcclResult;
+        group_end = "ncclGroupEnd": fn() -> NcclResult;
+    }
+    optional {}
 }
 
-functions! {
+function_table! {
     /// Those of symmetric windows, from version 2.27 on; a window is a pointer.
-    WindowFunctions;
-    mem_alloc = "ncclMemAlloc": fn(*mut u64, usize) -> NcclResult;
-    mem_free = "ncclMemFree": fn(u64) -> NcclResult;
-    register = "ncclCommWindowRegister": fn(NcclComm, u64, usize, *mut usize, c_int) -> NcclResult;
-    deregister = "ncclCommWindowDeregister": fn(NcclComm, usize) -> NcclResult;
+    #[derive(Clone, Copy)]
+    pub struct WindowFunctions;
+    required {
+        mem_alloc = "ncclMemAlloc": fn(*mut u64, usize) -> NcclResult;
+        mem_free = "ncclMemFree": fn(u64) -> NcclResult;
+        register = "ncclCommWindowRegister": fn(NcclComm, u64, usize, *mut usize, c_int) -> NcclResult;
+        deregister = "ncclCommWindowDeregister": fn(NcclComm, usize) -> NcclResult;
+    }
+    optional {}
 }
 
 /// `NCCL_WIN_COLL_SYMMETRIC`: all ranks use the buffer at the same offset in each call.
@@ -87,7 +63,7 @@ pub const WINDOW_SYMMETRIC: c_int = 1;
 /// The library. It is never closed: it keeps threads of its own.
 pub struct Nccl {
     functions: Functions,
-    windows: std::result::Result<WindowFunctions, &'static str>,
+    windows: std::result::Result<WindowFunctions, Vec<&'static str>>,
     path: String,
     version: u32,
 }
@@ -102,21 +78,15 @@ impl Nccl {
         let unsupported = |why: String| Error::new(ErrorKind::Unsupported, why);
         let name = CString::new(path.as_os_str().as_bytes())
             .map_err(|_| Error::invalid_argument(format!("{shown}: a zero byte in a path")))?;
-        // SAFETY: a C string; the library's initialisers are its maker's to vouch for.
-        let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
-        if handle.is_null() {
-            return Err(unsupported(format!(
-                "cannot open {shown}: {}",
-                last_error()
-            )));
-        }
-        // SAFETY: the handle is open and stays so; the name is a C string.
-        let symbol = |name: &CStr| unsafe { libc::dlsym(handle, name.as_ptr()) };
+        let library = Library::open(&name)
+            .map_err(|why| unsupported(format!("cannot open {shown}: {why}")))?;
         // SAFETY: the names are those of NCCL's interface, with its types.
-        let functions = unsafe { Functions::find(symbol) }
-            .map_err(|name| unsupported(format!("{shown} has no {name}: it is no libnccl.so.2")))?;
+        let functions = unsafe { Functions::find(&library) }.map_err(|missing| {
+            let missing = missing.join(", ");
+            unsupported(format!("{shown} has no {missing}: it is no libnccl.so.2"))
+        })?;
         // SAFETY: as above.
-        let windows = unsafe { WindowFunctions::find(symbol) };
+        let windows = unsafe { WindowFunctions::find(&library) };
         let mut version: c_int = 0;
         // SAFETY: writes one integer.
         let asked = unsafe { (functions.version)(&mut version) };
@@ -140,8 +110,9 @@ impl Nccl {
     /// # Errors
     /// Unsupported, naming what is missing, if the library is older.
     pub fn windows(&self) -> Result<&WindowFunctions> {
-        self.windows.as_ref().map_err(|name| {
-            let text = format!("{self:?} has no {name}: its version has no symmetric windows");
+        self.windows.as_ref().map_err(|missing| {
+            let missing = missing.join(", ");
+            let text = format!("{self:?} has no {missing}: its version has no symmetric windows");
             Error::new(ErrorKind::Unsupported, text)
         })
     }

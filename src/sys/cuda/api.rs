@@ -2,7 +2,8 @@
 //! calls and the table that [`Loaded`] fills from the driver's library.
 
 use super::types::*;
-use std::ffi::{CStr, c_char, c_float, c_int, c_uint, c_void};
+use crate::sys::loader::function_table;
+use std::ffi::{c_char, c_float, c_int, c_uint, c_void};
 
 /// Makes from the list: the trait [`Api`], whose methods a simulation may leave out; the table of
 /// the loaded functions; and the names, for messages.
@@ -37,64 +38,17 @@ macro_rules! driver_functions {
             )*
         }
 
-        /// Functions of the driver's library.
-        #[allow(non_snake_case)]
-        pub(super) struct Functions {
-            $($name: unsafe extern "C" fn($($type),*) -> CuResult,)*
-            $($late: Option<unsafe extern "C" fn($($late_type),*) -> CuResult>,)*
-        }
-
-        #[allow(non_snake_case)]
-        impl Functions {
-            /// Looks every name up; `Err` has the required ones that are missing.
-            ///
-            /// # Safety
-            /// Addresses that `symbol` returns are those of the named C functions.
-            pub(super) unsafe fn find(
-                symbol: impl Fn(&CStr) -> *mut c_void,
-            ) -> Result<Functions, Vec<&'static str>> {
-                let look = |name: &'static str| -> Option<*mut c_void> {
-                    let text = CStr::from_bytes_with_nul(name.as_bytes()).ok()?;
-                    Some(symbol(text)).filter(|address| !address.is_null())
-                };
-                let mut missing = Vec::new();
-                $(
-                    let $name = look(concat!($symbol, "\0"));
-                    if $name.is_none() {
-                        missing.push($symbol);
-                    }
-                )*
-                match ($($name,)*) {
-                    ($(Some($name),)*) => Ok(Functions {
-                        $(
-                            // SAFETY: the address of the C function of that name and type, which
-                            // stays loaded for good.
-                            $name: unsafe {
-                                std::mem::transmute::<
-                                    *mut c_void,
-                                    unsafe extern "C" fn($($type),*) -> CuResult,
-                                >($name)
-                            },
-                        )*
-                        $(
-                            // SAFETY: as above; a missing one is `None`.
-                            $late: look(concat!($late_symbol, "\0")).map(|address| unsafe {
-                                std::mem::transmute::<
-                                    *mut c_void,
-                                    unsafe extern "C" fn($($late_type),*) -> CuResult,
-                                >(address)
-                            }),
-                        )*
-                    }),
-                    _ => Err(missing),
-                }
-            }
+        function_table! {
+            /// Functions of the driver's library.
+            pub(super) struct Functions;
+            required { $($name = $symbol: fn($($type),*) -> CuResult;)* }
+            optional { $($late = $late_symbol: fn($($late_type),*) -> CuResult;)* }
         }
 
         #[allow(non_snake_case)]
         impl Api for super::Loaded {
             fn source(&self) -> String {
-                self.library().to_string()
+                self.library().name().to_string()
             }
             $(
                 unsafe fn $name(&self, $($arg: $type),*) -> CuResult {

@@ -4,14 +4,13 @@ use super::OLDEST_DRIVER;
 use super::api::Functions;
 use super::types::CuResult;
 use crate::error::{Error, ErrorKind, Result};
-use crate::sys::loader::last_error;
+use crate::sys::loader::Library;
 use std::ffi::{CStr, c_int, c_void};
 
-/// The driver's library, with the functions that are used. It is never closed: the driver keeps
-/// threads of its own.
+/// The driver's library, with the functions that are used.
 pub struct Loaded {
     functions: Functions,
-    library: String,
+    library: Library,
 }
 
 impl Loaded {
@@ -20,65 +19,45 @@ impl Loaded {
     /// # Errors
     /// Unsupported if there is no such library, or if it lacks functions: the driver is too old.
     pub fn open(library: &CStr) -> Result<Loaded> {
-        let name = library.to_string_lossy().into_owned();
-        // SAFETY: the name is a C string; the driver's initialisers are the system's to vouch for.
-        let handle = unsafe { libc::dlopen(library.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
-        if handle.is_null() {
-            return Err(Error::new(
-                ErrorKind::Unsupported,
-                format!(
-                    "no {name}: {}; GPU buffers need NVIDIA's driver",
-                    last_error()
-                ),
-            ));
-        }
-        let symbol = |name: &CStr| -> *mut c_void {
-            // SAFETY: the handle is open and stays so; the name is a C string.
-            unsafe { libc::dlsym(handle, name.as_ptr()) }
-        };
-        // SAFETY: the names in the list are those of the driver API, with its types.
-        let functions = unsafe { Functions::find(symbol) }.map_err(|missing| {
-            let version = version(symbol(c"cuDriverGetVersion"));
-            Error::new(
-                ErrorKind::Unsupported,
-                format!(
-                    "{name} ({version}) is too old for {}; cinch needs the driver of CUDA \
-                     {OLDEST_DRIVER} or newer",
-                    list(&missing)
-                ),
-            )
+        let unsupported = |text| Error::new(ErrorKind::Unsupported, text);
+        let library = Library::open(library).map_err(|why| {
+            let name = library.to_string_lossy();
+            unsupported(format!(
+                "no {name}: {why}; GPU buffers need NVIDIA's driver"
+            ))
         })?;
-        Ok(Loaded {
-            functions,
-            library: name,
-        })
+        // SAFETY: the names in the list are those of the driver API, with its types.
+        let functions = unsafe { Functions::find(&library) }.map_err(|missing| {
+            unsupported(format!(
+                "{} ({}) is too old for {}; cinch needs the driver of CUDA {OLDEST_DRIVER} or newer",
+                library.name(),
+                version(library.symbol(c"cuDriverGetVersion")),
+                list(&missing)
+            ))
+        })?;
+        Ok(Loaded { functions, library })
     }
 
     /// Whether somebody in this process has opened `library` already.
     pub fn is_open(library: &CStr) -> bool {
-        let flags = libc::RTLD_NOW | libc::RTLD_NOLOAD;
-        // SAFETY: the name is a C string; nothing is loaded, only counted, and given back.
-        unsafe {
-            let handle = libc::dlopen(library.as_ptr(), flags);
-            !handle.is_null() && libc::dlclose(handle) == 0
-        }
+        Library::is_open(library)
     }
 
     pub(super) fn functions(&self) -> &Functions {
         &self.functions
     }
 
-    pub(super) fn library(&self) -> &str {
+    pub(super) fn library(&self) -> &Library {
         &self.library
     }
 }
 
 /// The version that a driver with missing functions says it has.
-fn version(address: *mut c_void) -> String {
+fn version(address: Option<*mut c_void>) -> String {
     let mut version: c_int = 0;
-    if address.is_null() {
+    let Some(address) = address else {
         return "of no CUDA version".into();
-    }
+    };
     // SAFETY: `cuDriverGetVersion` has had this type since CUDA 2.2 and may be called before
     // `cuInit`; it writes one integer.
     let result = unsafe {

@@ -2,7 +2,8 @@
 //! calls and the table that [`Loaded`](super::Loaded) fills from the system's library.
 
 use super::types::*;
-use std::ffi::{CStr, c_int, c_uint, c_void};
+use crate::sys::loader::function_table;
+use std::ffi::{c_int, c_uint, c_void};
 
 /// Makes from the list: the trait [`Api`] and the table of the loaded functions.
 macro_rules! verbs_functions {
@@ -22,51 +23,16 @@ macro_rules! verbs_functions {
             )*
         }
 
-        /// Functions of the system's library.
-        pub(super) struct Functions {
-            $($name: unsafe extern "C" fn($($type),*) $(-> $result)?,)*
-        }
-
-        impl Functions {
-            /// Looks every name up; `Err` has those that are missing.
-            ///
-            /// # Safety
-            /// Addresses that `symbol` returns are those of the named C functions.
-            pub(super) unsafe fn find(
-                symbol: impl Fn(&CStr) -> *mut c_void,
-            ) -> Result<Functions, Vec<&'static str>> {
-                let look = |name: &'static str| -> Option<*mut c_void> {
-                    let text = CStr::from_bytes_with_nul(name.as_bytes()).ok()?;
-                    Some(symbol(text)).filter(|address| !address.is_null())
-                };
-                let mut missing = Vec::new();
-                $(
-                    let $name = look(concat!($symbol, "\0"));
-                    if $name.is_none() {
-                        missing.push($symbol);
-                    }
-                )*
-                match ($($name,)*) {
-                    ($(Some($name),)*) => Ok(Functions {
-                        $(
-                            // SAFETY: the address of the C function of that name and type, which
-                            // stays loaded for good.
-                            $name: unsafe {
-                                std::mem::transmute::<
-                                    *mut c_void,
-                                    unsafe extern "C" fn($($type),*) $(-> $result)?,
-                                >($name)
-                            },
-                        )*
-                    }),
-                    _ => Err(missing),
-                }
-            }
+        function_table! {
+            /// Functions of the system's library.
+            pub(super) struct Functions;
+            required { $($name = $symbol: fn($($type),*) $(-> $result)?;)* }
+            optional {}
         }
 
         impl Api for super::Loaded {
             fn source(&self) -> String {
-                self.library().to_string()
+                self.library().name().to_string()
             }
             $(
                 unsafe fn $name(&self, $($arg: $type),*) $(-> $result)? {

@@ -3,19 +3,18 @@
 use super::OLDEST_LIBRARY;
 use super::api::Functions;
 use crate::error::{Error, ErrorKind, Result};
-use crate::sys::loader::last_error;
-use std::ffi::{CStr, c_void};
+use crate::sys::loader::Library;
+use std::ffi::CStr;
 
-/// The system's library, with the functions that are used. It is never closed: its providers
-/// register themselves in it for good.
+/// The system's library, with the functions that are used.
 pub struct Loaded {
     functions: Functions,
-    library: String,
+    library: Library,
 }
 
 impl std::fmt::Debug for Loaded {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("Loaded").field(&self.library).finish()
+        f.debug_tuple("Loaded").field(&self.library.name()).finish()
     }
 }
 
@@ -28,43 +27,31 @@ impl Loaded {
     /// # Errors
     /// Unsupported if there is no such library, or if it lacks functions: it is too old.
     pub fn open(library: &CStr) -> Result<Loaded> {
-        let name = library.to_string_lossy().into_owned();
-        // SAFETY: the name is a C string; the initialisers are the system's to vouch for.
-        let handle = unsafe { libc::dlopen(library.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
-        if handle.is_null() {
-            return Err(Error::new(
-                ErrorKind::Unsupported,
-                format!(
-                    "no {name}: {}; RDMA needs rdma-core (packages libibverbs1 and \
-                     ibverbs-providers, or rdma-core)",
-                    last_error()
-                ),
-            ));
-        }
-        // SAFETY: the handle is open and stays so; names are C strings. Of a name with versions
-        // the loader returns the default, which is the newest: IBVERBS_1.1 for the old ones.
-        let symbol = |name: &CStr| -> *mut c_void { unsafe { libc::dlsym(handle, name.as_ptr()) } };
-        // SAFETY: the names in the list are those of libibverbs, with its types.
-        let functions = unsafe { Functions::find(symbol) }.map_err(|missing| {
-            Error::new(
-                ErrorKind::Unsupported,
-                format!(
-                    "{name} lacks {}; RDMA needs that of rdma-core {OLDEST_LIBRARY} or newer",
-                    missing.join(", ")
-                ),
-            )
+        let unsupported = |text| Error::new(ErrorKind::Unsupported, text);
+        let library = Library::open(library).map_err(|why| {
+            let name = library.to_string_lossy();
+            unsupported(format!(
+                "no {name}: {why}; RDMA needs rdma-core (packages libibverbs1 and \
+                 ibverbs-providers, or rdma-core)"
+            ))
         })?;
-        Ok(Loaded {
-            functions,
-            library: name,
-        })
+        // SAFETY: the names in the list are those of libibverbs, with its types; of those with
+        // versions the newest: IBVERBS_1.1 for the old ones.
+        let functions = unsafe { Functions::find(&library) }.map_err(|missing| {
+            unsupported(format!(
+                "{} lacks {}; RDMA needs that of rdma-core {OLDEST_LIBRARY} or newer",
+                library.name(),
+                missing.join(", ")
+            ))
+        })?;
+        Ok(Loaded { functions, library })
     }
 
     pub(super) fn functions(&self) -> &Functions {
         &self.functions
     }
 
-    pub(super) fn library(&self) -> &str {
+    pub(super) fn library(&self) -> &Library {
         &self.library
     }
 }
