@@ -4,7 +4,6 @@
 use super::abi::{self, Args, OneshotArgs};
 use super::interpreter::World;
 use super::*;
-use crate::adapt::Role;
 use crate::bootstrap::LocalExchange;
 use crate::gpu::{CaptureMode, Device, DeviceMemory, Driver, Graph, Module};
 use crate::mem::BoxShape;
@@ -16,8 +15,12 @@ use crate::types::{Algorithm, CodecSpec, DType, ReduceOp, Scalar};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+#[path = "messages_tests.rs"]
+mod messages;
 #[path = "refusal_tests.rs"]
 mod refusals;
+#[path = "residuals_tests.rs"]
+mod residuals;
 #[path = "slices_tests.rs"]
 mod slices;
 
@@ -318,113 +321,6 @@ fn a_factor_on_the_gpu_stays_there() {
     }
 }
 
-/// Residuals are where they were in the next call of a tensor, and elsewhere for another one; a
-/// capture makes none.
-#[test]
-fn residuals_stay_where_they_are() {
-    let bench = Bench::new();
-    let stream = bench.stream();
-    let mut ranks = bench.ranks(3, 16, &Config::default());
-    let engine = &mut ranks[0].engine;
-    let memory = bench.memory(4 << 20);
-    let fed = |tensor: u64, collective, count: usize, codec: &str| {
-        let problem = Problem::new(collective, DType::F32, 3, count);
-        Request {
-            feedback: Some(tensor),
-            ..request(&problem, codec)
-        }
-    };
-    let mut place = |request: Request| {
-        engine
-            .run(&[call(request, &memory, &memory, &stream)])
-            .unwrap();
-        match &bench.take()[0] {
-            Seen::Blob(_, blob) => (blob.works()[0].residuals, blob.works()[0].span),
-            Seen::Fused(..) => (0, 0),
-        }
-    };
-    let sum = Collective::AllReduce;
-    let first = place(fed(1, sum, 5000, "linear8"));
-    assert!(first.0 != 0 && first.1 == 5000);
-    assert_eq!(place(fed(1, sum, 5000, "linear8")), first);
-    let other = place(fed(2, sum, 5000, "linear8"));
-    assert!(other.0.abs_diff(first.0) >= 8 * 5000);
-    // Fewer elements have room in the memory of more, more have not.
-    assert_eq!(place(fed(1, sum, 4000, "linear8")), (first.0, 4000));
-    assert_ne!(place(fed(1, sum, 9000, "linear8")).0, first.0);
-    let parts = place(fed(3, Collective::ReduceScatter, 5000, "linear8"));
-    assert_eq!(parts.1, 15_000);
-    // Nothing is lost, so nothing is kept.
-    assert_eq!(place(fed(4, sum, 5000, "raw")), (0, 0));
-
-    let captured = Graph::capture(&stream, CaptureMode::ThreadLocal, |stream| {
-        let known = fed(2, sum, 5000, "linear8");
-        engine.run(&[call(known, &memory, &memory, stream)])?;
-        let unknown = fed(5, sum, 5000, "linear8");
-        let error = engine
-            .run(&[call(unknown, &memory, &memory, stream)])
-            .unwrap_err();
-        assert!(engine.is_untouched());
-        assert_eq!(error.kind(), ErrorKind::InvalidUsage);
-        assert!(error.message().contains("tensor 5"), "{error}");
-        Ok(())
-    });
-    captured.unwrap();
-}
-
-/// Replays go on where the captured call found its residuals: what is put in place or forgotten is so
-/// there, and calls of another count keep away.
-#[test]
-fn residuals_that_a_graph_uses_stay_its_own() {
-    let bench = Bench::new();
-    let stream = bench.stream();
-    let mut ranks = bench.ranks(3, 16, &Config::default());
-    let engine = &mut ranks[0].engine;
-    let memory = bench.memory(4 << 20);
-    let fed = |count: usize| Request {
-        feedback: Some(1),
-        ..request(
-            &Problem::new(Collective::AllReduce, DType::F32, 3, count),
-            "linear8",
-        )
-    };
-    let place = |engine: &mut GpuEngine, count: usize| {
-        engine
-            .run(&[call(fed(count), &memory, &memory, &stream)])
-            .unwrap();
-        match &bench.take()[0] {
-            Seen::Blob(_, blob) => blob.works()[0].residuals,
-            Seen::Fused(..) => 0,
-        }
-    };
-    let kept = |engine: &GpuEngine| {
-        let feedback = engine.export_residuals().unwrap();
-        let residuals = feedback.residuals(1).unwrap();
-        residuals.sum_squares()
-    };
-    let first = place(engine, 5000);
-    let _graph = Graph::capture(&stream, CaptureMode::ThreadLocal, |stream| {
-        engine
-            .run(&[call(fed(5000), &memory, &memory, stream)])
-            .map(drop)
-    });
-    let mut feedback = engine.export_residuals().unwrap();
-    let mut residuals = feedback.take(1);
-    residuals.put(Role::Worker, 0, vec![1.0; 5000]);
-    feedback.give_back(1, residuals);
-    engine.import_residuals(&feedback).unwrap();
-    assert_eq!(kept(engine), 5000.0);
-    assert_eq!(place(engine, 5000), first);
-    engine.forget_residuals(None).unwrap();
-    assert_eq!(kept(engine), 0.0);
-    assert_eq!(place(engine, 5000), first);
-    engine.import_residuals(&feedback).unwrap();
-    engine.import_residuals(&Feedback::new()).unwrap();
-    assert_eq!(kept(engine), 0.0);
-    assert_eq!(place(engine, 5000), first);
-    assert_ne!(place(engine, 4000), first);
-}
-
 #[test]
 fn small_sums_are_fused_and_wire_bytes_are_counted() {
     let bench = Bench::new();
@@ -462,111 +358,6 @@ fn small_sums_are_fused_and_wire_bytes_are_counted() {
     assert_eq!(blob.works()[0].codec.word[0], 8, "log2 of a block");
     let (report, seen) = run(0, "raw", ReduceOp::Sum);
     assert!(seen.is_empty() && report.transport.is_none());
-}
-
-/// Messages of one group on three streams are one launch, behind and before what is on all three.
-#[test]
-fn messages_of_several_streams_are_joined() {
-    let bench = Bench::new();
-    let streams = [bench.stream(), bench.stream(), bench.stream()];
-    let mut ranks = bench.ranks(4, 16, &simple());
-    let memory = bench.memory(4096);
-    let calls: Vec<_> = (1..4)
-        .map(|peer| {
-            let mut problem = Problem::new(Collective::SendRecv, DType::F32, 4, 9);
-            (problem.root, problem.peer) = (0, peer);
-            call(
-                request(&problem, "raw"),
-                &memory,
-                &memory,
-                &streams[peer - 1],
-            )
-        })
-        .collect();
-    let counts = || {
-        [
-            "cuEventRecord",
-            "cuStreamWaitEvent",
-            "cuEventCreate",
-            "cuEventDestroy",
-        ]
-        .map(|name| bench.process.calls(name))
-    };
-    let before = counts();
-    let engine = &mut ranks[0].engine;
-    assert_eq!(engine.run(&calls).unwrap().len(), 3);
-    assert_eq!(bench.take().len(), 1);
-    let after = counts();
-    let grown: Vec<_> = after.iter().zip(before).map(|(a, b)| a - b).collect();
-    // One event of each other stream, and the launch's own, for which both of them wait.
-    assert_eq!(grown, [3, 4, 2, 2]);
-    // On one stream there is nothing to join.
-    let before = counts();
-    engine.run(&calls[..1]).unwrap();
-    assert_eq!(counts()[1], before[1]);
-}
-
-/// Messages of a group, to and from everybody and several to some, with as few blocks as a GPU
-/// that many ranks share has: launches of all ranks match.
-#[test]
-fn messages_of_a_group_meet() {
-    let bench = Bench::new();
-    let stream = bench.stream();
-    for (nranks, resident) in [(2, 2), (4, 3), (4, 132), (5, 4), (5, 16)] {
-        let mut ranks = bench.ranks(nranks, resident, &simple());
-        let counts = [3usize, 70_000, 1];
-        let word = |from: usize, to: usize, k: usize| (100 * from + 10 * to + k) as f32;
-        let mut launches = Vec::new();
-        let mut outputs = Vec::new();
-        for rank in 0..nranks {
-            let mut memory = Vec::new();
-            for other in (0..nranks).filter(|&other| other != rank) {
-                for (k, &count) in counts.iter().enumerate() {
-                    let sent: Vec<u8> = std::iter::repeat_n(word(rank, other, k), count)
-                        .flat_map(f32::to_le_bytes)
-                        .collect();
-                    let buffers = [bench.memory(4 * count), bench.memory(4 * count)];
-                    buffers[0].write(0, &sent, &stream, WAIT).unwrap();
-                    memory.push((other, k, buffers));
-                }
-            }
-            let mut calls = Vec::new();
-            for (other, k, [input, output]) in &memory {
-                let mut problem =
-                    Problem::new(Collective::SendRecv, DType::F32, nranks, counts[*k]);
-                (problem.root, problem.peer) = (rank, *other);
-                calls.push(call(request(&problem, "raw"), input, output, &stream));
-                (problem.root, problem.peer) = (*other, rank);
-                calls.push(call(request(&problem, "raw"), input, output, &stream));
-            }
-            let reports = ranks[rank].engine.run(&calls).unwrap();
-            assert_eq!(reports.len(), calls.len());
-            launches.push(bench.take().into_iter().map(blob).collect::<Vec<_>>());
-            for blob in &launches[rank] {
-                assert!(
-                    blob.channels() <= resident,
-                    "{} of {resident}",
-                    blob.channels()
-                );
-            }
-            outputs.push(memory);
-        }
-        assert!(
-            World::new(&launches, None).run(),
-            "{nranks} ranks, {resident} blocks"
-        );
-        for (rank, memory) in outputs.iter().enumerate() {
-            for (other, k, [_, output]) in memory {
-                let mut bytes = vec![0; 4 * counts[*k]];
-                output.read(0, &mut bytes, &stream, WAIT).unwrap();
-                let wanted = word(*other, rank, *k).to_le_bytes();
-                assert!(
-                    bytes.chunks(4).all(|found| found == wanted),
-                    "{other} to {rank}"
-                );
-            }
-        }
-    }
 }
 
 #[test]

@@ -1,0 +1,111 @@
+//! Where residuals of error feedback lie on a GPU, and for how long.
+
+use super::*;
+use crate::adapt::Role;
+
+/// Residuals are where they were in the next call of a tensor, and elsewhere for another one; a
+/// capture makes none.
+#[test]
+fn residuals_stay_where_they_are() {
+    let bench = Bench::new();
+    let stream = bench.stream();
+    let mut ranks = bench.ranks(3, 16, &Config::default());
+    let engine = &mut ranks[0].engine;
+    let memory = bench.memory(4 << 20);
+    let fed = |tensor: u64, collective, count: usize, codec: &str| {
+        let problem = Problem::new(collective, DType::F32, 3, count);
+        Request {
+            feedback: Some(tensor),
+            ..request(&problem, codec)
+        }
+    };
+    let mut place = |request: Request| {
+        engine
+            .run(&[call(request, &memory, &memory, &stream)])
+            .unwrap();
+        match &bench.take()[0] {
+            Seen::Blob(_, blob) => (blob.works()[0].residuals, blob.works()[0].span),
+            Seen::Fused(..) => (0, 0),
+        }
+    };
+    let sum = Collective::AllReduce;
+    let first = place(fed(1, sum, 5000, "linear8"));
+    assert!(first.0 != 0 && first.1 == 5000);
+    assert_eq!(place(fed(1, sum, 5000, "linear8")), first);
+    let other = place(fed(2, sum, 5000, "linear8"));
+    assert!(other.0.abs_diff(first.0) >= 8 * 5000);
+    // Fewer elements have room in the memory of more, more have not.
+    assert_eq!(place(fed(1, sum, 4000, "linear8")), (first.0, 4000));
+    assert_ne!(place(fed(1, sum, 9000, "linear8")).0, first.0);
+    let parts = place(fed(3, Collective::ReduceScatter, 5000, "linear8"));
+    assert_eq!(parts.1, 15_000);
+    // Nothing is lost, so nothing is kept.
+    assert_eq!(place(fed(4, sum, 5000, "raw")), (0, 0));
+
+    let captured = Graph::capture(&stream, CaptureMode::ThreadLocal, |stream| {
+        let known = fed(2, sum, 5000, "linear8");
+        engine.run(&[call(known, &memory, &memory, stream)])?;
+        let unknown = fed(5, sum, 5000, "linear8");
+        let error = engine
+            .run(&[call(unknown, &memory, &memory, stream)])
+            .unwrap_err();
+        assert!(engine.is_untouched());
+        assert_eq!(error.kind(), ErrorKind::InvalidUsage);
+        assert!(error.message().contains("tensor 5"), "{error}");
+        Ok(())
+    });
+    captured.unwrap();
+}
+
+/// Replays go on where the captured call found its residuals: what is put in place or forgotten is so
+/// there, and calls of another count keep away.
+#[test]
+fn residuals_that_a_graph_uses_stay_its_own() {
+    let bench = Bench::new();
+    let stream = bench.stream();
+    let mut ranks = bench.ranks(3, 16, &Config::default());
+    let engine = &mut ranks[0].engine;
+    let memory = bench.memory(4 << 20);
+    let fed = |count: usize| Request {
+        feedback: Some(1),
+        ..request(
+            &Problem::new(Collective::AllReduce, DType::F32, 3, count),
+            "linear8",
+        )
+    };
+    let place = |engine: &mut GpuEngine, count: usize| {
+        engine
+            .run(&[call(fed(count), &memory, &memory, &stream)])
+            .unwrap();
+        match &bench.take()[0] {
+            Seen::Blob(_, blob) => blob.works()[0].residuals,
+            Seen::Fused(..) => 0,
+        }
+    };
+    let kept = |engine: &GpuEngine| {
+        let feedback = engine.export_residuals().unwrap();
+        let residuals = feedback.residuals(1).unwrap();
+        residuals.sum_squares()
+    };
+    let first = place(engine, 5000);
+    let _graph = Graph::capture(&stream, CaptureMode::ThreadLocal, |stream| {
+        engine
+            .run(&[call(fed(5000), &memory, &memory, stream)])
+            .map(drop)
+    });
+    let mut feedback = engine.export_residuals().unwrap();
+    let mut residuals = feedback.take(1);
+    residuals.put(Role::Worker, 0, vec![1.0; 5000]);
+    feedback.give_back(1, residuals);
+    engine.import_residuals(&feedback).unwrap();
+    assert_eq!(kept(engine), 5000.0);
+    assert_eq!(place(engine, 5000), first);
+    engine.forget_residuals(None).unwrap();
+    assert_eq!(kept(engine), 0.0);
+    assert_eq!(place(engine, 5000), first);
+    engine.import_residuals(&feedback).unwrap();
+    engine.import_residuals(&Feedback::new()).unwrap();
+    assert_eq!(kept(engine), 0.0);
+    assert_eq!(place(engine, 5000), first);
+    assert_ne!(place(engine, 4000), first);
+}
