@@ -10,7 +10,8 @@ use std::sync::Arc;
 
 impl GpuEngine {
     /// Launches what may run at once together, each launch the same messages on both ends. They run
-    /// on the first one's stream, behind what is on the streams of all, which go on behind them.
+    /// on the first one's stream, behind what is on the streams of all, which go on behind them: also
+    /// on the stream of a receive whose send from the same rank has taken its place, and is empty.
     pub(super) fn messages(
         &mut self,
         calls: &[GpuCall<'_>],
@@ -18,9 +19,11 @@ impl GpuEngine {
         messages: &[(usize, [u64; SIGNATURE_WORDS])],
         capture: Option<u64>,
     ) -> Result<()> {
-        let Some(&(first, _)) = messages.first() else {
+        let size = |index: usize| calls[index].request.count;
+        if messages.iter().all(|&(index, _)| size(index) == 0) {
             return Ok(());
-        };
+        }
+        let (first, _) = messages[0];
         let stream = self.stream(calls[first].buffers.stream());
         let others = self.other_streams(calls, messages);
         for other in &others {
@@ -36,6 +39,9 @@ impl GpuEngine {
         let mut launches: BTreeMap<(usize, usize, &str), Vec<usize>> = BTreeMap::new();
         for (position, &(index, _)) in messages.iter().enumerate() {
             let request = &calls[index].request;
+            if request.count == 0 {
+                continue;
+            }
             let pair = (request.root, request.peer);
             if pair.0 == pair.1 {
                 let bytes = request.count * request.dtype.size();

@@ -44,6 +44,33 @@ fn messages_of_several_streams_are_joined() {
     assert_eq!(counts()[1], before[1]);
 }
 
+/// A message of a rank to itself is a copy, behind and before what is on the streams of its send and
+/// of its receive, which has no bytes left.
+#[test]
+fn a_message_to_oneself_joins_the_stream_of_its_receive() {
+    let bench = Bench::new();
+    let (one, two) = (bench.stream(), bench.stream());
+    let mut ranks = bench.ranks(2, 16, &simple());
+    let memory = bench.memory(4096);
+    let mut problem = Problem::new(Collective::SendRecv, DType::F32, 2, 9);
+    (problem.root, problem.peer) = (0, 0);
+    let send = call(request(&problem, "raw"), &memory, &memory, &one);
+    problem.count = 0;
+    let mut recv = call(request(&problem, "raw"), &memory, &memory, &two);
+    recv.buffers = recv.buffers.emptied();
+    // The last copy was on the first stream, so the second one waits for it too.
+    for (calls, waits) in [([send, recv], 2), ([recv, send], 3)] {
+        let before = bench.process.calls("cuStreamWaitEvent");
+        ranks[0].engine.run(&calls).unwrap();
+        assert_eq!(bench.process.calls("cuStreamWaitEvent"), before + waits);
+        assert!(bench.take().is_empty());
+    }
+    // Alone it moves nothing.
+    let before = bench.process.calls("cuEventRecord");
+    ranks[0].engine.run(&[recv]).unwrap();
+    assert_eq!(bench.process.calls("cuEventRecord"), before);
+}
+
 /// Messages of a group, to and from everybody and several to some, with as few blocks as a GPU
 /// that many ranks share has: launches of all ranks match.
 #[test]

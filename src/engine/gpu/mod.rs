@@ -291,15 +291,12 @@ impl GpuEngine {
             let run = &prepared[index];
             let signature = self.begin(call, &run.plan, capture);
             reports.push(self.report(call, run));
-            if call.request.count == 0 {
-                continue;
-            }
-            if call.request.collective != Collective::SendRecv {
+            if call.request.collective == Collective::SendRecv {
+                messages.push((index, signature));
+            } else if call.request.count > 0 {
                 self.messages(calls, &prepared, &messages, capture)?;
                 messages.clear();
                 self.collective(call, run, signature, capture)?;
-            } else {
-                messages.push((index, signature));
             }
         }
         self.messages(calls, &prepared, &messages, capture)?;
