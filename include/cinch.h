@@ -761,8 +761,8 @@ typedef struct {
     /**
      * Turns error feedback on, and names the tensor whose residuals live from call to call: what a
      * lossy encode drops is added to the next call of the same id. For collectives that reduce. On
-     * a GPU it takes 8 bytes of device memory an element, and a call that is captured must have
-     * been made once before. 0 = none.
+     * a GPU it takes 8 bytes of device memory an element of the input, and a call that is captured
+     * must have been made once before. 0 = none.
      */
     uint64_t feedback;
 } cinch_call_t;

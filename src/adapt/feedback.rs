@@ -76,17 +76,17 @@ impl Feedback {
 
     /// # Errors
     /// Invalid argument if there are residuals of a communicator on host memory, which lie in
-    /// chunks, or arrays that are not of as many elements as their shape says.
+    /// chunks, or other than one array of as many elements as the shape says.
     pub fn check_elements(&self) -> Result<()> {
         self.check_kind(0, "communicator on host memory, which keeps them in chunks")?;
         for (tensor, residuals) in self.iter() {
             let elements = residuals.shape().chunk;
+            let arrays: Vec<_> = residuals.iter().collect();
             let whole = |values: &[f32]| values.len() as u64 == elements;
-            if residuals.iter().count() == 0 || !residuals.iter().all(|(.., values)| whole(values))
-            {
+            if !matches!(arrays[..], [(Role::Worker, _, values)] if whole(values)) {
                 return Err(Error::invalid_argument(format!(
-                    "the residuals of tensor {tensor} are not arrays of {elements} elements, as \
-                     they say"
+                    "the residuals of tensor {tensor} are not one array of {elements} elements, \
+                     as they say"
                 )));
             }
         }
@@ -288,10 +288,10 @@ impl<'a> Reader<'a> {
 mod tests {
     use super::*;
 
-    /// Element by element there is one array of all elements for each role.
+    /// Element by element there is one array of all elements.
     #[test]
     fn arrays_of_other_lengths_than_they_say_are_refused() {
-        let of = |chunk: u64, values: usize| {
+        let of = |roles: &[Role], chunk: u64, values: usize| {
             let (mut feedback, mut residuals) = (Feedback::new(), Residuals::new());
             residuals.begin(Shape {
                 kind: BY_ELEMENT,
@@ -299,13 +299,23 @@ mod tests {
                 chunk,
                 chunks: 1,
             });
-            residuals.put(Role::Worker, 0, vec![1.0; values]);
+            for &role in roles {
+                residuals.put(role, 0, vec![1.0; values]);
+            }
             feedback.give_back(7, residuals);
             feedback.check_elements()
         };
-        of(4, 4).unwrap();
-        for (chunk, values) in [(1 << 60, 4), (4, 3), (0, 0)] {
-            let error = of(chunk, values).unwrap_err();
+        let one: &[Role] = &[Role::Worker];
+        of(one, 4, 4).unwrap();
+        for (roles, chunk, values) in [
+            (one, 1 << 60, 4),
+            (one, 4, 3),
+            (one, 0, 0),
+            (&[], 4, 4),
+            (&[Role::Owner], 4, 4),
+            (&[Role::Worker, Role::Owner], 4, 4),
+        ] {
+            let error = of(roles, chunk, values).unwrap_err();
             assert!(error.message().contains("tensor 7"), "{error}");
         }
     }

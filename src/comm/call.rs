@@ -33,8 +33,8 @@ pub struct Call {
     /// Turns error feedback on, and names the tensor whose residuals live from call to call: what
     /// a lossy encode drops is added to the next call of the same id, count and cut. For
     /// collectives that reduce; without effect where nothing is lost. Ranks need not agree on ids.
-    /// On a GPU it takes 8 bytes of device memory an element, and a call that is captured must have
-    /// been made once before.
+    /// On a GPU it takes 8 bytes of device memory an element of the input, and a call that is captured
+    /// must have been made once before.
     pub feedback: Option<u64>,
 }
 

@@ -55,8 +55,8 @@ pub struct cinch_call_t {
     pub stream: *mut c_void,
     /// Turns error feedback on, and names the tensor whose residuals live from call to call: what a
     /// lossy encode drops is added to the next call of the same id. For collectives that reduce. On
-    /// a GPU it takes 8 bytes of device memory an element, and a call that is captured must have
-    /// been made once before. 0 = none.
+    /// a GPU it takes 8 bytes of device memory an element of the input, and a call that is captured
+    /// must have been made once before. 0 = none.
     pub feedback: u64,
 }
 

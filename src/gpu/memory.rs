@@ -8,15 +8,28 @@ use std::time::Duration;
 
 /// Memory of one GPU; its contents are undefined until written.
 ///
-/// Dropping it makes the driver wait for work that is queued on the GPU: drop it when the kernels
-/// that use it have ended, or after they were told to abort.
+/// Dropping what [`DeviceMemory::new`] made makes the driver wait for work that is queued on the
+/// GPU: drop it when the kernels that use it have ended, or after they were told to abort. Of what
+/// [`DeviceMemory::queued`] made the driver waits for its own stream alone: drop it when all others
+/// that use it have ended.
 #[derive(Debug)]
 pub struct DeviceMemory {
     context: Arc<Context>,
     address: CuDevicePtr,
     bytes: usize,
-    /// Whether somebody else frees it.
-    lent: bool,
+    origin: Origin,
+}
+
+/// Who frees device memory, and how: the driver's two allocators do not mix.
+#[derive(Debug)]
+enum Origin {
+    /// The driver, at once.
+    Allocated,
+    /// The driver, behind the work of the stream behind which it allocated. The stream is ours, and
+    /// lives until then.
+    Queued(Arc<Stream>),
+    /// Somebody else.
+    Lent,
 }
 
 impl DeviceMemory {
@@ -26,23 +39,19 @@ impl DeviceMemory {
     /// Invalid argument for 0 bytes; system, with the size and what is free, if there is not that
     /// much.
     pub fn new(context: &Arc<Context>, bytes: usize) -> Result<DeviceMemory> {
-        DeviceMemory::allocate(context, bytes, None)
+        DeviceMemory::allocate(context, bytes, Origin::Allocated)
     }
 
-    /// The same, without waiting for anything that is queued on the GPU. It is there for what is
-    /// queued on `stream` from here on, which is not being captured.
+    /// The same, without waiting for anything that is queued on the GPU, now or when it is dropped.
+    /// It is there for what is queued on `stream` from here on; no other stream than that frees it.
     ///
     /// # Errors
     /// As [`DeviceMemory::new`].
-    pub fn queued(context: &Arc<Context>, bytes: usize, stream: &Stream) -> Result<DeviceMemory> {
-        DeviceMemory::allocate(context, bytes, Some(stream))
+    pub fn queued(stream: &Arc<Stream>, bytes: usize) -> Result<DeviceMemory> {
+        DeviceMemory::allocate(stream.context(), bytes, Origin::Queued(stream.clone()))
     }
 
-    fn allocate(
-        context: &Arc<Context>,
-        bytes: usize,
-        stream: Option<&Stream>,
-    ) -> Result<DeviceMemory> {
+    fn allocate(context: &Arc<Context>, bytes: usize, origin: Origin) -> Result<DeviceMemory> {
         if bytes == 0 {
             return Err(Error::invalid_argument(
                 "0 bytes of device memory were asked for",
@@ -50,20 +59,18 @@ impl DeviceMemory {
         }
         let driver = context.driver();
         let mut address: CuDevicePtr = 0;
-        let name = match stream {
-            None => "cuMemAlloc",
-            Some(_) => "cuMemAllocAsync",
-        };
-        let result = {
+        let (name, result) = {
             let _bound = context.bind()?;
+            let api = driver.api();
             // SAFETY: writes one address; a live stream.
             unsafe {
-                match stream {
-                    None => driver.api().cuMemAlloc(&mut address, bytes),
-                    Some(stream) => {
+                match &origin {
+                    Origin::Queued(stream) => {
                         let stream = stream.handle();
-                        driver.api().cuMemAllocAsync(&mut address, bytes, stream)
+                        let result = api.cuMemAllocAsync(&mut address, bytes, stream);
+                        ("cuMemAllocAsync", result)
                     }
+                    _ => ("cuMemAlloc", api.cuMemAlloc(&mut address, bytes)),
                 }
             }
         };
@@ -81,7 +88,7 @@ impl DeviceMemory {
             context: context.clone(),
             address,
             bytes,
-            lent: false,
+            origin,
         })
     }
 
@@ -94,7 +101,7 @@ impl DeviceMemory {
             context: context.clone(),
             address,
             bytes,
-            lent: true,
+            origin: Origin::Lent,
         }
     }
 
@@ -253,14 +260,23 @@ impl DeviceMemory {
 
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
-        if self.lent {
-            return;
-        }
         let driver = self.context.driver();
-        match self.context.bind() {
-            // SAFETY: allocated by `new`, freed once.
-            Ok(_bound) => driver.log("cuMemFree", unsafe { driver.api().cuMemFree(self.address) }),
-            Err(_) => driver.log("cuMemFree", CuResult::CONTEXT_IS_DESTROYED),
-        }
+        let name = match self.origin {
+            Origin::Allocated => "cuMemFree",
+            Origin::Queued(_) => "cuMemFreeAsync",
+            Origin::Lent => return,
+        };
+        let Ok(_bound) = self.context.bind() else {
+            driver.log(name, CuResult::CONTEXT_IS_DESTROYED);
+            return;
+        };
+        let api = driver.api();
+        // SAFETY: allocated by `allocate` in the same manner, freed once; a live stream.
+        driver.log(name, unsafe {
+            match &self.origin {
+                Origin::Queued(stream) => api.cuMemFreeAsync(self.address, stream.handle()),
+                _ => api.cuMemFree(self.address),
+            }
+        });
     }
 }

@@ -3,6 +3,7 @@
 use super::*;
 use crate::error::Error;
 use crate::types::{Algorithm, Collective};
+use std::collections::HashSet;
 
 /// Slots in use at the least: the lower bound of `CINCH_SLOTS`.
 const SLOTS: usize = 2;
@@ -45,8 +46,34 @@ fn cost_counts(schedule: &Schedule) -> CostCounts {
     super::cost_counts(schedule, &Hosts::ONE)
 }
 
+/// No rank encodes a chunk both as a contribution, or a partial sum, and as a finished sum: what an
+/// encode drops has one place for each element (`engine::gpu`'s residuals rely on it).
+pub(super) fn check_roles(pattern: &Pattern, schedules: &[Schedule]) {
+    if !pattern.collective.reduces() {
+        return;
+    }
+    for schedule in schedules {
+        let mut owned = HashSet::new();
+        let mut passed_on = HashSet::new();
+        for step in &schedule.steps {
+            match step.op {
+                Op::RecvReduceCopySend => owned.insert(step.chunk),
+                Op::Send | Op::RecvReduceSend => passed_on.insert(step.chunk),
+                _ => false,
+            };
+        }
+        let both: Vec<_> = owned.intersection(&passed_on).collect();
+        assert!(
+            both.is_empty(),
+            "{pattern:?}: rank {} encodes {both:?} as both",
+            schedule.rank
+        );
+    }
+}
+
 fn prove(pattern: &Pattern, passes: usize) {
     let schedules = schedules(pattern);
+    check_roles(pattern, &schedules);
     let limits = Limits {
         slots: SLOTS,
         passes,

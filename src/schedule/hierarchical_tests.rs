@@ -57,6 +57,7 @@ fn schedules(pattern: &Pattern) -> Vec<Schedule> {
 
 fn prove(pattern: &Pattern, passes: usize) -> (Proof, Vec<Schedule>) {
     let schedules = schedules(pattern);
+    conformance::check_roles(pattern, &schedules);
     let limits = Limits {
         slots: SLOTS,
         passes,

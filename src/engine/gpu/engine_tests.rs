@@ -4,6 +4,7 @@
 use super::abi::{self, Args, OneshotArgs};
 use super::interpreter::World;
 use super::*;
+
 use crate::bootstrap::LocalExchange;
 use crate::gpu::{CaptureMode, Device, DeviceMemory, Driver, Graph, Module};
 use crate::mem::BoxShape;
@@ -499,12 +500,18 @@ fn a_call_that_does_not_end_is_left_behind_with_its_memory() {
     let mut ranks = bench.ranks(2, 16, &config);
     let memory = bench.memory(4096);
     let problem = Problem::new(Collective::AllReduce, DType::F32, 2, 1000);
-    let call = call(request(&problem, "raw"), &memory, &memory, &stream);
+    let fed = Request {
+        feedback: Some(1),
+        ..request(&problem, "linear8")
+    };
+    let call = call(fed, &memory, &memory, &stream);
     ranks[0].engine.run(&[call]).unwrap();
     bench.process.hang(true);
     let wires = ranks[0].wires.clone();
     drop(ranks);
     assert!(wires.aborted.load(Ordering::Relaxed), "it was told to stop");
     assert!(Arc::strong_count(&wires) > 1, "its memory is kept");
+    let kept = "1 queued device allocations".to_string();
+    assert!(bench.process.leftovers().contains(&kept), "residuals too");
     bench.process.hang(false);
 }

@@ -72,7 +72,6 @@ impl Prepared {
         work.signature = signature;
         if let Some(place) = residuals {
             (work.residuals, work.span) = (place.address, place.span);
-            work.flags |= place.flags;
         }
         work.codec = codec_words(&self.plan, signature[3]);
         // All replays have the numbers of one operation.

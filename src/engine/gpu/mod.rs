@@ -30,7 +30,6 @@ pub use wiring::Wiring;
 
 use super::Report;
 use super::numbers::CallNumbers;
-use crate::adapt::Feedback;
 use crate::bootstrap::ExchangeRef;
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
@@ -192,7 +191,7 @@ impl GpuEngine {
             numbers: CallNumbers::new(rank, nranks),
             order,
             blobs: BlobPool::new(&context)?,
-            residuals: DeviceResiduals::default(),
+            residuals: DeviceResiduals::new(&context)?,
             prepared: HashMap::new(),
             timeout: config.timeout,
             context,
@@ -303,39 +302,6 @@ impl GpuEngine {
         Ok(reports)
     }
 
-    /// The residuals of error feedback, on the host. Waits for the calls that were launched outside
-    /// captures; graphs with calls of this communicator must not be running.
-    ///
-    /// # Errors
-    /// Timeout if they do not end; those of the driver.
-    pub fn export_residuals(&self) -> Result<Feedback> {
-        self.order.wait(self.timeout)?;
-        self.residuals
-            .load(&Stream::new(&self.context)?, self.timeout)
-    }
-
-    /// Puts residuals in the place of all that there are, after waiting as
-    /// [`GpuEngine::export_residuals`] does.
-    ///
-    /// # Errors
-    /// Invalid argument if they are those of host buffers; as there; system if there is not that
-    /// much memory.
-    pub fn import_residuals(&mut self, feedback: &Feedback) -> Result<()> {
-        self.order.wait(self.timeout)?;
-        let stream = Stream::new(&self.context)?;
-        self.residuals.store(feedback, &stream, self.timeout)
-    }
-
-    /// Forgets the residuals of one tensor, or of all, after waiting likewise.
-    ///
-    /// # Errors
-    /// As [`GpuEngine::export_residuals`].
-    pub fn forget_residuals(&mut self, tensor: Option<u64>) -> Result<()> {
-        self.order.wait(self.timeout)?;
-        let stream = Stream::new(&self.context)?;
-        self.residuals.forget(tensor, &stream, self.timeout)
-    }
-
     /// Whether the last run failed before it queued anything: all is as it was.
     pub fn is_untouched(&self) -> bool {
         self.untouched
@@ -435,11 +401,12 @@ impl GpuEngine {
         let residuals = match run.feeds(&call.request) {
             None => None,
             Some(tensor) => {
-                // Zeros that are queued here come behind the last call that used the memory.
-                self.order.enter(&stream, capture)?;
-                let place = self
-                    .residuals
-                    .place(tensor, (&call.request, &run.plan), &stream)?;
+                let place = self.residuals.place(
+                    tensor,
+                    (&call.request, &run.plan),
+                    &self.order,
+                    &stream,
+                )?;
                 Some(place)
             }
         };
@@ -594,6 +561,7 @@ impl GpuEngine {
             );
             std::mem::forget((self.wiring.clone(), self.kernels.clone()));
             self.blobs.leak();
+            self.residuals.leak();
         }
     }
 }

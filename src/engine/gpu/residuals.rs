@@ -1,17 +1,18 @@
 //! The residuals of error feedback of one rank, in its GPU's memory.
 //!
 //! What [`crate::adapt::Residuals`] keeps chunk by chunk lies here element by element: two arrays of
-//! fp32, one that the last call left and one that a call leaves, and two more where an algorithm
-//! encodes an element both as a contribution and in a finished sum. Which of a pair is which stands
-//! beside them, and the kernel turns it: a graph that is replayed goes on from where its last replay,
-//! or the last call, left off.
+//! fp32, one that the last call left and one that a call leaves. A rank encodes each element as a
+//! contribution or in a finished sum, never as both: so an element takes 8 bytes, of the input in a
+//! reduce_scatter. Which array is which stands beside them, and the kernel turns it: a graph that is
+//! replayed goes on from where its last replay, or the last call, left off.
 
-use super::abi::{self, RESIDUALS_BYTES, ResidualsHeader};
+use super::GpuEngine;
+use super::abi::{RESIDUALS_BYTES, ResidualsHeader};
+use super::order::Order;
 use crate::adapt::{BY_ELEMENT, Feedback, Residuals, Role, Shape};
 use crate::error::{Error, ErrorKind, Result};
-use crate::gpu::{DeviceMemory, Stream};
+use crate::gpu::{Context, DeviceMemory, Event, Stream};
 use crate::plan::{Plan, Request};
-use crate::schedule::Op;
 use crate::types::Collective;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -22,8 +23,11 @@ use std::time::Duration;
 const CUT_UNIT: u64 = 32;
 
 /// Residuals by tensor.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct DeviceResiduals {
+    /// Where they are allocated, set to zero, and freed: a caller's stream may be gone by then, or
+    /// be recording a graph.
+    stream: Arc<Stream>,
     tensors: HashMap<u64, Tensor>,
     /// Too small for what came later; a kernel may still use them.
     outgrown: Vec<Arc<DeviceMemory>>,
@@ -31,7 +35,7 @@ pub(super) struct DeviceResiduals {
 
 #[derive(Debug)]
 struct Tensor {
-    layout: Layout,
+    shape: Shape,
     memory: Arc<DeviceMemory>,
 }
 
@@ -40,84 +44,64 @@ struct Tensor {
 pub(super) struct Place {
     /// Address of the header.
     pub address: u64,
+    /// Elements of an array.
     pub span: u64,
-    /// Of the work.
-    pub flags: u8,
     pub memory: Arc<DeviceMemory>,
 }
 
-/// What calls must have in common to share residuals, and the arrays.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Layout {
-    shape: Shape,
-    owners: bool,
+/// What calls must have in common to share residuals; a chunk stands for an array.
+///
+/// # Errors
+/// Unsupported from 2^32 elements on.
+fn shape_of(request: &Request, plan: &Plan) -> Result<Shape> {
+    let blocks = match plan.collective {
+        Collective::ReduceScatter => plan.pattern.nranks,
+        _ => 1,
+    };
+    let span = plan.count * blocks;
+    if u32::try_from(span).is_err() {
+        return Err(Error::new(
+            ErrorKind::Unsupported,
+            format!(
+                "error feedback of {span} elements on a GPU, where a tensor has at most {} of \
+                 them: split the call",
+                u32::MAX
+            ),
+        ));
+    }
+    Ok(Shape {
+        kind: request.collective as u64
+            | u64::from(request.op.number()) << 8
+            | (request.dtype as u64) << 16
+            | (request.root as u64) << 32
+            | (plan.spec.kind as u64) << 24
+            | (plan.geometry.chunk() as u64 / CUT_UNIT % (1 << 16)) << 40
+            | (plan.algorithm as u64) << 56
+            | BY_ELEMENT,
+        count: plan.count as u64,
+        chunk: span as u64,
+        chunks: 1,
+    })
 }
 
-impl Layout {
-    fn of(request: &Request, plan: &Plan) -> Result<Layout> {
-        let blocks = match plan.collective {
-            Collective::ReduceScatter => plan.pattern.nranks,
-            _ => 1,
-        };
-        let span = plan.count * blocks;
-        if u32::try_from(span).is_err() {
-            return Err(Error::new(
-                ErrorKind::Unsupported,
-                format!(
-                    "error feedback of {span} elements on a GPU, where a tensor has at most {} of \
-                     them: split the call",
-                    u32::MAX
-                ),
-            ));
-        }
-        let chunks_of = |owner: bool| {
-            let steps = plan.schedule.steps.iter();
-            let encode = move |op| match op {
-                Op::RecvReduceCopySend => owner,
-                Op::Send | Op::RecvReduceSend => !owner,
-                _ => false,
-            };
-            steps
-                .filter(move |step| encode(step.op))
-                .map(|step| step.chunk)
-        };
-        Ok(Layout {
-            shape: Shape {
-                kind: request.collective as u64
-                    | u64::from(request.op.number()) << 8
-                    | (request.dtype as u64) << 16
-                    | (request.root as u64) << 32
-                    | (plan.spec.kind as u64) << 24
-                    | (plan.geometry.chunk() as u64 / CUT_UNIT % (1 << 16)) << 40
-                    | (plan.algorithm as u64) << 56
-                    | BY_ELEMENT,
-                count: plan.count as u64,
-                chunk: span as u64,
-                chunks: 1,
-            },
-            owners: chunks_of(true).any(|owned| chunks_of(false).any(|chunk| chunk == owned)),
-        })
-    }
-
-    fn arrays(&self) -> usize {
-        if self.owners { 4 } else { 2 }
-    }
-
-    fn span(&self) -> usize {
-        self.shape.chunk as usize
-    }
-
-    fn bytes(&self) -> usize {
-        RESIDUALS_BYTES + self.arrays() * self.span() * 4
-    }
-
-    /// The byte at which an array begins.
-    fn at(&self, array: usize) -> usize {
-        RESIDUALS_BYTES + array * self.span() * 4
-    }
+/// The byte at which an array of residuals begins; the third is not there.
+fn place_of(shape: &Shape, array: usize) -> usize {
+    RESIDUALS_BYTES + array * shape.chunk as usize * size_of::<f32>()
 }
 
 impl DeviceResiduals {
+    /// None yet.
+    ///
+    /// # Errors
+    /// Those of the driver.
+    pub fn new(context: &Arc<Context>) -> Result<DeviceResiduals> {
+        Ok(DeviceResiduals {
+            stream: Arc::new(Stream::new(context)?),
+            tensors: HashMap::new(),
+            outgrown: Vec::new(),
+        })
+    }
+
     /// Refuses a call whose residuals cannot be had, before anything is queued.
     ///
     /// # Errors
@@ -129,10 +113,10 @@ impl DeviceResiduals {
         (request, plan): (&Request, &Plan),
         captured: bool,
     ) -> Result<()> {
-        let layout = Layout::of(request, plan)?;
+        let shape = shape_of(request, plan)?;
         let known = self.tensors.get(&tensor);
         Feedback::admit_to(self.tensors.len(), known.is_some(), tensor)?;
-        if captured && known.is_none_or(|known| known.layout != layout) {
+        if captured && known.is_none_or(|known| known.shape != shape) {
             return Err(Error::invalid_usage(format!(
                 "tensor {tensor} has no residuals of {} of {} {} yet, and a capture cannot make \
                  them: make the call once before it is captured",
@@ -142,8 +126,8 @@ impl DeviceResiduals {
         Ok(())
     }
 
-    /// The residuals for a call that [`DeviceResiduals::check`] admitted, zero if `tensor` has none
-    /// of calls of its kind. What is queued for that comes behind what `stream` waits for.
+    /// The residuals for a call on `stream` that [`DeviceResiduals::check`] admitted, zero if
+    /// `tensor` has none of calls of its kind. They are made zero behind the last call of `order`.
     ///
     /// # Errors
     /// As [`DeviceMemory::queued`].
@@ -151,32 +135,34 @@ impl DeviceResiduals {
         &mut self,
         tensor: u64,
         (request, plan): (&Request, &Plan),
+        order: &Order,
         stream: &Stream,
     ) -> Result<Place> {
-        let layout = Layout::of(request, plan)?;
+        let shape = shape_of(request, plan)?;
         let known = self.tensors.remove(&tensor);
         let memory = match known {
-            Some(known) if known.layout == layout => known.memory,
-            other => self.zeros(other, &layout, stream)?,
+            Some(known) if known.shape == shape => known.memory,
+            other => {
+                order.enter(&self.stream, None)?;
+                let memory = self.zeros(other, &shape)?;
+                let zeroed = Event::new(self.stream.context())?;
+                zeroed.record(&self.stream)?;
+                stream.wait_event(&zeroed)?;
+                memory
+            }
         };
         let place = Place {
             address: memory.address(),
-            span: layout.span() as u64,
-            flags: if layout.owners { abi::OWNERS } else { 0 },
+            span: shape.chunk,
             memory: memory.clone(),
         };
-        self.tensors.insert(tensor, Tensor { layout, memory });
+        self.tensors.insert(tensor, Tensor { shape, memory });
         Ok(place)
     }
 
     /// Memory with zeros queued into it: that of earlier residuals, if it is enough.
-    fn zeros(
-        &mut self,
-        known: Option<Tensor>,
-        layout: &Layout,
-        stream: &Stream,
-    ) -> Result<Arc<DeviceMemory>> {
-        let bytes = layout.bytes();
+    fn zeros(&mut self, known: Option<Tensor>, shape: &Shape) -> Result<Arc<DeviceMemory>> {
+        let bytes = place_of(shape, 2);
         let memory = match known.map(|known| known.memory) {
             // A graph that holds it goes on there, with residuals of other calls.
             Some(memory) if memory.bytes() >= bytes && !is_held(&memory) => memory,
@@ -185,10 +171,10 @@ impl DeviceResiduals {
                 let most = outgrown.as_ref().map_or(0, |memory| memory.bytes() / 2 * 3);
                 self.outgrown.extend(outgrown);
                 let bytes = bytes.max(most);
-                Arc::new(DeviceMemory::queued(stream.context(), bytes, stream)?)
+                Arc::new(DeviceMemory::queued(&self.stream, bytes)?)
             }
         };
-        memory.fill(0, stream)?;
+        memory.fill(0, &self.stream)?;
         Ok(memory)
     }
 
@@ -196,22 +182,19 @@ impl DeviceResiduals {
     ///
     /// # Errors
     /// Those of the driver; timeout.
-    pub fn load(&self, stream: &Stream, patience: Duration) -> Result<Feedback> {
+    pub fn load(&self, patience: Duration) -> Result<Feedback> {
+        let stream = &self.stream;
         let mut feedback = Feedback::new();
         for (&id, tensor) in &self.tensors {
-            let Tensor { layout, memory } = tensor;
+            let Tensor { shape, memory } = tensor;
             let turn = turn_of(memory, stream, patience)?;
+            let mut bytes = vec![0; shape.chunk as usize * size_of::<f32>()];
+            memory.read(place_of(shape, turn), &mut bytes, stream, patience)?;
+            let words = bytes.chunks_exact(4);
+            let values = words.map(|word| f32::from_le_bytes([word[0], word[1], word[2], word[3]]));
             let mut residuals = Residuals::new();
-            residuals.begin(layout.shape);
-            for role in roles(layout.owners) {
-                let mut bytes = vec![0; layout.span() * 4];
-                let at = layout.at(2 * role as usize + turn);
-                memory.read(at, &mut bytes, stream, patience)?;
-                let words = bytes.chunks_exact(4);
-                let values =
-                    words.map(|word| f32::from_le_bytes([word[0], word[1], word[2], word[3]]));
-                residuals.put(role, 0, values.collect());
-            }
+            residuals.begin(*shape);
+            residuals.put(Role::Worker, 0, values.collect());
             feedback.give_back(id, residuals);
         }
         Ok(feedback)
@@ -223,38 +206,30 @@ impl DeviceResiduals {
     /// # Errors
     /// Invalid argument if they lie as those of host buffers do, or as none; nothing changes then.
     /// As [`DeviceMemory::queued`]; timeout.
-    pub fn store(
-        &mut self,
-        feedback: &Feedback,
-        stream: &Stream,
-        patience: Duration,
-    ) -> Result<()> {
+    pub fn store(&mut self, feedback: &Feedback, patience: Duration) -> Result<()> {
         feedback.check_elements()?;
         let mut tensors = HashMap::new();
         for (id, residuals) in feedback.iter() {
-            let layout = Layout {
-                shape: residuals.shape(),
-                owners: residuals.iter().any(|(role, ..)| role == Role::Owner),
-            };
+            let shape = residuals.shape();
             let memory = match self.tensors.remove(&id) {
                 // Where graphs look for them.
-                Some(known) if known.layout == layout => {
-                    known.memory.fill(0, stream)?;
+                Some(known) if known.shape == shape => {
+                    known.memory.fill(0, &self.stream)?;
                     known.memory
                 }
-                other => self.zeros(other, &layout, stream)?,
+                other => self.zeros(other, &shape)?,
             };
-            for (role, _, values) in residuals.iter() {
+            for (_, _, values) in residuals.iter() {
                 let bytes: Vec<u8> = values
                     .iter()
                     .flat_map(|value| value.to_le_bytes())
                     .collect();
-                memory.write(layout.at(2 * role as usize), &bytes, stream, patience)?;
+                memory.write(place_of(&shape, 0), &bytes, &self.stream, patience)?;
             }
-            tensors.insert(id, Tensor { layout, memory });
+            tensors.insert(id, Tensor { shape, memory });
         }
         // What was not stored is forgotten.
-        self.forget(None, stream, patience)?;
+        self.forget(None, patience)?;
         self.tensors.extend(tensors);
         Ok(())
     }
@@ -264,23 +239,58 @@ impl DeviceResiduals {
     ///
     /// # Errors
     /// Those of the driver; timeout.
-    pub fn forget(
-        &mut self,
-        tensor: Option<u64>,
-        stream: &Stream,
-        patience: Duration,
-    ) -> Result<()> {
+    pub fn forget(&mut self, tensor: Option<u64>, patience: Duration) -> Result<()> {
         for (id, known) in &self.tensors {
             if tensor.is_none_or(|tensor| tensor == *id) && is_held(&known.memory) {
-                known.memory.fill(0, stream)?;
+                known.memory.fill(0, &self.stream)?;
             }
         }
-        stream.wait(patience)?;
+        self.stream.wait(patience)?;
         self.tensors.retain(|id, known| {
             tensor.is_some_and(|tensor| tensor != *id) || is_held(&known.memory)
         });
         self.outgrown.clear();
         Ok(())
+    }
+
+    /// Forgets all without freeing it: a kernel that does not end may use it.
+    pub fn leak(&mut self) {
+        std::mem::forget((
+            std::mem::take(&mut self.tensors),
+            std::mem::take(&mut self.outgrown),
+        ));
+    }
+}
+
+impl GpuEngine {
+    /// The residuals of error feedback, on the host. Waits for the calls that were launched outside
+    /// captures; graphs with calls of this communicator must not be running.
+    ///
+    /// # Errors
+    /// Timeout if they do not end; those of the driver.
+    pub fn export_residuals(&self) -> Result<Feedback> {
+        self.order.wait(self.timeout)?;
+        self.residuals.load(self.timeout)
+    }
+
+    /// Puts residuals in the place of all that there are, after waiting as
+    /// [`GpuEngine::export_residuals`] does.
+    ///
+    /// # Errors
+    /// Invalid argument if they are those of host buffers; as there; system if there is not that
+    /// much memory.
+    pub fn import_residuals(&mut self, feedback: &Feedback) -> Result<()> {
+        self.order.wait(self.timeout)?;
+        self.residuals.store(feedback, self.timeout)
+    }
+
+    /// Forgets the residuals of one tensor, or of all, after waiting likewise.
+    ///
+    /// # Errors
+    /// As [`GpuEngine::export_residuals`].
+    pub fn forget_residuals(&mut self, tensor: Option<u64>) -> Result<()> {
+        self.order.wait(self.timeout)?;
+        self.residuals.forget(tensor, self.timeout)
     }
 }
 
@@ -294,9 +304,4 @@ fn turn_of(memory: &DeviceMemory, stream: &Stream, patience: Duration) -> Result
     memory.read(0, &mut header, stream, patience)?;
     let turn = u32::from_le_bytes([header[0], header[1], header[2], header[3]]);
     Ok((turn & 1) as usize)
-}
-
-fn roles(owners: bool) -> impl Iterator<Item = Role> {
-    let all = [Role::Worker, Role::Owner];
-    all.into_iter().take(if owners { 2 } else { 1 })
 }

@@ -307,3 +307,53 @@ fn only_device_memory_inside_one_allocation_is_exported() {
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     assert!(error.message().contains("pools"), "{error}");
 }
+
+/// What is allocated behind a stream is freed behind it, also after the caller has dropped the
+/// stream and while he records a graph; neither of the driver's ways to free is good for what the
+/// other way allocates.
+#[test]
+fn queued_memory_goes_the_way_it_came() {
+    let (process, driver) = process(1);
+    let context = context(&driver, 0);
+    let own = Arc::new(Stream::new(&context).unwrap());
+    let callers = Stream::new(&context).unwrap();
+    let before = process.leftovers();
+    let outliving = {
+        let own = Arc::new(Stream::new(&context).unwrap());
+        DeviceMemory::queued(&own, 64).unwrap()
+    };
+    let memory = DeviceMemory::queued(&own, 4096).unwrap();
+    memory.fill(3, &own).unwrap();
+    let mut back = [0; 4096];
+    memory.read(0, &mut back, &own, SOON).unwrap();
+    assert_eq!(back, [3; 4096]);
+    let recorded = Graph::capture(&callers, CaptureMode::Global, |_| {
+        drop((memory, outliving));
+        drop(DeviceMemory::queued(&own, 64)?);
+        Ok(())
+    });
+    drop(recorded.unwrap());
+    assert_eq!(process.leftovers(), before);
+    assert_eq!(
+        (process.calls("cuMemFree"), process.calls("cuMemFreeAsync")),
+        (0, 3)
+    );
+
+    let (at_once, queued) = (
+        DeviceMemory::new(&context, 64).unwrap(),
+        DeviceMemory::queued(&own, 64).unwrap(),
+    );
+    let _bound = context.bind().unwrap();
+    // SAFETY: both refuse.
+    let refused = unsafe {
+        [
+            driver.api().cuMemFree(queued.address()),
+            driver.api().cuMemFreeAsync(at_once.address(), own.handle()),
+        ]
+    };
+    assert_eq!(refused, [CuResult::INVALID_VALUE; 2]);
+    assert!(matches!(
+        DeviceMemory::queued(&own, 0).unwrap_err().kind(),
+        ErrorKind::InvalidArgument
+    ));
+}

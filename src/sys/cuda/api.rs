@@ -139,6 +139,7 @@ driver_functions! {
         cuMemAllocAsync = "cuMemAllocAsync"
             (address: *mut CuDevicePtr, bytes: usize, stream: CuStream);
         cuMemFree = "cuMemFree_v2" (address: CuDevicePtr);
+        cuMemFreeAsync = "cuMemFreeAsync" (address: CuDevicePtr, stream: CuStream);
         cuMemGetInfo = "cuMemGetInfo_v2" (free: *mut usize, total: *mut usize);
         cuMemGetAddressRange = "cuMemGetAddressRange_v2"
             (base: *mut CuDevicePtr, bytes: *mut usize, address: CuDevicePtr);

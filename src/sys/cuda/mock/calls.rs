@@ -242,6 +242,7 @@ impl Api for Process {
         cuMemAlloc(a0: *mut CuDevicePtr, a1: usize);
         cuMemAllocAsync(a0: *mut CuDevicePtr, a1: usize, a2: CuStream);
         cuMemFree(a0: CuDevicePtr);
+        cuMemFreeAsync(a0: CuDevicePtr, a1: CuStream);
         cuMemGetInfo(a0: *mut usize, a1: *mut usize);
         cuMemGetAddressRange(a0: *mut CuDevicePtr, a1: *mut usize, a2: CuDevicePtr);
         cuMemsetD8Async(a0: CuDevicePtr, a1: u8, a2: usize, a3: CuStream);

@@ -5,6 +5,7 @@ use super::Process;
 use super::calls::{Done, put};
 use super::state::*;
 use std::ffi::{c_int, c_uint, c_void};
+use std::sync::MutexGuard;
 
 #[allow(non_snake_case, clippy::too_many_arguments)]
 impl Process {
@@ -22,13 +23,26 @@ impl Process {
         &self,
         address: *mut CuDevicePtr,
         bytes: usize,
-        _stream: CuStream,
+        stream: CuStream,
     ) -> Done {
-        self.cuMemAlloc(address, bytes)
+        let (mut state, context) = self.enter_context("cuMemAllocAsync")?;
+        self.uncaptured(&state, context, stream)?;
+        let start = state.allocate(self.id, context, Kind::Pooled, bytes)?;
+        put(address, start);
+        Ok(())
     }
 
+    /// Of what [`Process::cuMemAllocAsync`] gave, nothing: a driver would free it without waiting
+    /// for the work that uses it.
     pub(super) fn cuMemFree(&self, address: CuDevicePtr) -> Done {
-        self.give_back("cuMemFree", address, Kind::Device)
+        let (state, context) = self.enter_ordered("cuMemFree")?;
+        self.give_back(state, context, address, Kind::Device)
+    }
+
+    pub(super) fn cuMemFreeAsync(&self, address: CuDevicePtr, stream: CuStream) -> Done {
+        let (state, context) = self.enter_context("cuMemFreeAsync")?;
+        self.uncaptured(&state, context, stream)?;
+        self.give_back(state, context, address, Kind::Pooled)
     }
 
     pub(super) fn cuMemGetInfo(&self, free: *mut usize, total: *mut usize) -> Done {
@@ -36,7 +50,7 @@ impl Process {
             let device = state.contexts[&context].device;
             let areas = state.areas.values();
             let used: usize = areas
-                .filter(|area| area.kind == Kind::Device)
+                .filter(|area| area.kind.is_device())
                 .filter(|area| state.contexts[&area.context].device == device)
                 .map(|area| area.bytes)
                 .sum();
@@ -82,7 +96,8 @@ impl Process {
     }
 
     pub(super) fn cuMemFreeHost(&self, address: *mut c_void) -> Done {
-        self.give_back("cuMemFreeHost", address.addr() as u64, Kind::Pinned)
+        let (state, context) = self.enter_ordered("cuMemFreeHost")?;
+        self.give_back(state, context, address.addr() as u64, Kind::Pinned)
     }
 
     pub(super) fn cuMemHostRegister(&self, address: *mut c_void, bytes: usize, _: c_uint) -> Done {
@@ -105,8 +120,8 @@ impl Process {
     }
 
     pub(super) fn cuMemHostUnregister(&self, address: *mut c_void) -> Done {
-        let start = address.addr() as u64;
-        self.give_back("cuMemHostUnregister", start, Kind::Registered)
+        let (state, context) = self.enter_ordered("cuMemHostUnregister")?;
+        self.give_back(state, context, address.addr() as u64, Kind::Registered)
     }
 
     pub(super) fn cuMemHostGetDevicePointer(
@@ -138,7 +153,7 @@ impl Process {
         self.enter("cuPointerGetAttributes").map(|state| {
             let found = state.area(self.id, address, 1);
             let device =
-                matches!(found, Some((_, a)) if matches!(a.kind, Kind::Device | Kind::Imported));
+                matches!(found, Some((_, a)) if a.kind.is_device() || a.kind == Kind::Imported);
             for at in 0..count as usize {
                 // SAFETY: `count` names and places by contract.
                 let (name, place) = unsafe { (*attributes.add(at), *data.add(at)) };
@@ -223,14 +238,20 @@ impl Process {
     }
 
     pub(super) fn cuIpcCloseMemHandle(&self, address: CuDevicePtr) -> Done {
-        self.give_back("cuIpcCloseMemHandle", address, Kind::Imported)
+        let (state, context) = self.enter_ordered("cuIpcCloseMemHandle")?;
+        self.give_back(state, context, address, Kind::Imported)
     }
 }
 
 impl Process {
     /// Ends an area of this process; the current context must be the one that it was made in.
-    fn give_back(&self, function: &'static str, address: u64, kind: Kind) -> Done {
-        let (mut state, context) = self.enter_ordered(function)?;
+    fn give_back(
+        &self,
+        mut state: MutexGuard<'_, State>,
+        context: usize,
+        address: u64,
+        kind: Kind,
+    ) -> Done {
         match state.areas.get(&(self.id, address)) {
             Some(area) if area.kind == kind && area.context == context => {
                 state.areas.remove(&(self.id, address));
@@ -238,6 +259,15 @@ impl Process {
             }
             Some(area) if area.kind == kind => Err(CuResult::INVALID_CONTEXT),
             _ => Err(CuResult::INVALID_VALUE),
+        }
+    }
+    /// A live stream that is not being captured: a graph of its own memory is another thing, and
+    /// nothing here makes one.
+    fn uncaptured(&self, state: &State, context: usize, stream: CuStream) -> Done {
+        self.stream_context(state, context, stream)?;
+        match state.streams.get(&stream.0).and_then(|s| s.capture) {
+            None => Ok(()),
+            Some(_) => Err(CuResult::STREAM_CAPTURE_UNSUPPORTED),
         }
     }
 }

@@ -29,10 +29,20 @@ pub(super) struct Context {
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Kind {
     Device,
+    /// Of the device as well, from the allocator that goes by streams. The driver's other one does
+    /// not free it, and no other process gets it.
+    Pooled,
     Pinned,
     Registered,
     /// Another process's device memory.
     Imported,
+}
+
+impl Kind {
+    /// Whether it is this process's memory of a device.
+    pub fn is_device(self) -> bool {
+        matches!(self, Kind::Device | Kind::Pooled)
+    }
 }
 
 /// A piece of memory that a process's driver knows.
@@ -152,7 +162,7 @@ impl State {
         };
         match area.kind {
             Kind::Pinned | Kind::Registered => true,
-            Kind::Device | Kind::Imported => {
+            Kind::Device | Kind::Pooled | Kind::Imported => {
                 let peers = self.contexts.get(&context).map(|context| &context.peers);
                 area.context == context || peers.is_some_and(|peers| peers.contains(&area.context))
             }
@@ -180,14 +190,14 @@ impl State {
         let used: usize = self
             .areas
             .values()
-            .filter(|area| area.kind == Kind::Device)
+            .filter(|area| area.kind.is_device())
             .filter(|area| device(self, &area.context) == device(self, &context))
             .map(|area| area.bytes)
             .sum();
         if bytes == 0 {
             return Err(CuResult::INVALID_VALUE);
         }
-        if kind == Kind::Device && bytes > DEVICE_BYTES - used {
+        if kind.is_device() && bytes > DEVICE_BYTES - used {
             return Err(CuResult::OUT_OF_MEMORY);
         }
         let file = Arc::new(sealed_memfd(bytes).map_err(|_| CuResult::OUT_OF_MEMORY)?);
@@ -207,7 +217,7 @@ impl State {
     ) -> Result<u64, CuResult> {
         let mapping = Mapping::shared(&file, bytes).map_err(|_| CuResult::OUT_OF_MEMORY)?;
         let start = mapping.base().as_ptr().addr() as u64;
-        if kind == Kind::Device {
+        if kind.is_device() {
             // What new device memory holds is not to be relied on.
             // SAFETY: just mapped, and nobody has it yet.
             unsafe { mapping.base().write_bytes(0xa5, bytes) };
@@ -253,6 +263,7 @@ impl State {
                 .count()
         };
         say("device allocations", areas(Kind::Device));
+        say("queued device allocations", areas(Kind::Pooled));
         say("pinned allocations", areas(Kind::Pinned));
         say("registrations", areas(Kind::Registered));
         say("imports", areas(Kind::Imported));
