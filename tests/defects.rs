@@ -259,3 +259,31 @@ fn lossy_reductions_do_not_choose_a_ring() {
         });
     }
 }
+
+/// A group was held against the tensors that had residuals before it, and not against its own.
+#[test]
+fn a_group_cannot_have_more_tensors_with_residuals_than_there_may_be() {
+    const MOST: usize = 65_536;
+    world(2, &config(TransportKind::Loopback), |comm| {
+        let input = [1.0f32];
+        let mut outputs = vec![0.0f32; MOST + 1];
+        let mut call = Call::new(Collective::AllReduce, DType::F32, 1);
+        call.codec = codec("linear8");
+        let mut group = Group::new();
+        for (tensor, output) in outputs.chunks_mut(1).enumerate() {
+            call.feedback = Some(tensor as u64);
+            let buffers = UserBuffers::new(bytes_of(&input), bytes_of_mut(output));
+            group.add(&comm, &call, buffers).unwrap();
+        }
+        let error = group.run().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidUsage);
+        assert!(error.message().contains("tensor 65536"), "{error}");
+        // Nothing ran, and the last of them has room alone.
+        comm.call(
+            &call,
+            UserBuffers::new(bytes_of(&input), bytes_of_mut(&mut outputs[..1])),
+        )
+        .unwrap();
+        assert_eq!((outputs[0], outputs[1]), (2.0, 0.0));
+    });
+}

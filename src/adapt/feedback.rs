@@ -2,7 +2,7 @@
 
 use super::residuals::{BY_ELEMENT, Residuals, Role, Shape};
 use crate::error::{Error, Result};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// Most tensors with residuals.
 const MOST_TENSORS: usize = 65_536;
@@ -25,31 +25,36 @@ impl Feedback {
         Feedback::default()
     }
 
-    /// Whether there is room for `tensor`.
+    /// Whether there is room for the tensors of calls that run together.
     ///
     /// # Errors
     /// Invalid usage beyond 65,536 tensors: residuals only help a tensor that comes again under
     /// its id.
-    pub fn admit(&self, tensor: u64) -> Result<()> {
-        Feedback::admit_to(
-            self.tensors.len(),
-            self.tensors.contains_key(&tensor),
-            tensor,
-        )
+    pub fn admit(&self, ids: impl IntoIterator<Item = u64>) -> Result<()> {
+        let is_known = |tensor| self.tensors.contains_key(&tensor);
+        Feedback::admit_to(self.tensors.len(), is_known, ids)
     }
 
-    /// The same where `tensors` have residuals and this one does or does not.
+    /// The same where `tensors` of them have residuals, and some of these do.
     ///
     /// # Errors
     /// As [`Feedback::admit`].
-    pub fn admit_to(tensors: usize, known: bool, tensor: u64) -> Result<()> {
-        if tensors < MOST_TENSORS || known {
-            return Ok(());
+    pub fn admit_to(
+        tensors: usize,
+        is_known: impl Fn(u64) -> bool,
+        ids: impl IntoIterator<Item = u64>,
+    ) -> Result<()> {
+        let mut new = HashSet::new();
+        for tensor in ids {
+            if !is_known(tensor) && new.insert(tensor) && tensors + new.len() > MOST_TENSORS {
+                return Err(Error::invalid_usage(format!(
+                    "{MOST_TENSORS} tensors have residuals of error feedback or get them with \
+                     this group, and tensor {tensor} is one more: give a tensor the same id in \
+                     every step, or forget residuals first"
+                )));
+            }
         }
-        Err(Error::invalid_usage(format!(
-            "{MOST_TENSORS} tensors have residuals of error feedback, and tensor {tensor} is one \
-             more: give a tensor the same id in every step, or forget residuals first"
-        )))
+        Ok(())
     }
 
     /// Takes the residuals of `tensor` for a call; none at first.
@@ -394,10 +399,21 @@ mod tests {
     fn tensors_without_end_are_refused() {
         let mut feedback = Feedback::new();
         for tensor in 0..MOST_TENSORS as u64 {
-            feedback.admit(tensor).unwrap();
+            feedback.admit([tensor]).unwrap();
             feedback.give_back(tensor, Residuals::new());
         }
-        feedback.admit(7).unwrap();
-        assert!(feedback.admit(1 << 40).is_err());
+        feedback.admit([7]).unwrap();
+        assert!(feedback.admit([1 << 40]).is_err());
+
+        // Also those of one group, of which a tensor that comes twice is one.
+        let group = || 0..MOST_TENSORS as u64;
+        let feedback = filled();
+        feedback.admit(group()).unwrap();
+        feedback.admit(group().chain(group())).unwrap();
+        let error = feedback.admit(group().chain([1 << 40])).unwrap_err();
+        assert!(error.message().contains("tensor 1099511627776"), "{error}");
+        // `filled` has two, of which the first group names one.
+        assert!(feedback.admit(10..10 + MOST_TENSORS as u64 - 2).is_ok());
+        assert!(feedback.admit(10..10 + MOST_TENSORS as u64 - 1).is_err());
     }
 }

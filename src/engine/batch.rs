@@ -32,7 +32,7 @@ impl<'a> Batch<'a> {
     /// Plans `calls`, each with the index of its report.
     ///
     /// # Errors
-    /// As for [`crate::plan::Planner::plan`]. Nothing has moved.
+    /// As for [`HostEngine::prepare`]. Nothing has moved.
     pub fn new(
         engine: &mut HostEngine,
         calls: Vec<(usize, Request, UserBuffers<'a>)>,
@@ -42,13 +42,16 @@ impl<'a> Batch<'a> {
         for (_, request, _) in &calls {
             plans.push(engine.planner.plan(request)?);
         }
-        let waiting = calls
+        let waiting: VecDeque<Run<'a>> = calls
             .into_iter()
             .zip(plans)
             .map(|((index, request, buffers), plan)| {
                 Run::new(engine, index, &request, plan, buffers)
             })
             .collect::<Result<_>>()?;
+        engine
+            .feedback
+            .admit(waiting.iter().filter_map(Run::feeds))?;
         Ok(Batch {
             waiting,
             active: Vec::new(),

@@ -121,10 +121,12 @@ impl HostEngine {
     /// Binds one request to a plan. Nothing moves yet.
     ///
     /// # Errors
-    /// As for [`Planner::plan`].
+    /// As for [`Planner::plan`] and [`Feedback::admit`].
     pub fn prepare<'a>(&mut self, request: Request, buffers: UserBuffers<'a>) -> Result<Run<'a>> {
         let plan = self.planner.plan(&request)?;
-        Run::new(self, 0, &request, plan, buffers)
+        let run = Run::new(self, 0, &request, plan, buffers)?;
+        self.feedback.admit(run.feeds())?;
+        Ok(run)
     }
 
     /// The arithmetic of `request`.

@@ -51,9 +51,6 @@ impl<'a> Run<'a> {
         plan: Arc<Plan>,
         buffers: UserBuffers<'a>,
     ) -> Result<Run<'a>> {
-        if let Some(tensor) = request.feedback {
-            engine.feedback.admit(tensor)?;
-        }
         let passes = plan.geometry.passes();
         let mut lanes = std::mem::take(&mut engine.spare_lanes);
         lanes.clear();
@@ -95,11 +92,17 @@ impl<'a> Run<'a> {
         engine.note_call(self.signature);
         self.kept = state::scale_key(&self.request, &self.plan, self.signature)
             .map(|key| (key.clone(), engine.take_scales(&key)));
-        let fed = self.request.feedback.filter(|_| self.plan.is_coded());
-        self.fed = fed.map(|tensor| (tensor, engine.feedback.take(tensor)));
+        self.fed = self
+            .feeds()
+            .map(|tensor| (tensor, engine.feedback.take(tensor)));
         let shape = state::shape(&self.request, &self.plan);
         let residuals = self.fed.as_mut().map(|(_, residuals)| (shape, residuals));
         state::begin(engine, &self.plan, self.kept.as_mut(), residuals);
+    }
+
+    /// The tensor whose residuals the call reads and leaves, if it does.
+    pub(super) fn feeds(&self) -> Option<u64> {
+        self.request.feedback.filter(|_| self.plan.is_coded())
     }
 
     /// The caller's buffers.

@@ -277,12 +277,12 @@ impl GpuEngine {
             prepared.push(self.prepare(&call.request)?);
         }
         let capture = self.capture(calls)?;
-        for (call, run) in calls.iter().zip(&prepared) {
-            if let Some(tensor) = run.feeds(&call.request) {
-                self.residuals
-                    .check(tensor, (&call.request, &run.plan), capture.is_some())?;
-            }
-        }
+        let runs = calls.iter().zip(&prepared);
+        let fed = runs.filter_map(|(call, run)| {
+            let tensor = run.feeds(&call.request)?;
+            Some((tensor, &call.request, &*run.plan))
+        });
+        self.residuals.check(fed, capture.is_some())?;
         self.untouched = false;
         let mut reports = Vec::with_capacity(calls.len());
         let mut messages = Vec::new();

@@ -102,26 +102,30 @@ impl DeviceResiduals {
         })
     }
 
-    /// Refuses a call whose residuals cannot be had, before anything is queued.
+    /// Refuses calls of a group whose residuals cannot be had, before anything is queued.
     ///
     /// # Errors
-    /// Invalid usage if there are none of its kind yet and the call is being captured: a graph would
-    /// forget them in every replay. Unsupported from 2^32 elements on; as [`Feedback::admit`].
-    pub fn check(
+    /// Invalid usage if there are none of a call's kind yet and the calls are being captured: a graph
+    /// would forget them in every replay. Unsupported from 2^32 elements on; as
+    /// [`Feedback::admit_to`].
+    pub fn check<'a>(
         &self,
-        tensor: u64,
-        (request, plan): (&Request, &Plan),
+        calls: impl Iterator<Item = (u64, &'a Request, &'a Plan)> + Clone,
         captured: bool,
     ) -> Result<()> {
-        let shape = shape_of(request, plan)?;
-        let known = self.tensors.get(&tensor);
-        Feedback::admit_to(self.tensors.len(), known.is_some(), tensor)?;
-        if captured && known.is_none_or(|known| known.shape != shape) {
-            return Err(Error::invalid_usage(format!(
-                "tensor {tensor} has no residuals of {} of {} {} yet, and a capture cannot make \
-                 them: make the call once before it is captured",
-                request.collective, plan.count, plan.dtype
-            )));
+        let ids = calls.clone().map(|(tensor, ..)| tensor);
+        let is_known = |tensor| self.tensors.contains_key(&tensor);
+        Feedback::admit_to(self.tensors.len(), is_known, ids)?;
+        for (tensor, request, plan) in calls {
+            let shape = shape_of(request, plan)?;
+            let known = self.tensors.get(&tensor);
+            if captured && known.is_none_or(|known| known.shape != shape) {
+                return Err(Error::invalid_usage(format!(
+                    "tensor {tensor} has no residuals of {} of {} {} yet, and a capture cannot \
+                     make them: make the call once before it is captured",
+                    request.collective, plan.count, plan.dtype
+                )));
+            }
         }
         Ok(())
     }

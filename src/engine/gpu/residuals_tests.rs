@@ -109,3 +109,31 @@ fn residuals_that_a_graph_uses_stay_its_own() {
     assert_eq!(place(engine, 5000), first);
     assert_ne!(place(engine, 4000), first);
 }
+
+/// A group cannot name more tensors than may have residuals, however few have some yet.
+#[test]
+fn a_group_of_too_many_tensors_is_refused_as_a_whole() {
+    let bench = Bench::new();
+    let stream = bench.stream();
+    let mut ranks = bench.ranks(2, 16, &simple());
+    let engine = &mut ranks[0].engine;
+    let memory = bench.memory(4096);
+    let problem = Problem::new(Collective::AllReduce, DType::F32, 2, 64);
+    let fed = |tensor: u64| Request {
+        feedback: Some(tensor),
+        ..request(&problem, "linear8")
+    };
+    let calls: Vec<_> = (0..=65_536)
+        .map(|tensor| call(fed(tensor), &memory, &memory, &stream))
+        .collect();
+    let error = engine.run(&calls).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidUsage);
+    assert!(error.message().contains("tensor 65536"), "{error}");
+    assert!(engine.is_untouched() && bench.take().is_empty());
+    engine.run(&calls[65_536..]).unwrap();
+    let kept = engine.export_residuals().unwrap();
+    assert_eq!(
+        kept.iter().map(|(tensor, _)| tensor).collect::<Vec<_>>(),
+        [65_536]
+    );
+}
