@@ -376,6 +376,10 @@ fn streams_of_one_communicator_follow_one_another() {
         bench.process.calls("cuStreamWaitEvent") - before
     };
     assert_eq!([run(&one), run(&one), run(&two), run(&one)], [0, 0, 1, 1]);
+    // Another thread's stream has this handle too.
+    // SAFETY: a default stream.
+    let own = unsafe { Stream::borrowed(&bench.context, CuStream::PER_THREAD) };
+    assert_eq!([run(&own), run(&own), run(&one)], [1, 1, 1]);
     bench.take();
     // A capture has no edge to what is outside, and can be replayed.
     let graph = Graph::capture(&two, CaptureMode::Global, |stream| {

@@ -8,6 +8,7 @@
 
 use crate::error::Result;
 use crate::gpu::{Context, Event, Stream};
+use crate::sys::cuda::CuStream;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -43,8 +44,8 @@ impl Order {
     pub(super) fn enter(&self, stream: &Stream, capture: Option<u64>) -> Result<()> {
         let own = stream.handle().0;
         match (capture, self.stream, self.capture) {
-            (None, Some(last), _) if last != own => stream.wait_event(&self.launched),
-            (Some(id), _, Some((last_id, last))) if last_id == id && last != own => {
+            (None, Some(last), _) if !is_one(last, own) => stream.wait_event(&self.launched),
+            (Some(id), _, Some((last_id, last))) if last_id == id && !is_one(last, own) => {
                 stream.wait_event(&self.captured)
             }
             _ => Ok(()),
@@ -74,4 +75,10 @@ impl Order {
             None => Ok(()),
         }
     }
+}
+
+/// Whether two handles are surely of one stream. That of a thread's own default stream is the same
+/// in every thread.
+fn is_one(last: usize, own: usize) -> bool {
+    last == own && own != CuStream::PER_THREAD.0
 }

@@ -82,6 +82,11 @@ handles! {
     CuUserObject,
 }
 
+impl CuStream {
+    /// The default stream of whichever thread uses it.
+    pub const PER_THREAD: CuStream = CuStream(2);
+}
+
 /// A name of device memory that another process can open.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
