@@ -287,3 +287,36 @@ fn a_group_cannot_have_more_tensors_with_residuals_than_there_may_be() {
         assert_eq!((outputs[0], outputs[1]), (2.0, 0.0));
     });
 }
+
+/// A sampled call that cannot be was refused by failing the communicator.
+#[test]
+fn a_refused_call_leaves_the_communicator_alone_when_it_is_sampled() {
+    let mut config = config(TransportKind::Loopback);
+    for (name, value) in [("CINCH_CODEC", "linear8"), ("CINCH_CODEC_SAMPLE", "1")] {
+        config
+            .set(name, value, cinch::config::Origin::Program)
+            .unwrap();
+    }
+    world(2, &config, |comm| {
+        let input = vec![1.0f32; 100_000];
+        let mut output = vec![0.0f32; 100_000];
+        let mut call = Call::new(Collective::AllReduce, DType::F32, 100_000);
+        for (algorithm, possible) in [
+            (None, true),
+            (Some(Algorithm::Hierarchical), false),
+            (None, true),
+        ] {
+            call.algorithm = algorithm;
+            let buffers = UserBuffers::new(bytes_of(&input), bytes_of_mut(&mut output));
+            match comm.call(&call, buffers) {
+                Ok(_) => assert!(possible),
+                Err(error) => assert!(
+                    !possible && error.kind() == ErrorKind::Unsupported,
+                    "{error}"
+                ),
+            }
+            assert_eq!(comm.async_error(), None);
+        }
+        assert_eq!(comm.codec_stats().sampled, 2);
+    });
+}

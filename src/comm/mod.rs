@@ -177,12 +177,10 @@ impl Communicator {
         let request = call.request(picked.choice.codec);
         let mut engine = self.engine()?;
         let _guard = PanicGuard(self);
+        let run = engine.prepare(request, buffers)?;
         let result = match &picked.slice {
-            Some(slice) => self.sample(&mut engine, request, buffers, slice),
-            None => {
-                let run = engine.prepare(request, buffers)?;
-                engine.run(run)
-            }
+            Some(slice) => self.sample(&mut engine, run, slice),
+            None => engine.run(run),
         };
         drop(engine);
         let report = self.settle(result)?;

@@ -11,11 +11,11 @@
 
 use super::choice::{Choice, choose};
 use super::{Call, Communicator, Report, Side};
-use crate::engine::HostEngine;
 use crate::engine::gpu::{GpuCall, GpuEngine, Slices};
+use crate::engine::{HostEngine, Run};
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::UserBuffers;
-use crate::plan::{Request, Slice};
+use crate::plan::Slice;
 use crate::reduce;
 use crate::simd::Isa;
 use crate::sys::log::{self, Level};
@@ -166,16 +166,14 @@ impl Communicator {
     pub(super) fn sample(
         &self,
         engine: &mut HostEngine,
-        request: Request,
-        buffers: UserBuffers<'_>,
+        mut run: Run<'_>,
         slice: &Slice,
     ) -> Result<Report> {
         let mut exact = vec![0; slice.bytes()];
         let parts = exact.chunks_exact_mut(slice.part_bytes());
         for (part, place) in parts.zip(slice.input_places()) {
-            buffers.read_input(place, part);
+            run.buffers().read_input(place, part);
         }
-        let mut run = engine.prepare(request, buffers)?;
         let report = engine.drive(&mut run)?;
         let mut own = vec![0; slice.part_bytes()];
         run.buffers().read_output(slice.output_place(), &mut own);
