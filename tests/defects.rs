@@ -320,3 +320,37 @@ fn a_refused_call_leaves_the_communicator_alone_when_it_is_sampled() {
         assert_eq!(comm.codec_stats().sampled, 2);
     });
 }
+
+/// A message to oneself was copied over its own end where its places overlapped.
+#[test]
+fn a_message_to_oneself_is_apart_from_where_it_goes_or_the_same() {
+    world(1, &config(TransportKind::Loopback), |comm| {
+        let mut memory: Vec<u8> = (0..100).collect();
+        let mut call = Call::new(Collective::SendRecv, DType::U8, 50);
+        (call.root, call.peer) = (0, 0);
+        let start = memory.as_mut_ptr();
+        for (to, possible) in [(0, true), (1, false), (49, false), (50, true)] {
+            let mut group = Group::new();
+            // SAFETY: in `memory`, which outlives the group.
+            let [send, recv] = unsafe {
+                [
+                    UserBuffers::from_raw(start, 50, start, 0),
+                    UserBuffers::from_raw(start, 0, start.add(to), 50),
+                ]
+            };
+            group.add(&comm, &call, send).unwrap();
+            group.add(&comm, &call, recv).unwrap();
+            match group.run() {
+                Ok(_) => assert!(possible, "{to}"),
+                Err(error) => {
+                    assert!(
+                        !possible && error.kind() == ErrorKind::InvalidArgument,
+                        "{error}"
+                    );
+                    assert!(error.message().contains("50 bytes"), "{error}");
+                }
+            }
+        }
+        assert!(memory[50..].iter().copied().eq(0..50));
+    });
+}

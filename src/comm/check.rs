@@ -176,6 +176,20 @@ fn overlap(comm: &Communicator, call: &Call, buffers: &Places) -> Result<()> {
     )))
 }
 
+/// What a rank sends to itself does not overlap where it receives it, unless both are one place: it
+/// is one copy, in no order.
+pub(super) fn to_oneself(call: &Call, input: usize, output: usize) -> Result<()> {
+    let bytes = call.count * call.dtype.size();
+    if input == output || input.abs_diff(output) >= bytes {
+        return Ok(());
+    }
+    Err(Error::invalid_argument(format!(
+        "rank {} sends itself {bytes} bytes from {input:#x} to {output:#x}, which overlap: let them \
+         be apart or one place",
+        call.root
+    )))
+}
+
 /// A send to oneself has its receive in the same group.
 pub(super) fn alone(comm: &Communicator, call: &Call) -> Result<()> {
     if call.collective == Collective::SendRecv && call.root == call.peer {

@@ -41,6 +41,14 @@ impl<'a> Buffers<'a> {
         }
     }
 
+    /// Addresses of input and output.
+    fn places(&self) -> (usize, usize) {
+        match self {
+            Buffers::Host(buffers) => (buffers.input_address(), buffers.output_address()),
+            Buffers::Gpu(buffers) => (buffers.input().0 as usize, buffers.output().0 as usize),
+        }
+    }
+
     /// The buffers of a message to oneself: those of its send and its receive as one, and what is
     /// left for the receive.
     fn joined(send: Buffers<'a>, recv: Buffers<'a>) -> Option<(Buffers<'a>, Buffers<'a>)> {
@@ -373,6 +381,10 @@ impl<'a> Group<'a> {
                         a.root, a.count, a.dtype, b.count, b.dtype
                     ),
                 ));
+            }
+            let places = |index: usize| self.calls[index].buffers.as_ref().map(Buffers::places);
+            if let (Some((input, _)), Some((_, output))) = (places(send), places(recv)) {
+                check::to_oneself(&a, input, output)?;
             }
             let input = self.calls[send].buffers.take();
             let output = self.calls[recv].buffers.take();
