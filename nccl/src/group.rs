@@ -117,9 +117,9 @@ impl OpenGroup {
 
     fn run(mut self) -> Result<Progress> {
         self.check()?;
-        let OpenGroup {
-            group, calls, jobs, ..
-        } = self;
+        // The last to be dropped: the group borrows from it.
+        let calls = self.calls;
+        let OpenGroup { group, jobs, .. } = self;
         let progress = async_job::run(jobs)?;
         if !calls.is_empty() {
             group.run()?;

@@ -96,11 +96,12 @@ impl OpenGroup {
     }
 
     fn run(self) -> Result<()> {
+        // The last to be dropped: the group borrows from it.
+        let _keep = self.keep;
         let OpenGroup {
             failure,
             group,
             reports,
-            keep,
             ..
         } = self;
         if let Some(error) = failure {
@@ -120,7 +121,6 @@ impl OpenGroup {
         for (target, report) in reports.iter().zip(&ran) {
             target.fill(report);
         }
-        drop(keep);
         Ok(())
     }
 }
