@@ -35,6 +35,9 @@ pub(super) const RESERVED: &[&str] = &[
     "CINCH_TEST_SEED",
 ];
 
+/// Most blocks that a call on a GPU may have.
+pub const MOST_GPU_CHANNELS: usize = 128;
+
 /// Parses a byte count with an optional binary K, M or G.
 pub(crate) fn parse_bytes(text: &str) -> Result<usize, String> {
     let text = text.trim();
@@ -182,7 +185,7 @@ pub const KNOBS: &[Knob] = &[
         apply: |config, text| {
             config.gpu_channels = match text.trim() {
                 "auto" => None,
-                number => Some(count(number, 1, 128)?),
+                number => Some(count(number, 1, MOST_GPU_CHANNELS)?),
             };
             Ok(())
         },

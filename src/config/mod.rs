@@ -8,7 +8,7 @@ mod launch;
 mod nccl;
 
 pub use codec_policy::{CodecLinks, CodecPolicy, CodecRules, CollectiveSet, call_codec};
-pub use knobs::{KNOBS, Knob};
+pub use knobs::{KNOBS, Knob, MOST_GPU_CHANNELS};
 pub use launch::{LAUNCHER_VARIABLES, launcher_environment};
 pub use nccl::{NCCL_NAMES, NcclName};
 

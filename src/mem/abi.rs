@@ -3,10 +3,12 @@
 //!
 //! Device addresses are plain `u64`: nothing on the host may follow them.
 
+use crate::config::MOST_GPU_CHANNELS;
+
 /// Ranks of a communicator whose buffers are on GPUs, of all hosts together.
 pub const MAX_RANKS: usize = 32;
 /// Parallel connections of a pair.
-pub const MAX_LANES: usize = 128;
+pub const MAX_LANES: usize = MOST_GPU_CHANNELS;
 /// Header of a slot; distance of counters; what offsets in a box are multiples of.
 pub const LINE_BYTES: usize = 128;
 /// Words of a call's signature.

@@ -1,15 +1,13 @@
 //! Tables as text.
 
 use super::{Entry, Header, Table, Way, WireClass};
+use crate::config::MOST_GPU_CHANNELS;
 use crate::error::{Error, Result};
 use crate::types::{Algorithm, CodecKind, Collective, DType, Protocol};
 use std::fmt::Write;
 
 /// First line of every table: what it is, and the version of its format.
 const FIRST: &str = "cinch tuning 1";
-
-/// Most blocks that a line may name: what `CINCH_GPU_CHANNELS` takes.
-const MOST_CHANNELS: usize = 128;
 
 impl Table {
     /// Reads a table:
@@ -191,8 +189,10 @@ fn entry(line: &str) -> std::result::Result<Entry, String> {
     if from >= to {
         return Err(format!("sizes from {from} to {to} are none"));
     }
-    if !(1..=MOST_CHANNELS).contains(&channels) {
-        return Err(format!("{channels} blocks; there are 1 to {MOST_CHANNELS}"));
+    if !(1..=MOST_GPU_CHANNELS).contains(&channels) {
+        return Err(format!(
+            "{channels} blocks; there are 1 to {MOST_GPU_CHANNELS}"
+        ));
     }
     let collective =
         Collective::from_name(collective).ok_or_else(|| unknown("collective", collective))?;
