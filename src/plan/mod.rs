@@ -4,6 +4,7 @@
 //! ranks choose alike without talking; [`explain`] shows its candidates.
 
 mod cost;
+mod explain;
 mod geometry;
 mod gpu;
 mod measured;
@@ -13,12 +14,13 @@ mod slice;
 mod tuning;
 
 pub use cost::{Machine, Work, seconds};
+pub use explain::explain;
 pub use geometry::Geometry;
 pub use gpu::{GpuLimits, Resident};
 pub use measured::{Affine, MeasuredCosts};
-pub use select::{Candidate, Limits, candidates, explain};
+pub use select::{Candidate, Limits, candidates};
 pub use slice::{SLICE_ELEMENTS, Slice};
-pub use tuning::{Choice, Entry, Header, Site, Table, Tuning, Way, WireClass, links};
+pub use tuning::{Choice, Entry, Header, Line, Site, Table, Tuning, Way, WireClass, links};
 
 use crate::codec::{self, Codec, Random};
 use crate::error::{Error, Result};
@@ -415,13 +417,13 @@ impl Planner {
         Ok((best, codecs))
     }
 
-    /// The candidate that the table chooses for `request`, and its line; or why the model decides, as
-    /// a phrase.
+    /// The candidate that the table chooses for `request`, and the number of its line, which a way
+    /// that is being measured has not; or why the model decides, as a phrase.
     fn measured(
         &self,
         request: &Request,
         codec: Option<&dyn Codec>,
-    ) -> Result<std::result::Result<(Candidate, usize), String>> {
+    ) -> Result<std::result::Result<(Candidate, Option<usize>), String>> {
         let Some(gpu) = &self.limits.gpu else {
             return Ok(Err("buffers are in host memory".into()));
         };
@@ -445,87 +447,26 @@ impl Planner {
                 ),
             }));
         };
-        Ok(
-            match gpu::tuned(request, &self.limits, codec, choice.way)? {
-                Some(candidate) if choice.line > 0 => Ok((
-                    Candidate {
-                        seconds: choice.seconds,
-                        ..candidate
-                    },
-                    choice.line,
-                )),
-                Some(candidate) => Ok((candidate, 0)),
-                None => Err(format!(
-                    "{} {} of line {} cannot be here",
-                    choice.way.algorithm, choice.way.protocol, choice.line
-                )),
-            },
-        )
-    }
-
-    /// Where the choice comes from, as a line; empty on host memory.
-    fn source(&self, measured: &std::result::Result<(Candidate, usize), String>) -> String {
-        match (measured, &self.tuning) {
-            (Ok((_, line)), Tuning::Table(table)) => format!(
-                "  measured on {} x {} over {}, {}, table {} line {line}\n",
-                table.header.gpu,
-                table.header.ranks,
-                table.header.links,
-                table.header.date,
-                table.name
-            ),
-            (Ok(_), _) => "  the way that is being measured\n".into(),
-            (Err(why), _) if self.limits.gpu.is_some() => format!("  cost model: {why}\n"),
-            (Err(_), _) => String::new(),
-        }
-    }
-
-    /// The candidates for `request`, as text. Where it is open whether the codec runs, those
-    /// with and without it, the winner's first, and both costs.
-    ///
-    /// # Errors
-    /// As for [`Planner::plan`].
-    pub fn explain(&self, request: &Request) -> Result<String> {
-        let table = |request: &Request| {
-            let [intra, codec] = self.codecs(request)?;
-            let codecs = [intra.as_deref(), codec.as_deref()];
-            let candidates = candidates(request, &self.limits, codecs)?;
-            let measured = self.measured(request, codecs[1])?;
-            let best = measured.as_ref().ok().map(|(candidate, _)| candidate);
-            let text = explain(request, &self.limits, &candidates, best);
-            Ok(text + &self.source(&measured))
-        };
-        if !request.auto {
-            return table(request);
-        }
-        let (coded, raw) = (self.best(request)?.0, self.best(&request.plain())?.0);
-        let pays = coded.seconds < raw.seconds;
-        let mut text = match pays {
-            true => table(request)? + &table(&request.plain())?,
-            false => table(&request.plain())? + &table(request)?,
-        };
-        let spec = request.codec;
-        text += &format!(
-            "  auto:{spec}: raw {:.2} us, {spec} {:.2} us, so {} runs\n",
-            raw.seconds * 1e6,
-            coded.seconds * 1e6,
-            if pays { spec } else { CodecSpec::RAW },
-        );
-        text += "  costs: ";
-        text += &match (&self.limits.gpu, &self.limits.machine.measured) {
-            (Some(_), _) => match &self.tuning {
-                Tuning::Table(_) => {
-                    "of the table where it has lines, else of the GPUs' model".into()
-                }
-                _ => "constants of the GPUs' model".into(),
-            },
-            (None, Some(measured)) => measured.describe(spec.kind),
-            (None, None) => "constants; a communicator whose CINCH_CODEC is auto:NAME, or \
-                             auto:raw, measures them when it is made"
-                .into(),
-        };
-        text.push('\n');
-        Ok(text)
+        let found = gpu::tuned(request, &self.limits, codec, choice.way)?;
+        Ok(match (found, choice.line) {
+            (Some(candidate), None) => Ok((candidate, None)),
+            (Some(candidate), Some(Line { number, seconds })) => Ok((
+                Candidate {
+                    seconds,
+                    ..candidate
+                },
+                Some(number),
+            )),
+            (None, line) => {
+                let of = line.map_or(String::new(), |line| format!(" of line {}", line.number));
+                let Way {
+                    algorithm,
+                    protocol,
+                    ..
+                } = choice.way;
+                Err(format!("{algorithm} {protocol}{of} cannot be here"))
+            }
+        })
     }
 
     /// Seconds that `request` is predicted to take, or was measured to.

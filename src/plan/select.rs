@@ -8,7 +8,6 @@ use crate::codec::{Codec, Reencode};
 use crate::error::{Error, ErrorKind, Result};
 use crate::schedule::{self, CostCounts, Hops, Hosts, Pattern};
 use crate::types::{Algorithm, Level, Protocol, ScaleRule, TransportKind};
-use std::fmt::Write;
 
 /// What selection goes by besides the request; equal on all ranks.
 #[derive(Clone, Debug, PartialEq)]
@@ -139,7 +138,7 @@ pub(super) fn algorithms(
 }
 
 /// Why no hierarchical schedule serves `request`, as a sentence.
-fn no_hierarchy(request: &Request, limits: &Limits) -> Option<String> {
+pub(super) fn no_hierarchy(request: &Request, limits: &Limits) -> Option<String> {
     Pattern::no_hierarchy(request.collective, &limits.hosts).or_else(|| {
         let two_codecs = limits.gpu.is_some() && request.intra != request.codec;
         two_codecs.then(|| {
@@ -353,75 +352,4 @@ fn candidate(
         seconds,
         protocol: Protocol::Simple,
     })
-}
-
-/// The candidates as a table, the cheapest marked; or in front of them, and marked, the one that was
-/// `measured` to be the fastest.
-pub fn explain(
-    request: &Request,
-    limits: &Limits,
-    candidates: &[Candidate],
-    measured: Option<&Candidate>,
-) -> String {
-    let best = candidates
-        .iter()
-        .map(|candidate| candidate.seconds)
-        .min_by(f64::total_cmp)
-        .filter(|_| measured.is_none());
-    let candidates: Vec<&Candidate> = measured.into_iter().chain(candidates).collect();
-    let codec = match request.intra == request.codec {
-        true => request.codec.to_string(),
-        false => format!("intra={},inter={}", request.intra, request.codec),
-    };
-    let hosts = match limits.hosts.count() {
-        1 => String::new(),
-        _ => format!(" on {}", limits.hosts),
-    };
-    let mut text = format!(
-        "{} of {} {}, codec {codec}, {} ranks{hosts} over {}{}\n",
-        request.collective,
-        request.count,
-        request.dtype,
-        limits.nranks,
-        limits.machine.transport,
-        if limits.machine.oversubscribed {
-            ", more ranks than cores"
-        } else {
-            ""
-        },
-    );
-    let protocol = |name: &str| match limits.gpu {
-        Some(_) => format!("  {name:<8}"),
-        None => String::new(),
-    };
-    let names: Vec<String> = candidates.iter().map(|one| one.name()).collect();
-    let width = names.iter().map(String::len).max().unwrap_or(0).max(9);
-    text += &format!("  {:<width$}", "algorithm");
-    text += &protocol("protocol");
-    text += "  chunk(elements)  passes  lanes  hops  sends  predicted(us)\n";
-    for (index, (candidate, name)) in candidates.iter().zip(names).enumerate() {
-        let mark = match measured {
-            Some(_) if index == 0 => " <- measured",
-            _ if best == Some(candidate.seconds) => " <- cheapest",
-            _ => "",
-        };
-        // Writing to a string cannot fail.
-        let _ = writeln!(
-            text,
-            "  {name:<width$}{}  {:>15}  {:>6}  {:>5}  {:>4}  {:>5}  {:>13.2}{mark}",
-            protocol(candidate.protocol.name()),
-            candidate.geometry.chunk(),
-            candidate.geometry.passes(),
-            candidate.channels,
-            candidate.hops.total(),
-            candidate.counts.sends,
-            candidate.seconds * 1e6,
-        );
-    }
-    // Who has several hosts, or asked for it by a setting, looks for it in the table.
-    let expected = limits.hosts.count() > 1 || limits.algorithm == Some(Algorithm::Hierarchical);
-    if let Some(why) = no_hierarchy(request, limits).filter(|_| expected) {
-        let _ = writeln!(text, "  no hierarchical: {why}");
-    }
-    text
 }

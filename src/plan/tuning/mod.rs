@@ -126,15 +126,22 @@ pub struct Table {
 /// How many times smaller or larger than what was measured a message may be that a table serves.
 const BEYOND: usize = 16;
 
-/// A line of a table, for one call.
+/// How a call runs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Choice {
     /// How it runs.
     pub way: Way,
+    /// The line of a table that says so; none of a way that is being measured.
+    pub line: Option<Line>,
+}
+
+/// A line of a table, for one call.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Line {
+    /// Counted from 1.
+    pub number: usize,
     /// Seconds measured.
     pub seconds: f64,
-    /// Line of the table.
-    pub line: usize,
 }
 
 impl Table {
@@ -156,9 +163,9 @@ impl Table {
             })
             .find(|&wire| of(wire).next().is_some())?;
         let mut nearest = None;
-        for (line, entry) in of(known) {
+        for (number, entry) in of(known) {
             if entry.from <= bytes || nearest.is_none() {
-                nearest = Some((*line, entry));
+                nearest = Some((*number, entry));
             }
         }
         let near = |entry: &&Entry| {
@@ -166,10 +173,12 @@ impl Table {
             (low..=high).contains(&bytes)
         };
         let nearest = nearest.filter(|(_, entry)| near(entry));
-        nearest.map(|(line, entry)| Choice {
+        nearest.map(|(number, entry)| Choice {
             way: entry.way,
-            seconds: entry.at(bytes),
-            line,
+            line: Some(Line {
+                number,
+                seconds: entry.at(bytes),
+            }),
         })
     }
 
@@ -298,14 +307,13 @@ impl Tuning {
         ))
     }
 
-    /// The way of a request whose larger buffer has `bytes`, its line, and the seconds measured.
+    /// The way of a request whose larger buffer has `bytes`.
     pub(super) fn choice(&self, request: &Request, bytes: usize) -> Option<Choice> {
         match self {
             Tuning::Model(_) => None,
             Tuning::Always(way) => Some(Choice {
                 way: *way,
-                seconds: 0.0,
-                line: 0,
+                line: None,
             }),
             Tuning::Table(table) => table.choice(request.collective, WireClass::of(request), bytes),
         }

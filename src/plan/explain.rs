@@ -1,0 +1,145 @@
+//! Plans, explained: the candidates, their costs, the winner, and who chose it.
+
+use super::select::no_hierarchy;
+use super::{Candidate, Limits, Planner, Request, Tuning, candidates};
+use crate::error::Result;
+use crate::types::{Algorithm, CodecSpec};
+use std::fmt::Write;
+
+impl Planner {
+    /// Where the choice comes from, as a line; empty on host memory.
+    fn source(&self, measured: &std::result::Result<(Candidate, Option<usize>), String>) -> String {
+        match (measured, &self.tuning) {
+            (Ok((_, Some(line))), Tuning::Table(table)) => format!(
+                "  measured on {} x {} over {}, {}, table {} line {line}\n",
+                table.header.gpu,
+                table.header.ranks,
+                table.header.links,
+                table.header.date,
+                table.name
+            ),
+            (Ok(_), _) => "  the way that is being measured\n".into(),
+            (Err(why), _) if self.limits.gpu.is_some() => format!("  cost model: {why}\n"),
+            (Err(_), _) => String::new(),
+        }
+    }
+
+    /// The candidates for `request`, as text. Where it is open whether the codec runs, those
+    /// with and without it, the winner's first, and both costs.
+    ///
+    /// # Errors
+    /// As for [`Planner::plan`].
+    pub fn explain(&self, request: &Request) -> Result<String> {
+        let table = |request: &Request| {
+            let [intra, codec] = self.codecs(request)?;
+            let codecs = [intra.as_deref(), codec.as_deref()];
+            let candidates = candidates(request, &self.limits, codecs)?;
+            let measured = self.measured(request, codecs[1])?;
+            let best = measured.as_ref().ok().map(|(candidate, _)| candidate);
+            let text = explain(request, &self.limits, &candidates, best);
+            Ok(text + &self.source(&measured))
+        };
+        if !request.auto {
+            return table(request);
+        }
+        let (coded, raw) = (self.best(request)?.0, self.best(&request.plain())?.0);
+        let pays = coded.seconds < raw.seconds;
+        let mut text = match pays {
+            true => table(request)? + &table(&request.plain())?,
+            false => table(&request.plain())? + &table(request)?,
+        };
+        let spec = request.codec;
+        text += &format!(
+            "  auto:{spec}: raw {:.2} us, {spec} {:.2} us, so {} runs\n",
+            raw.seconds * 1e6,
+            coded.seconds * 1e6,
+            if pays { spec } else { CodecSpec::RAW },
+        );
+        text += "  costs: ";
+        text += &match (&self.limits.gpu, &self.limits.machine.measured) {
+            (Some(_), _) => match &self.tuning {
+                Tuning::Table(_) => {
+                    "of the table where it has lines, else of the GPUs' model".into()
+                }
+                _ => "constants of the GPUs' model".into(),
+            },
+            (None, Some(measured)) => measured.describe(spec.kind),
+            (None, None) => "constants; a communicator whose CINCH_CODEC is auto:NAME, or \
+                             auto:raw, measures them when it is made"
+                .into(),
+        };
+        text.push('\n');
+        Ok(text)
+    }
+}
+
+/// The candidates as a table, the cheapest marked; or in front of them, and marked, the one that was
+/// `measured` to be the fastest.
+pub fn explain(
+    request: &Request,
+    limits: &Limits,
+    candidates: &[Candidate],
+    measured: Option<&Candidate>,
+) -> String {
+    let best = candidates
+        .iter()
+        .map(|candidate| candidate.seconds)
+        .min_by(f64::total_cmp)
+        .filter(|_| measured.is_none());
+    let candidates: Vec<&Candidate> = measured.into_iter().chain(candidates).collect();
+    let codec = match request.intra == request.codec {
+        true => request.codec.to_string(),
+        false => format!("intra={},inter={}", request.intra, request.codec),
+    };
+    let hosts = match limits.hosts.count() {
+        1 => String::new(),
+        _ => format!(" on {}", limits.hosts),
+    };
+    let mut text = format!(
+        "{} of {} {}, codec {codec}, {} ranks{hosts} over {}{}\n",
+        request.collective,
+        request.count,
+        request.dtype,
+        limits.nranks,
+        limits.machine.transport,
+        if limits.machine.oversubscribed {
+            ", more ranks than cores"
+        } else {
+            ""
+        },
+    );
+    let protocol = |name: &str| match limits.gpu {
+        Some(_) => format!("  {name:<8}"),
+        None => String::new(),
+    };
+    let names: Vec<String> = candidates.iter().map(|one| one.name()).collect();
+    let width = names.iter().map(String::len).max().unwrap_or(0).max(9);
+    text += &format!("  {:<width$}", "algorithm");
+    text += &protocol("protocol");
+    text += "  chunk(elements)  passes  lanes  hops  sends  predicted(us)\n";
+    for (index, (candidate, name)) in candidates.iter().zip(names).enumerate() {
+        let mark = match measured {
+            Some(_) if index == 0 => " <- measured",
+            _ if best == Some(candidate.seconds) => " <- cheapest",
+            _ => "",
+        };
+        // Writing to a string cannot fail.
+        let _ = writeln!(
+            text,
+            "  {name:<width$}{}  {:>15}  {:>6}  {:>5}  {:>4}  {:>5}  {:>13.2}{mark}",
+            protocol(candidate.protocol.name()),
+            candidate.geometry.chunk(),
+            candidate.geometry.passes(),
+            candidate.channels,
+            candidate.hops.total(),
+            candidate.counts.sends,
+            candidate.seconds * 1e6,
+        );
+    }
+    // Who has several hosts, or asked for it by a setting, looks for it in the table.
+    let expected = limits.hosts.count() > 1 || limits.algorithm == Some(Algorithm::Hierarchical);
+    if let Some(why) = no_hierarchy(request, limits).filter(|_| expected) {
+        let _ = writeln!(text, "  no hierarchical: {why}");
+    }
+    text
+}
