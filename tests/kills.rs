@@ -7,6 +7,7 @@ mod common;
 
 use cinch::comm::Call;
 use cinch::mem::UserBuffers;
+use cinch::testing::on_rdma_devices;
 use cinch::types::TransportKind;
 use cinch::{CodecSpec, Collective, Communicator, DType, UniqueId};
 use common::{Rng, config, number, seed};
@@ -88,7 +89,7 @@ impl Ranks {
     /// lines, by rank.
     fn wait_for(&mut self, word: &str, ranks: &[usize]) -> Vec<String> {
         let mut found = vec![None; self.children.len()];
-        let deadline = Instant::now() + PATIENCE * if over_devices() { 5 } else { 1 };
+        let deadline = Instant::now() + PATIENCE * if on_rdma_devices() { 5 } else { 1 };
         let mut lines = std::mem::take(&mut self.backlog);
         loop {
             for (rank, line) in lines.drain(..) {
@@ -118,20 +119,18 @@ fn unix_time() -> Duration {
         .expect("a clock after 1970")
 }
 
-/// Whether ranks are to meet over this machine's RDMA devices, as in the guest of
-/// scripts/test-rdma.
-fn over_devices() -> bool {
-    std::env::var_os("CINCH_TEST_RDMA").is_some_and(|value| value == "device")
-}
-
 /// One kill; how long each survivor took to know.
 fn kill_one(round: u64, rng: &mut Rng) -> (TransportKind, Vec<Duration>) {
-    let transport = match over_devices() {
+    let transport = match on_rdma_devices() {
         true => TransportKind::Rdma,
         false => rng.pick(&[TransportKind::Shm, TransportKind::Tcp]),
     };
     // An emulated machine has two slow cores.
-    let nranks = if over_devices() { 4 } else { 4 + rng.below(5) };
+    let nranks = if on_rdma_devices() {
+        4
+    } else {
+        4 + rng.below(5)
+    };
     let victim = rng.below(nranks);
     let delay = Duration::from_micros(rng.below(200_000) as u64);
     let what = format!("kill {round}: rank {victim} of {nranks} over {transport} after {delay:?}");
@@ -256,7 +255,7 @@ fn rank_process() {
         return;
     };
     std::thread::spawn(|| {
-        std::thread::sleep(CHILD_LIFETIME * if over_devices() { 5 } else { 1 });
+        std::thread::sleep(CHILD_LIFETIME * if on_rdma_devices() { 5 } else { 1 });
         say("failed: still there at the end of its lifetime");
         std::process::exit(3);
     });

@@ -3,6 +3,7 @@
 mod bound;
 mod compare;
 mod data;
+mod devices;
 mod local_world;
 mod numbers;
 mod reference;
@@ -10,5 +11,6 @@ mod reference;
 pub use bound::RawBound;
 pub use compare::Comparison;
 pub use data::{Data, Pattern, gaussian, random_word, uniform};
+pub use devices::on_rdma_devices;
 pub use local_world::{local_world, try_local_world};
 pub use reference::{Expected, Inputs, Problem};

@@ -1,9 +1,10 @@
 //! Ranks that are processes: forked, joined by a socket pair, and sometimes killed.
 
-use super::world::{PATIENCE, World, config, connect, has_devices, kinds, recv, send, wait};
+use super::world::{PATIENCE, World, config, connect, kinds, recv, send, wait};
 use super::{check, fill, header};
 use crate::bootstrap::{Exchange, PeerInfo};
 use crate::error::{Error, ErrorKind, Result};
+use crate::testing::on_rdma_devices;
 use crate::transport::Links;
 use crate::types::{SIGNATURE_WORDS, TransportKind};
 use nix::sys::signal::{Signal, kill};
@@ -114,7 +115,7 @@ impl Exchange for Pair {
 
 /// What connects processes here: simulated devices are in one process.
 fn between_processes() -> Vec<TransportKind> {
-    match has_devices() {
+    match on_rdma_devices() {
         true => vec![TransportKind::Rdma],
         false => vec![TransportKind::Shm, TransportKind::Tcp],
     }

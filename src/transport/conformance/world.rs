@@ -6,6 +6,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::sync::Fault;
 use crate::sys::ibverbs::Api;
 use crate::sys::ibverbs::fake::{Fabric, FakeDevice};
+use crate::testing::on_rdma_devices;
 use crate::transport::{ConnectContext, Header, Links, RecvEnd, connect_all};
 use crate::types::{SIGNATURE_WORDS, TransportKind};
 use std::sync::{Arc, Condvar, Mutex};
@@ -90,15 +91,10 @@ pub(in crate::transport) struct World {
 
 /// What the suite runs on: RDMA alone where it goes through devices, for all else runs elsewhere.
 pub(super) fn kinds() -> Vec<TransportKind> {
-    match has_devices() {
+    match on_rdma_devices() {
         true => vec![TransportKind::Rdma],
         false => TransportKind::HOST.to_vec(),
     }
-}
-
-/// Whether RDMA is to go through this machine's devices: then processes can, too.
-pub(super) fn has_devices() -> bool {
-    std::env::var_os("CINCH_TEST_RDMA").is_some_and(|value| value == "device")
 }
 
 impl World {
@@ -111,7 +107,7 @@ impl World {
     pub fn with(places: &[(u8, u8)]) -> Arc<World> {
         let roce = FakeDevice::roce;
         let fabric = || Fabric::new(vec![roce("fake0", 1), roce("fake1", 2)]);
-        World::on(places, (!has_devices()).then(fabric))
+        World::on(places, (!on_rdma_devices()).then(fabric))
     }
 
     /// The same, whose RDMA goes through these simulated devices.
