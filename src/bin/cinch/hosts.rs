@@ -6,7 +6,8 @@
 //! agent ends its ranks: so a lost connection leaves nothing behind either.
 
 use super::join::create_id_between_hosts;
-use super::run::{Launch, RunOptions, Signals, TERM_TO_KILL, bound, exit_code, hex};
+use super::launch::{Launch, Signals, TERM_TO_KILL, exit_code, hex};
+use super::run::{RunOptions, bound};
 use cinch::Config;
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;

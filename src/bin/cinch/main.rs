@@ -11,6 +11,7 @@ mod gpus;
 mod hosts;
 mod info;
 mod join;
+mod launch;
 mod machine;
 mod npy;
 mod plot;
@@ -18,6 +19,8 @@ mod predict;
 mod preload;
 mod run;
 mod table2;
+#[cfg(test)]
+mod testing;
 
 use cinch::Config;
 use clap::{Parser, Subcommand};

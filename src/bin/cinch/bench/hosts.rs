@@ -149,19 +149,10 @@ fn prove(candidate: &Candidate, request: &Request, limits: &Limits) -> cinch::Re
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::Parser;
-
-    #[derive(Parser)]
-    struct Line {
-        #[command(flatten)]
-        bench: BenchOptions,
-    }
+    use crate::testing::parsed;
 
     fn said(line: &str) -> Result<String, (i32, String)> {
-        let words = ["bench"].into_iter().chain(line.split_whitespace());
-        let options = Line::try_parse_from(words)
-            .map_err(|error| (USAGE, error.to_string()))?
-            .bench;
+        let options: BenchOptions = parsed(line).map_err(|sentence| (USAGE, sentence))?;
         let (hosts, ranks) = options.explain_hosts.unwrap();
         let mut out = Vec::new();
         let shape = (hosts * ranks, Hosts::even(hosts, ranks));

@@ -22,8 +22,8 @@ mod verify;
 mod world;
 
 use crate::join;
+use crate::launch::{Launch, one_core_each};
 use crate::machine::{Machine, available_memory};
-use crate::run::Launch;
 use crate::{FAILURE, USAGE, WRONG};
 use cinch::config::{KNOBS, Origin};
 use cinch::schedule::Hosts;
@@ -148,24 +148,13 @@ fn start(options: &BenchOptions, ranks: usize, config: &Config) -> Result<i32, (
         true => drop(suite::folder(options).map_err(usage)?),
         false => drop(Output::new(options).map_err(usage)?),
     }
-    let program = std::env::current_exe()
-        .map_err(|error| (FAILURE, format!("cannot find this program: {error}")))?;
+    let failure = |sentence| (FAILURE, sentence);
     let launch = Launch {
-        command: std::iter::once(program.into_os_string())
-            .chain(std::env::args_os().skip(1))
-            .collect(),
-        ranks,
-        variables: Vec::new(),
-        label: false,
         // As mpirun does: where each rank can have a core, the system must not move them about.
-        cores: super::run::one_core_each(ranks).unwrap_or_default(),
-        grace: Duration::from_secs(3),
-        world: None,
-        orphaned: None,
+        cores: one_core_each(ranks).unwrap_or_default(),
+        ..Launch::of_this_command(ranks).map_err(failure)?
     };
-    launch
-        .run_with_rendezvous(config)
-        .map_err(|sentence| (FAILURE, sentence))
+    launch.run_with_rendezvous(config).map_err(failure)
 }
 
 /// Runs all rows. All ranks get the same entries.
@@ -284,17 +273,10 @@ fn run_config(options: &BenchOptions, config: &Config, world: &impl World) -> Ru
 mod tests {
     use super::world::threads::{self, Flaw};
     use super::*;
-    use clap::Parser;
-
-    #[derive(Parser)]
-    struct Line {
-        #[command(flatten)]
-        bench: BenchOptions,
-    }
+    use crate::testing::parsed;
 
     fn options(line: &str) -> BenchOptions {
-        let words = ["bench"].into_iter().chain(line.split_whitespace());
-        Line::try_parse_from(words).unwrap().bench
+        parsed(line).unwrap()
     }
 
     fn entries(line: &str, flaw: Flaw) -> Vec<Vec<Entry>> {

@@ -423,18 +423,10 @@ impl Distribution {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::Parser;
-
-    #[derive(Parser)]
-    struct Line {
-        #[command(flatten)]
-        bench: BenchOptions,
-    }
+    use crate::testing::parsed;
 
     fn parse(line: &str) -> Result<BenchOptions, String> {
-        Line::try_parse_from(["bench"].into_iter().chain(line.split_whitespace()))
-            .map(|line| line.bench)
-            .map_err(|error| error.to_string())
+        parsed(line)
     }
 
     #[test]

@@ -104,17 +104,10 @@ impl Plan {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::Parser;
-
-    #[derive(Parser)]
-    struct Line {
-        #[command(flatten)]
-        bench: BenchOptions,
-    }
+    use crate::testing::parsed;
 
     fn plan(line: &str, nranks: usize) -> Result<Plan, String> {
-        let words = ["bench"].into_iter().chain(line.split_whitespace());
-        Plan::new(&Line::try_parse_from(words).unwrap().bench, nranks)
+        Plan::new(&parsed(line).unwrap(), nranks)
     }
 
     #[test]

@@ -118,31 +118,23 @@ fn parse_protocol(text: &str) -> Result<Chosen, String> {
 #[cfg(test)]
 mod tests {
     use super::super::super::options::BenchOptions;
-    use clap::Parser;
-
-    #[derive(Parser)]
-    struct Line {
-        #[command(flatten)]
-        bench: BenchOptions,
-    }
+    use crate::testing::parsed;
 
     fn on_gpus(line: &str) -> Result<bool, String> {
-        let words = ["bench", "all_reduce"].into_iter();
-        let parsed = Line::try_parse_from(words.chain(line.split_whitespace()));
-        let options = parsed.map_err(|error| error.to_string())?.bench;
+        let options: BenchOptions = parsed(&format!("all_reduce {line}"))?;
         options.gpu.on_gpus(options.ranks)
     }
 
     #[test]
     fn ranks_stand_for_hosts_in_their_order() {
-        let words = ["bench", "all_reduce", "--device", "gpu", "--hosts", "2"];
-        let gpu = Line::try_parse_from(words).unwrap().bench.gpu;
+        let gpu = |line: &str| parsed::<BenchOptions>(line).unwrap().gpu;
+        let one_host = gpu("all_reduce --device gpu");
+        assert_eq!(one_host.host_of(0, 3), Ok(None));
+        let gpu = gpu("all_reduce --device gpu --hosts 2");
         let hosts: Vec<_> = (0..4).map(|rank| gpu.host_of(rank, 4).unwrap()).collect();
         assert!(hosts[0].is_some() && hosts[0] == hosts[1] && hosts[2] == hosts[3]);
         assert_ne!(hosts[1], hosts[2]);
         assert!(gpu.host_of(0, 3).unwrap_err().contains("--hosts 2"));
-        let gpu = Line::try_parse_from(&words[..4]).unwrap().bench.gpu;
-        assert_eq!(gpu.host_of(0, 3), Ok(None));
     }
 
     #[test]

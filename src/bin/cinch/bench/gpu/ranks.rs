@@ -10,7 +10,7 @@ use crate::bench::plan::Plan;
 use crate::bench::record::RunRecord;
 use crate::bench::world::World;
 use crate::join;
-use crate::run::Launch;
+use crate::launch::Launch;
 use crate::{FAILURE, USAGE, WRONG};
 use cinch::config::Origin;
 use cinch::gpu::{Context, Device, Driver};
@@ -19,7 +19,7 @@ use cinch::types::DeviceChoice;
 use cinch::{Communicator, Config, Error, ErrorKind, Result, UniqueId};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 pub type Ended = std::result::Result<i32, (i32, String)>;
 
@@ -137,25 +137,11 @@ fn on_host(config: &Config) -> Config {
     }
 }
 
-/// Runs this very command as `ranks` processes.
+/// Runs this very command as `ranks` processes. Their cores are left to the system: a rank has
+/// threads besides, its watchdog and the other library's.
 fn processes(ranks: usize, config: &Config) -> Ended {
-    let program = std::env::current_exe()
-        .map_err(|error| (FAILURE, format!("cannot find this program: {error}")))?;
-    let launch = Launch {
-        command: std::iter::once(program.into_os_string())
-            .chain(std::env::args_os().skip(1))
-            .collect(),
-        ranks,
-        variables: Vec::new(),
-        label: false,
-        // A rank has threads besides: its watchdog, the other library's.
-        cores: Vec::new(),
-        grace: Duration::from_secs(3),
-        world: None,
-        orphaned: None,
-    };
-    launch
-        .run_with_rendezvous(&on_host(config))
+    Launch::of_this_command(ranks)
+        .and_then(|launch| launch.run_with_rendezvous(&on_host(config)))
         .map_err(|sentence| (FAILURE, sentence))
 }
 

@@ -129,17 +129,10 @@ impl Rows {
 mod tests {
     use super::*;
     use crate::bench::world::threads::{self, Flaw};
-    use clap::Parser;
-
-    #[derive(Parser)]
-    struct Line {
-        #[command(flatten)]
-        bench: BenchOptions,
-    }
+    use crate::testing::parsed;
 
     fn records(line: &str, flaw: Flaw) -> Vec<Vec<Record>> {
-        let words = ["bench"].into_iter().chain(line.split_whitespace());
-        let options = Line::try_parse_from(words).unwrap().bench;
+        let options = parsed(line).unwrap();
         let cases = Cases::new(&options, 3, false).unwrap();
         threads::run(3, flaw, |world| {
             run(world, &cases, &options, &mut None).unwrap()

@@ -183,17 +183,10 @@ pub fn write_report(folder: &Path, records: &[Record]) -> Result<String, String>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::Parser;
-
-    #[derive(Parser)]
-    struct Line {
-        #[command(flatten)]
-        bench: BenchOptions,
-    }
+    use crate::testing::parsed;
 
     fn options(line: &str) -> BenchOptions {
-        let words = ["bench"].into_iter().chain(line.split_whitespace());
-        Line::try_parse_from(words).unwrap().bench
+        parsed(line).unwrap()
     }
 
     #[test]

@@ -2,10 +2,10 @@ use super::search::{Point, Stopwatch, coarse, run};
 use super::*;
 use crate::bench::metrics::size_of;
 use crate::bench::row::Row;
+use crate::testing::parsed;
 use cinch::Algorithm;
 use cinch::plan::Way;
 use cinch::types::Protocol;
-use clap::Parser;
 
 const RANKS: usize = 4;
 
@@ -307,15 +307,8 @@ fn sizes_are_a_factor_of_four_apart_and_end_with_the_largest() {
     assert_eq!(coarse(8, 1 << 30).len(), 15);
 }
 
-#[derive(Parser)]
-struct Line {
-    #[command(flatten)]
-    tune: TuneOptions,
-}
-
 fn options(line: &str) -> TuneOptions {
-    let words = ["tune"].into_iter().chain(line.split_whitespace());
-    Line::try_parse_from(words).unwrap().tune
+    parsed(line).unwrap()
 }
 
 #[test]

@@ -1,0 +1,523 @@
+//! Starts ranks of this machine, watches them, and leaves none behind.
+//!
+//! Each rank is a process group of its own, so that a signal reaches what the rank has started as
+//! well, and an interrupt from the terminal reaches it once, by way of the launcher. The kernel
+//! kills a rank whose launcher is gone (the rank itself: of its children it knows nothing).
+
+use cinch::sys::cpu;
+use cinch::sys::process::{die_with_parent, start_on, unblock_signals};
+use cinch::{Config, UniqueId};
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout};
+use nix::sys::signal::{SigSet, Signal, killpg};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
+use nix::unistd::Pid;
+use std::ffi::OsString;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Ranks to start on this machine.
+#[derive(Clone, Debug)]
+pub struct Launch {
+    /// Program and its arguments.
+    pub command: Vec<OsString>,
+    /// Number of ranks.
+    pub ranks: usize,
+    /// Variables for all ranks, beside each rank's own.
+    pub variables: Vec<(String, OsString)>,
+    /// Whether lines of output get the rank in front.
+    pub label: bool,
+    /// The core of each rank; empty leaves placement to the system.
+    pub cores: Vec<usize>,
+    /// From the first failure to SIGTERM for the others.
+    pub grace: Duration,
+    /// Ranks on other hosts before these, and all ranks; none elsewhere if unset.
+    pub world: Option<(usize, usize)>,
+    /// Becomes true when whoever asked for the ranks is gone.
+    pub orphaned: Option<Arc<AtomicBool>>,
+}
+
+/// How long the other ranks have to end by themselves after one failed, where nobody says it.
+pub(super) const GRACE: Duration = Duration::from_secs(3);
+
+/// From SIGTERM to SIGKILL.
+pub(super) const TERM_TO_KILL: Duration = Duration::from_secs(2);
+
+/// How long output of ranks that have ended is waited for: something that a rank left behind may
+/// hold its end of the pipe.
+const DRAIN: Duration = Duration::from_millis(500);
+
+/// A core for each rank, if there are as many.
+pub fn one_core_each(ranks: usize) -> Option<Vec<usize>> {
+    let allowed = cpu::allowed();
+    let cores: Vec<usize> = (0..64 * allowed.len())
+        .filter(|core| allowed[core / 64] >> (core % 64) & 1 == 1)
+        .take(ranks)
+        .collect();
+    (cores.len() == ranks).then_some(cores)
+}
+
+impl Launch {
+    /// `command` as `ranks` ranks of a world of their own, placed by the system.
+    pub fn new(command: Vec<OsString>, ranks: usize) -> Launch {
+        Launch {
+            command,
+            ranks,
+            variables: Vec::new(),
+            label: false,
+            cores: Vec::new(),
+            grace: GRACE,
+            world: None,
+            orphaned: None,
+        }
+    }
+
+    /// The same of the very command that this process is.
+    ///
+    /// # Errors
+    /// A sentence, if the system does not say which program that is.
+    pub fn of_this_command(ranks: usize) -> Result<Launch, String> {
+        let program = std::env::current_exe()
+            .map_err(|error| format!("cannot find this program: {error}"))?;
+        let arguments = std::env::args_os().skip(1);
+        let command = std::iter::once(program.into_os_string()).chain(arguments);
+        Ok(Launch::new(command.collect(), ranks))
+    }
+
+    /// Makes a unique id, whose rendezvous lives in this process, and runs the ranks with it.
+    ///
+    /// # Errors
+    /// A sentence, if the id cannot be made or the program cannot be started.
+    pub fn run_with_rendezvous(mut self, config: &Config) -> Result<i32, String> {
+        // Before the rendezvous' thread starts: threads inherit the mask, and a signal that
+        // only one thread blocks would still end the process.
+        let signals = Signals::block()?;
+        let id = super::join::create_id(config).map_err(|error| error.to_string())?;
+        self.variables
+            .push(("CINCH_LAUNCH_ID".to_string(), hex(&id).into()));
+        self.run(&signals)
+    }
+
+    /// Runs the ranks and returns the exit code: 0, or the first failure's, 128 + signal for
+    /// signals.
+    pub(super) fn run(&self, signals: &Signals) -> Result<i32, String> {
+        let before = self.world.map_or(0, |(before, _)| before);
+        let mut ranks = Ranks::default();
+        for rank in 0..self.ranks {
+            // An early return drops `ranks`, which kills those already started.
+            let child = self.spawn(rank)?;
+            ranks.add(before + rank, child, self.label);
+        }
+        let mut first: Option<i32> = None;
+        let mut term_at: Option<Instant> = None;
+        let mut kill_at: Option<Instant> = None;
+        loop {
+            for (rank, pid, status) in ranks.reap()? {
+                let code = exit_code(status);
+                if code == 0 {
+                    continue;
+                }
+                if first.is_none() {
+                    first = Some(code);
+                    let left = ranks.running.len();
+                    eprintln!("cinch: rank {rank} (pid {pid}) {}", describe(status, left));
+                    term_at = Some(Instant::now() + self.grace);
+                }
+            }
+            if ranks.running.is_empty() {
+                break;
+            }
+            let now = Instant::now();
+            if term_at.is_some_and(|at| at <= now) {
+                ranks.signal(Signal::SIGTERM);
+                term_at = None;
+                kill_at = kill_at.or(Some(now + TERM_TO_KILL));
+            }
+            if kill_at.is_some_and(|at| at <= now) {
+                ranks.signal(Signal::SIGKILL);
+                kill_at = Some(now + TERM_TO_KILL);
+            }
+            let orphaned = || {
+                let flag = self.orphaned.as_ref()?;
+                let ended = kill_at.is_some() || !flag.load(Ordering::Relaxed);
+                (!ended).then_some(Signal::SIGTERM)
+            };
+            let asked = signals.wait(Duration::from_millis(50))?;
+            if let Some(signal) = asked.or_else(orphaned) {
+                // A second request is not asked again.
+                let again = kill_at.is_some();
+                ranks.signal(if again { Signal::SIGKILL } else { signal });
+                first = first.or(Some(128 + signal as i32));
+                term_at = None;
+                kill_at = Some(Instant::now() + self.grace.max(TERM_TO_KILL));
+            }
+        }
+        ranks.drain();
+        Ok(first.unwrap_or(0))
+    }
+
+    fn spawn(&self, rank: usize) -> Result<Child, String> {
+        let program = self.command.first().ok_or("no program was given")?;
+        let (before, all) = self.world.unwrap_or((0, self.ranks));
+        let mut command = Command::new(program);
+        command
+            .args(&self.command[1..])
+            .envs(self.variables.iter().map(|(name, value)| (name, value)))
+            .env("CINCH_LAUNCH_RANK", (before + rank).to_string())
+            .env("CINCH_LAUNCH_SIZE", all.to_string())
+            .env("RANK", (before + rank).to_string())
+            .env("LOCAL_RANK", rank.to_string())
+            .env("WORLD_SIZE", all.to_string())
+            .env("LOCAL_WORLD_SIZE", self.ranks.to_string())
+            .stdin(Stdio::null())
+            .process_group(0);
+        if self.label {
+            command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        }
+        if let Some(&core) = self.cores.get(rank) {
+            start_on(&mut command, core);
+        }
+        unblock_signals(die_with_parent(&mut command))
+            .spawn()
+            .map_err(|error| format!("cannot start {}: {error}", program.display()))
+    }
+}
+
+/// The started ranks. Dropping it kills and reaps what still runs.
+#[derive(Default)]
+struct Ranks {
+    running: Vec<(usize, Child)>,
+    forwarders: Vec<JoinHandle<()>>,
+}
+
+impl Ranks {
+    fn add(&mut self, rank: usize, mut child: Child, label: bool) {
+        if label {
+            if let Some(out) = child.stdout.take() {
+                self.forwarders.push(forward(rank, out, io::stdout()));
+            }
+            if let Some(err) = child.stderr.take() {
+                self.forwarders.push(forward(rank, err, io::stderr()));
+            }
+        }
+        self.running.push((rank, child));
+    }
+
+    /// Ranks that have ended since the last look, in the order of their ranks.
+    fn reap(&mut self) -> Result<Vec<(usize, u32, ExitStatus)>, String> {
+        let mut ended = Vec::new();
+        let mut failure = None;
+        self.running.retain_mut(|(rank, child)| match end(child) {
+            Ok(None) => true,
+            Ok(Some(status)) => {
+                ended.push((*rank, child.id(), status));
+                false
+            }
+            Err(error) => {
+                failure = Some(format!("cannot wait for rank {rank}: {error}"));
+                true
+            }
+        });
+        failure.map_or(Ok(ended), Err)
+    }
+
+    /// Signals the groups of the ranks that still run.
+    fn signal(&self, signal: Signal) {
+        for (_, child) in &self.running {
+            // The child is not reaped yet, so its id is not another's.
+            let _ = killpg(Pid::from_raw(child.id() as i32), signal);
+        }
+    }
+
+    /// Lets the last output through.
+    fn drain(&mut self) {
+        let end = Instant::now() + DRAIN;
+        for forwarder in self.forwarders.drain(..) {
+            while !forwarder.is_finished() && Instant::now() < end {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            if forwarder.is_finished() {
+                let _ = forwarder.join();
+            }
+        }
+    }
+}
+
+impl Drop for Ranks {
+    fn drop(&mut self) {
+        self.signal(Signal::SIGKILL);
+        for (_, child) in &mut self.running {
+            let _ = child.wait();
+        }
+    }
+}
+
+/// How a child ended, if it has; then what it left behind in its group is killed. That comes
+/// before the child is reaped: until then its id is nobody else's.
+fn end(child: &mut Child) -> io::Result<Option<ExitStatus>> {
+    let pid = Pid::from_raw(child.id() as i32);
+    let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
+    if waitid(Id::Pid(pid), flags)? == WaitStatus::StillAlive {
+        return Ok(None);
+    }
+    let _ = killpg(pid, Signal::SIGKILL);
+    child.wait().map(Some)
+}
+
+/// Copies lines with the rank in front. A line is written at once, so that lines of ranks do not
+/// mix.
+fn forward(
+    rank: usize,
+    from: impl Read + Send + 'static,
+    mut to: impl Write + Send + 'static,
+) -> JoinHandle<()> {
+    std::thread::spawn(move || {
+        let mut from = BufReader::new(from);
+        let mut line = Vec::new();
+        loop {
+            line.clear();
+            // A line without end must not fill the memory.
+            let read = from.by_ref().take(64 << 10).read_until(b'\n', &mut line);
+            if !matches!(read, Ok(1..)) {
+                return;
+            }
+            if line.last() != Some(&b'\n') {
+                line.push(b'\n');
+            }
+            let mut labelled = format!("[{rank}] ").into_bytes();
+            labelled.extend_from_slice(&line);
+            // Reading goes on without a reader of ours, or the rank would block.
+            let _ = to.write_all(&labelled).and_then(|()| to.flush());
+        }
+    })
+}
+
+/// Signals that the launcher takes as events.
+pub(super) struct Signals(SignalFd);
+
+impl Signals {
+    pub(super) fn block() -> Result<Signals, String> {
+        let mut set = SigSet::empty();
+        for signal in [
+            Signal::SIGINT,
+            Signal::SIGTERM,
+            Signal::SIGHUP,
+            Signal::SIGQUIT,
+            Signal::SIGCHLD,
+        ] {
+            set.add(signal);
+        }
+        let failed = |error: Errno| format!("cannot take signals as events: {error}");
+        set.thread_block().map_err(failed)?;
+        SignalFd::with_flags(&set, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)
+            .map(Signals)
+            .map_err(failed)
+    }
+
+    /// A signal for the ranks; `None` when time is up or a child has changed. The time bounds how
+    /// late an end is seen whose signal another thread took.
+    pub(super) fn wait(&self, time: Duration) -> Result<Option<Signal>, String> {
+        let timeout = PollTimeout::try_from(time).unwrap_or(PollTimeout::ZERO);
+        let mut entries = [PollFd::new(self.0.as_fd(), PollFlags::POLLIN)];
+        match nix::poll::poll(&mut entries, timeout) {
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(error) => return Err(format!("cannot wait for ranks: {error}")),
+        }
+        let event = self
+            .0
+            .read_signal()
+            .map_err(|error| format!("cannot read a signal: {error}"))?;
+        Ok(event
+            .and_then(|event| Signal::try_from(event.ssi_signo as i32).ok())
+            .filter(|&signal| signal != Signal::SIGCHLD))
+    }
+}
+
+pub(super) fn exit_code(status: ExitStatus) -> i32 {
+    status
+        .code()
+        .or(status.signal().map(|signal| 128 + signal))
+        .unwrap_or(1)
+}
+
+fn describe(status: ExitStatus, left: usize) -> String {
+    let how = match (status.code(), status.signal()) {
+        (Some(code), _) => format!("exited with code {code}"),
+        (_, Some(signal)) => match Signal::try_from(signal) {
+            Ok(name) => format!("was ended by {name}"),
+            Err(_) => format!("was ended by signal {signal}"),
+        },
+        _ => "ended".into(),
+    };
+    match left {
+        0 => how,
+        n => format!("{how}; {n} more ranks are running and will be ended"),
+    }
+}
+
+pub(super) fn hex(id: &UniqueId) -> String {
+    id.as_bytes()
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn launch(ranks: usize, script: &str, grace: f64) -> i32 {
+        // On a thread of its own, so that blocked signals stay with it.
+        let command = ["sh", "-c", script].map(OsString::from).to_vec();
+        let launch = Launch {
+            variables: vec![("CINCH_TEST_WORD".into(), "word".into())],
+            grace: Duration::from_secs_f64(grace),
+            ..Launch::new(command, ranks)
+        };
+        std::thread::spawn(move || launch.run(&Signals::block().unwrap()).unwrap())
+            .join()
+            .unwrap()
+    }
+
+    fn file(name: &str) -> std::path::PathBuf {
+        let name = format!("cinch-launch-test-{}-{name}", std::process::id());
+        std::env::temp_dir().join(name)
+    }
+
+    fn lines(path: &std::path::Path) -> Vec<String> {
+        let text = std::fs::read_to_string(path).unwrap_or_default();
+        let _ = std::fs::remove_file(path);
+        let mut lines: Vec<_> = text.lines().map(str::to_string).collect();
+        lines.sort();
+        lines
+    }
+
+    /// Whether a process is there and not a zombie.
+    fn alive(pid: &str) -> bool {
+        std::fs::read_to_string(format!("/proc/{pid}/stat"))
+            .is_ok_and(|stat| !stat.rsplit(')').next().unwrap().starts_with(" Z"))
+    }
+
+    #[test]
+    fn ranks_learn_who_they_are() {
+        let path = file("who");
+        let script = format!(
+            "echo $CINCH_LAUNCH_RANK $CINCH_LAUNCH_SIZE $RANK $WORLD_SIZE $LOCAL_RANK \
+             $CINCH_TEST_WORD >> {}",
+            path.display()
+        );
+        assert_eq!(launch(3, &script, 1.0), 0);
+        assert_eq!(
+            lines(&path),
+            ["0 3 0 3 0 word", "1 3 1 3 1 word", "2 3 2 3 2 word"]
+        );
+    }
+
+    #[test]
+    fn the_first_failure_is_the_exit_code_and_ends_the_rest() {
+        let path = file("rest");
+        // Rank 1 fails; the others would run for ten minutes, in a child of the rank.
+        let script = format!(
+            "[ $RANK = 1 ] && {{ sleep 0.2; exit 7; }}; sleep 600 & echo $! >> {0}; wait",
+            path.display()
+        );
+        assert_eq!(launch(3, &script, 0.1), 7);
+        let sleepers = lines(&path);
+        assert_eq!(sleepers.len(), 2);
+        for pid in sleepers {
+            let end = Instant::now() + Duration::from_secs(10);
+            while alive(&pid) {
+                assert!(Instant::now() < end, "{pid} is still running");
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        }
+    }
+
+    #[test]
+    fn what_a_rank_leaves_behind_is_ended() {
+        let path = file("left");
+        let script = format!("sleep 600 & echo $! >> {}", path.display());
+        assert_eq!(launch(1, &script, 0.1), 0);
+        let pid = lines(&path).remove(0);
+        let end = Instant::now() + Duration::from_secs(10);
+        while alive(&pid) {
+            assert!(Instant::now() < end, "{pid} is still running");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    #[test]
+    fn ranks_that_ignore_sigterm_are_killed() {
+        let script = "[ $RANK = 0 ] && exit 3; trap '' TERM; while :; do sleep 0.1; done";
+        assert_eq!(launch(2, script, 0.0), 3);
+    }
+
+    #[test]
+    fn signals_are_codes_and_reach_the_shell() {
+        assert_eq!(
+            launch(2, "[ $RANK = 1 ] && kill -KILL $$; exit 0", 0.5),
+            128 + 9
+        );
+        // The launcher's blocked signals must not be inherited.
+        assert_eq!(launch(1, "kill -TERM $$; exit 0", 0.5), 128 + 15);
+    }
+
+    #[test]
+    fn no_zombies_remain() {
+        assert_eq!(launch(4, "exit 0", 0.5), 0);
+        let me = std::process::id().to_string();
+        // Other tests of this process have children too; ours are shells that ended.
+        let zombies = || {
+            std::fs::read_dir("/proc")
+                .unwrap()
+                .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+                .filter_map(|pid| std::fs::read_to_string(format!("/proc/{pid}/stat")).ok())
+                .filter(|stat| {
+                    let mut fields = stat.rsplit(')').next().unwrap().split_whitespace();
+                    fields.next() == Some("Z") && fields.next() == Some(&me)
+                })
+                .count()
+        };
+        let end = Instant::now() + Duration::from_secs(10);
+        while zombies() > 0 {
+            assert!(Instant::now() < end, "{} zombies", zombies());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    #[test]
+    fn a_missing_program_is_a_sentence() {
+        let launch = Launch::new(vec!["/no/such/program".into()], 2);
+        let error = std::thread::spawn(move || launch.run(&Signals::block().unwrap()))
+            .join()
+            .unwrap()
+            .unwrap_err();
+        assert!(error.contains("/no/such/program"), "{error}");
+    }
+
+    #[test]
+    fn labelled_lines_keep_their_rank() {
+        struct Shared(std::sync::Arc<std::sync::Mutex<Vec<u8>>>);
+        impl Write for Shared {
+            fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+                self.0.lock().unwrap().write(bytes)
+            }
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+        let seen = std::sync::Arc::default();
+        let text = &b"one\ntwo\nno end"[..];
+        forward(3, text, Shared(std::sync::Arc::clone(&seen)))
+            .join()
+            .unwrap();
+        assert_eq!(*seen.lock().unwrap(), b"[3] one\n[3] two\n[3] no end\n");
+    }
+}
