@@ -1,7 +1,9 @@
 //! `cinch arrays`: how fast codecs are on arrays in a GPU's memory, and packed copies between it and
 //! the host, beside plain copies in the same run.
 
+use super::bench::gpu::output::Output;
 use super::bench::options::{parse_datatype, parse_size};
+use super::bench::record::RunRecord;
 use super::{FAILURE, USAGE, WRONG};
 use cinch::codec::{KERNEL_CODECS, Layout, StandAlone};
 use cinch::engine::gpu::host_copy::HostCopier;
@@ -11,7 +13,9 @@ use cinch::reduce::{narrow, widen};
 use cinch::simd::Isa;
 use cinch::testing::gaussian;
 use cinch::{CodecSpec, DType, Error, Result};
+use serde::Serialize;
 use std::io::Write;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -55,6 +59,9 @@ pub struct ArraysOptions {
     /// GPU
     #[arg(long, default_value_t = 0)]
     gpu: u32,
+    /// Write each row as a JSON object on a line of its own
+    #[arg(long, value_name = "FILE.jsonl")]
+    json: Option<PathBuf>,
 }
 
 type Outcome<T> = std::result::Result<T, (i32, String)>;
@@ -78,8 +85,11 @@ pub fn main(options: &ArraysOptions, out: &mut dyn Write) -> Outcome<i32> {
         codecs = KERNEL_CODECS.map(CodecSpec::of).into();
     }
     let copies = parse(&options.copy)?;
+    let mut rows = Output::new(options.json.as_deref()).map_err(bad)?;
     let failed = |error: Error| (FAILURE, error.to_string());
     let bench = Bench::new(options).map_err(failed)?;
+    let gpus = bench.context.driver().device_count().map_err(failed)?;
+    let run = RunRecord::new(bench.context.device(), gpus);
     let told = |error: std::io::Error| (FAILURE, error.to_string());
     let mut wrong = 0;
     let heads = "codec            type   wire%   encode GB/s  of copy   decode GB/s  of copy";
@@ -109,6 +119,15 @@ pub fn main(options: &ArraysOptions, out: &mut dyn Write) -> Outcome<i32> {
                 if row.right { "" } else { "  WRONG" }
             )
             .map_err(told)?;
+            let record = Record {
+                codec: spec.to_string(),
+                datatype: dtype.to_string(),
+                bytes: bench.bytes,
+                right: row.right,
+                work: row.work(),
+                run: run.clone(),
+            };
+            rows.record(&record).map_err(failed)?;
         }
     }
     let heads =
@@ -140,6 +159,15 @@ pub fn main(options: &ArraysOptions, out: &mut dyn Write) -> Outcome<i32> {
                 if row.right { "" } else { "  WRONG" }
             )
             .map_err(told)?;
+            let record = Record {
+                codec: spec.to_string(),
+                datatype: dtype.to_string(),
+                bytes: bench.bytes,
+                right: row.right,
+                work: row.work(bench.threads),
+                run: run.clone(),
+            };
+            rows.record(&record).map_err(failed)?;
         }
     }
     Ok(if wrong > 0 { WRONG } else { 0 })
@@ -177,6 +205,77 @@ struct CopyRow {
     /// Of fp32, whatever the elements: the threads' own speed.
     packing: f64,
     right: bool,
+}
+
+/// A row for machines.
+#[derive(Serialize)]
+struct Record {
+    codec: String,
+    datatype: String,
+    /// Of the elements.
+    bytes: usize,
+    /// Whether every element was what the host's codec makes of it.
+    right: bool,
+    #[serde(flatten)]
+    work: Work,
+    /// Where, when and how.
+    run: RunRecord,
+}
+
+/// What was measured; rates in 10^9 bytes a second, ratios to a plain copy of the same run.
+#[derive(Serialize)]
+#[serde(tag = "work", rename_all = "snake_case")]
+enum Work {
+    /// A codec on device memory: bytes read and written.
+    Array {
+        /// Encoded bytes, of 100 of elements.
+        wire_percent: f64,
+        encode_gb_per_s: f64,
+        decode_gb_per_s: f64,
+        copy_gb_per_s: f64,
+        encode_ratio: f64,
+        decode_ratio: f64,
+    },
+    /// Between host and GPU, packed: bytes of elements.
+    PackedCopy {
+        /// That pack.
+        threads: usize,
+        to_gpu_gb_per_s: f64,
+        to_host_gb_per_s: f64,
+        plain_to_gpu_gb_per_s: f64,
+        plain_to_host_gb_per_s: f64,
+        to_gpu_ratio: f64,
+        to_host_ratio: f64,
+        packing_gb_per_s: f64,
+    },
+}
+
+impl DeviceRow {
+    fn work(&self) -> Work {
+        Work::Array {
+            wire_percent: self.wire_percent,
+            encode_gb_per_s: self.encode / 1e9,
+            decode_gb_per_s: self.decode / 1e9,
+            copy_gb_per_s: self.copy / 1e9,
+            encode_ratio: self.encode / self.copy,
+            decode_ratio: self.decode / self.copy,
+        }
+    }
+}
+
+impl CopyRow {
+    fn work(&self, threads: usize) -> Work {
+        Work::PackedCopy {
+            threads,
+            to_gpu_gb_per_s: self.there / 1e9,
+            to_host_gb_per_s: self.back / 1e9,
+            plain_to_gpu_gb_per_s: self.plain_there / 1e9,
+            plain_to_host_gb_per_s: self.plain_back / 1e9,
+            to_gpu_ratio: self.there / self.plain_there,
+            to_host_ratio: self.back / self.plain_back,
+            packing_gb_per_s: self.packing / 1e9,
+        }
+    }
 }
 
 impl Bench {
@@ -367,4 +466,80 @@ fn image(spec: CodecSpec, dtype: DType, values: &[f32]) -> Result<Vec<u8>> {
 fn median(mut seconds: Vec<f64>) -> f64 {
     seconds.sort_by(f64::total_cmp);
     seconds[seconds.len() / 2]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::parsed;
+    use serde_json::Value;
+
+    /// Each line is complete in itself: what ran, how fast beside a plain copy, where, when and how.
+    #[test]
+    fn rows_for_machines_say_where_they_are_from() {
+        let path = std::env::temp_dir().join(format!("cinch-arrays-{}", std::process::id()));
+        let options: ArraysOptions = parsed(&format!("--json {}", path.display())).unwrap();
+        let mut rows = Output::new(options.json.as_deref()).unwrap();
+        let array = DeviceRow {
+            wire_percent: 26.5,
+            encode: 2e12,
+            decode: 3e12,
+            copy: 4e12,
+            right: true,
+        };
+        let copy = CopyRow {
+            there: 30e9,
+            back: 20e9,
+            plain_there: 40e9,
+            plain_back: 50e9,
+            packing: 60e9,
+            right: false,
+        };
+        for (work, right) in [(array.work(), array.right), (copy.work(8), copy.right)] {
+            let record = Record {
+                codec: "linear8".into(),
+                datatype: "f32".into(),
+                bytes: 4096,
+                right,
+                work,
+                run: RunRecord::on_host(),
+            };
+            rows.record(&record).unwrap();
+        }
+        let text = std::fs::read_to_string(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let rows: Vec<Value> = text
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect();
+        assert_eq!(rows.len(), 2);
+        assert_eq!(
+            (&rows[0]["work"], &rows[0]["right"]),
+            (&"array".into(), &true.into())
+        );
+        assert_eq!(
+            (&rows[1]["work"], &rows[1]["right"]),
+            (&"packed_copy".into(), &false.into())
+        );
+        for (row, name, value) in [
+            (0, "encode_gb_per_s", 2000.0),
+            (0, "encode_ratio", 0.5),
+            (0, "decode_ratio", 0.75),
+            (1, "to_gpu_ratio", 0.75),
+            (1, "to_host_ratio", 0.4),
+            (1, "packing_gb_per_s", 60.0),
+        ] {
+            assert_eq!(rows[row][name], value, "{name}");
+        }
+        for row in rows {
+            assert_eq!(
+                (&row["codec"], &row["bytes"]),
+                (&"linear8".into(), &4096.into())
+            );
+            let run = &row["run"];
+            assert!(run["command"].as_str().unwrap().starts_with("cinch "));
+            assert_eq!(run["date"].as_str().unwrap().len(), "2026-11-22".len());
+            assert!(run["machine"]["cores"].as_u64().unwrap() > 0);
+        }
+    }
 }

@@ -7,7 +7,7 @@
 mod device;
 mod layout;
 pub mod options;
-mod output;
+pub mod output;
 #[allow(unsafe_code)]
 mod peer;
 mod ranks;
