@@ -68,6 +68,34 @@ fn driver_pointer(device: &Device, address: u64) -> Pointer {
     device.driver().pointer(address).unwrap()
 }
 
+/// Allocated, used and freed behind a stream of its own while another one records a graph.
+#[test]
+fn queued_memory_comes_and_goes_beside_a_capture() {
+    for device in devices() {
+        let context = Context::primary(&device).unwrap();
+        let callers = Stream::new(&context).unwrap();
+        let own = Arc::new(Stream::new(&context).unwrap());
+        let early = DeviceMemory::queued(&own, 1 << 20).unwrap();
+        early.fill(1, &own).unwrap();
+        let graph = Graph::capture(&callers, CaptureMode::Global, |_| {
+            let late = DeviceMemory::queued(&own, 1 << 20)?;
+            late.fill(2, &own)?;
+            let mut bytes = [0; 64];
+            late.read((1 << 20) - 64, &mut bytes, &own, SOON)?;
+            assert_eq!(bytes, [2; 64]);
+            early.read(0, &mut bytes, &own, SOON)?;
+            assert_eq!(bytes, [1; 64]);
+            drop((early, late));
+            Ok(())
+        });
+        graph.unwrap();
+        // The last piece of memory goes after everybody's own handle of its stream.
+        let memory = DeviceMemory::queued(&own, 1 << 20).unwrap();
+        drop((own, callers));
+        drop(memory);
+    }
+}
+
 #[test]
 fn graphs_replay_and_keep() {
     for device in devices() {
