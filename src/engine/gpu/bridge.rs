@@ -1,10 +1,11 @@
 //! One lane between this rank's kernels and those of a rank on another host, as the proxy serves
 //! it: both directions, between boxes in pinned memory and a connection of a host transport.
 
-use super::course::{Courses, Follower};
+use super::course::{Courses, Follower, Way};
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::{StagedRecv, StagedSend};
 use crate::transport::{Header, RecvEnd, SendEnd};
+use crate::types::CallSignature;
 use std::time::Instant;
 
 /// A lane to and from one peer.
@@ -14,12 +15,13 @@ pub(super) struct Bridge {
     /// What kernels send, where it goes, and where in their call they are.
     outgoing: StagedSend,
     send: Box<dyn SendEnd>,
-    follower: Follower,
+    sending: Follower,
     /// Whether something that was sent may still be in this process.
     unflushed: bool,
-    /// What came, and where kernels look for it.
+    /// What came, where kernels look for it, and where in its call the peer is.
     incoming: StagedRecv,
     recv: Box<dyn RecvEnd>,
+    receiving: Follower,
     /// Since when, and why, nothing can be sent, and nothing more will come.
     cut: [Option<(Instant, Error)>; 2],
 }
@@ -37,10 +39,11 @@ impl Bridge {
             peer,
             outgoing,
             send,
-            follower: Follower::new(peer, lane),
+            sending: Follower::new(Way::ToPeer, peer, lane),
             unflushed: false,
             incoming,
             recv,
+            receiving: Follower::new(Way::FromPeer, peer, lane),
             cut: [None, None],
         }
     }
@@ -53,10 +56,10 @@ impl Bridge {
     /// Carries what can be carried; whether anything was.
     ///
     /// # Errors
-    /// Mismatch, naming the peer, if it sent what fits no slot; internal if kernels have left their
-    /// schedule. A connection that breaks is no error yet: see [`Bridge::cut`].
+    /// Mismatch, naming the peer, if it sent what its call has not; internal if kernels have left
+    /// their schedule. A connection that breaks is no error yet: see [`Bridge::cut`].
     pub fn turn(&mut self, courses: &mut Courses) -> Result<bool> {
-        Ok(self.carry_out(courses)? | self.carry_in()?)
+        Ok(self.carry_out(courses)? | self.carry_in(courses)?)
     }
 
     /// Whether messages of kernels, or parts of them, are still to leave this process.
@@ -90,9 +93,9 @@ impl Bridge {
             if !self.note(SEND, ready)? {
                 break;
             }
-            let bytes = match self.follower.next() {
+            let bytes = match self.sending.next() {
                 Some(bytes) => bytes,
-                None => self.follower.begin(self.outgoing.signature(), courses)?,
+                None => self.sending.begin(self.outgoing.signature(), courses)?,
             };
             let slot = self.send.slot();
             let room = slot.len().min(self.outgoing.slot_bytes());
@@ -105,7 +108,7 @@ impl Bridge {
             self.outgoing.release();
             self.send.publish(Header {
                 bytes: bytes as u32,
-                signature: self.follower.signature(),
+                signature: self.sending.signature(),
             });
             (moved, self.unflushed) = (true, true);
         }
@@ -116,7 +119,7 @@ impl Bridge {
         Ok(moved)
     }
 
-    fn carry_in(&mut self) -> Result<bool> {
+    fn carry_in(&mut self, courses: &mut Courses) -> Result<bool> {
         let mut moved = false;
         while self.cut[RECV].is_none() && self.incoming.ready()? {
             let ready = self.recv.ready();
@@ -125,10 +128,16 @@ impl Bridge {
             }
             let header = self.recv.header();
             let (bytes, room) = (header.bytes as usize, self.incoming.slot_bytes());
-            if bytes > room {
+            let expected = self.receiving.expect(header.signature, courses)?;
+            if bytes != expected || bytes > room {
                 return Err(Error::new(
                     ErrorKind::Mismatch,
-                    format!("rank {} sent {bytes} bytes for a slot of {room}", self.peer),
+                    format!(
+                        "rank {} sent {bytes} bytes for a message of {} that has {expected}, in a \
+                         slot of {room}",
+                        self.peer,
+                        CallSignature::describe(&header.signature)
+                    ),
                 ));
             }
             let payload = self.recv.payload();

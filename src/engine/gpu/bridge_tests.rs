@@ -89,8 +89,10 @@ struct Bench {
     wire: Arc<Mutex<Wire>>,
     staging: Arc<Staging>,
     shape: BoxShape,
+    /// Of the call in which this rank sends, and of that in which the peer does.
     signature: [u64; SIGNATURE_WORDS],
-    /// Bytes of each message of the call.
+    theirs: [u64; SIGNATURE_WORDS],
+    /// Bytes of each message of either call.
     bytes: Vec<usize>,
 }
 
@@ -138,6 +140,12 @@ impl Bench {
         let mut planner = Planner::new(limits, 0, Isa::Scalar);
         let plan = planner.plan(&request).unwrap();
         let signature = request.signature(plan.algorithm, CodecSpec::RAW, 5).words();
+        let back = Request {
+            root: 1,
+            peer: 0,
+            ..request
+        };
+        let theirs = back.signature(plan.algorithm, CodecSpec::RAW, 7).words();
         let bytes = (0..plan.geometry.passes())
             .map(|pass| plan.geometry.range(pass, 0).len())
             .collect();
@@ -160,8 +168,19 @@ impl Bench {
             staging,
             shape,
             signature,
+            theirs,
             bytes,
         }
+    }
+
+    /// Message `number` of the calls in which the peer sends, each byte of it this number.
+    fn comes(&self, number: usize) -> (Header, Vec<u8>) {
+        let bytes = self.bytes[number % self.bytes.len()];
+        let header = Header {
+            bytes: bytes as u32,
+            signature: self.theirs,
+        };
+        (header, vec![number as u8; bytes])
     }
 
     fn turn(&mut self) -> Result<bool> {
@@ -264,46 +283,71 @@ fn without_room_nothing_leaves_and_no_credit_comes() {
 #[test]
 fn messages_arrive_only_where_kernels_have_room() {
     let mut bench = Bench::new();
-    let message = |number: u8| {
-        let header = Header {
-            bytes: 100 + u32::from(number),
-            signature: [u64::from(number); SIGNATURE_WORDS],
-        };
-        (header, vec![number; 100 + usize::from(number)])
-    };
-    bench.wire().coming = (0..9).map(message).collect();
-    for taken in 0..9u64 {
+    let count = 2 * bench.bytes.len() as u64 + 1;
+    let coming = (0..count as usize).map(|number| bench.comes(number));
+    let coming: VecDeque<_> = coming.collect();
+    bench.wire().coming = coming;
+    for taken in 0..count {
         bench.kernel_takes(taken);
         bench.turn().unwrap();
-        assert_eq!(bench.arrived(), (taken + 2).min(9), "two slots");
+        assert_eq!(bench.arrived(), (taken + 2).min(count), "two slots");
         let slot = bench.slot(false, taken);
+        let bytes = bench.bytes[taken as usize % bench.bytes.len()];
         // SAFETY: a slot of the inbox that was published.
         unsafe {
             let header = slot.sub(LINE_BYTES).cast::<[u64; SIGNATURE_WORDS]>();
-            assert_eq!(header.read(), [taken; SIGNATURE_WORDS]);
-            let payload = std::slice::from_raw_parts(slot, 100 + taken as usize);
+            assert_eq!(header.read(), bench.theirs);
+            let payload = std::slice::from_raw_parts(slot, bytes);
             assert!(payload.iter().all(|&byte| u64::from(byte) == taken));
         }
     }
 }
 
 #[test]
-fn a_length_from_the_network_is_bounded_before_anything_is_copied() {
+fn a_length_that_the_call_has_not_is_an_error_and_nothing_is_copied() {
+    for whole in [0, 1] {
+        let right = Bench::new().bytes[whole] as u32;
+        for bytes in [0, right - 1, right + 1, u32::MAX] {
+            let mut bench = Bench::new();
+            let (mut header, payload) = bench.comes(whole);
+            header.bytes = bytes;
+            let first = (0..whole).map(|number| bench.comes(number));
+            let coming: VecDeque<_> = first.chain([(header, payload)]).collect();
+            bench.wire().coming = coming;
+            let error = bench.turn().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Mismatch);
+            let words = ["rank 1".into(), bytes.to_string(), right.to_string()];
+            assert!(
+                words.iter().all(|word| error.message().contains(word)),
+                "{error}"
+            );
+            assert_eq!(bench.arrived(), whole as u64);
+        }
+    }
+}
+
+#[test]
+fn a_message_of_another_call_or_of_none_names_the_peer() {
     let mut bench = Bench::new();
-    let room = bench.shape.fifo(Protocol::Simple).slot_bytes;
-    for bytes in [room + 1, u32::MAX] {
-        let header = Header {
-            bytes,
-            signature: [0; SIGNATURE_WORDS],
-        };
-        bench.wire().coming = VecDeque::from([(header, vec![1; 64])]);
+    let mut other = bench.comes(1);
+    other.0.signature[3] += 1;
+    let coming = VecDeque::from([bench.comes(0), other]);
+    bench.wire().coming = coming;
+    let error = bench.turn().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Mismatch);
+    assert!(
+        error.message().contains("rank 1 began") && error.message().contains("in the middle of"),
+        "{error}"
+    );
+    // One that this rank alone sends.
+    for signature in [bench.signature, [0; SIGNATURE_WORDS]] {
+        let mut bench = Bench::new();
+        let mut message = bench.comes(0);
+        message.0.signature = signature;
+        bench.wire().coming.push_back(message);
         let error = bench.turn().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Mismatch);
-        let words = [bytes.to_string(), room.to_string()];
-        assert!(
-            words.iter().all(|word| error.message().contains(word)),
-            "{error}"
-        );
+        assert!(error.message().contains("rank 1 sent"), "{error}");
         assert_eq!(bench.arrived(), 0);
     }
 }
@@ -336,10 +380,8 @@ fn impossible_counters_are_errors() {
 fn a_broken_connection_matters_to_those_who_wait() {
     let mut bench = Bench::new();
     bench.wire().broken = [true, true];
-    bench
-        .wire()
-        .coming
-        .push_back((Header::default(), Vec::new()));
+    let message = bench.comes(0);
+    bench.wire().coming.push_back(message);
     // What came before is still brought.
     assert!(bench.turn().unwrap());
     assert!(!bench.turn().unwrap());

@@ -1,13 +1,13 @@
-//! What a rank's kernels send in a call, message by message.
+//! What a rank's kernels send and take in a call, message by message.
 //!
 //! A slot does not say how many bytes of it are used: a peer's kernel knows, because it runs the
-//! same plan. So does the proxy. The first message of a launch on each lane and connection carries
+//! same plan. So does the proxy, and it knows what length each message has that comes from a peer. The first message of a launch on each lane and connection carries
 //! the signature of its call; from that the proxy makes the plan that the engine made, and walks
 //! it as the kernel does ([`crate::schedule::walk`]'s order). Hence nobody tells the proxy of calls,
 //! and launches that a graph replays are no different from others.
 
 use super::pack::PackedSchedule;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::plan::{Plan, Planner, Request};
 use crate::types::{CallSignature, ReduceOp, SIGNATURE_WORDS};
 use std::collections::HashMap;
@@ -16,15 +16,20 @@ use std::sync::Arc;
 /// Courses that are kept; a program with more shapes than this pays for planning again.
 const KEPT: usize = 1024;
 
-/// What this rank sends in a call of one shape.
+/// What this rank sends and takes in a call of one shape.
 #[derive(Debug)]
 pub(super) struct Course {
     plan: Arc<Plan>,
     stages: usize,
-    /// By receiver: stage and part of each message of a pass, the latest stage first, as the
-    /// oldest pass comes first; of one stage in the order of its steps.
-    sends: Vec<Vec<(usize, usize)>>,
+    /// By receiver.
+    sends: Vec<Vec<Message>>,
+    /// By sender.
+    recvs: Vec<Vec<Message>>,
 }
+
+/// Stage and part of a message of a pass. Those of one connection stand with the latest stage
+/// first, as the oldest pass comes first; those of one stage in the order of its steps.
+type Message = (usize, usize);
 
 impl Course {
     /// That of `plan`.
@@ -33,14 +38,18 @@ impl Course {
     /// As for [`PackedSchedule::new`].
     pub fn new(plan: Arc<Plan>) -> Result<Course> {
         let packed = PackedSchedule::new(&plan.schedule, &plan.pattern)?;
-        let mut sends = vec![Vec::new(); plan.pattern.nranks];
+        let [mut sends, mut recvs] = [(); 2].map(|()| vec![Vec::new(); plan.pattern.nranks]);
         for step in &packed.steps {
-            let first = usize::from(step.peers) + usize::from(step.nrecv);
-            for peer in &packed.peers[first..first + usize::from(step.nsend)] {
-                sends[usize::from(*peer)].push((usize::from(step.stage), usize::from(step.part)));
-            }
+            let message = (usize::from(step.stage), usize::from(step.part));
+            let (nrecv, nsend) = (usize::from(step.nrecv), usize::from(step.nsend));
+            let peers = &packed.peers[usize::from(step.peers)..][..nrecv + nsend];
+            let (from, to) = peers.split_at(nrecv);
+            from.iter()
+                .for_each(|&peer| recvs[usize::from(peer)].push(message));
+            to.iter()
+                .for_each(|&peer| sends[usize::from(peer)].push(message));
         }
-        for messages in &mut sends {
+        for messages in sends.iter_mut().chain(&mut recvs) {
             // Stable: steps of one stage stay in order.
             messages.sort_by_key(|&(stage, _)| std::cmp::Reverse(stage));
         }
@@ -48,6 +57,7 @@ impl Course {
             stages: usize::from(packed.stages),
             plan,
             sends,
+            recvs,
         })
     }
 }
@@ -72,19 +82,14 @@ impl Courses {
     /// The course of the call with this signature.
     ///
     /// # Errors
-    /// Internal if it is none of a call that this rank can have launched.
+    /// Why it is none of a call that this rank can take part in.
     pub fn of(&mut self, signature: &[u64; SIGNATURE_WORDS]) -> Result<Arc<Course>> {
         let [call, ranks, count, _, codec] = *signature;
         let key = [call, ranks, count, codec];
         if let Some(known) = self.known.get(&key) {
             return Ok(known.clone());
         }
-        let course = Arc::new(self.make(signature).map_err(|error| {
-            let call = CallSignature::describe(signature);
-            Error::internal(format!(
-                "a kernel has sent what is of no call ({call}): {error}"
-            ))
-        })?);
+        let course = Arc::new(self.make(signature)?);
         if self.known.len() >= KEPT {
             self.known.clear();
         }
@@ -116,9 +121,19 @@ impl Courses {
     }
 }
 
-/// Where one lane to one peer stands in its call.
+/// Which way messages go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    /// From kernels of this rank to the peer.
+    ToPeer,
+    /// From the peer to kernels of this rank.
+    FromPeer,
+}
+
+/// Where one direction of one lane between this rank and a peer stands in its call.
 #[derive(Debug)]
 pub(super) struct Follower {
+    way: Way,
     peer: usize,
     lane: usize,
     course: Option<Arc<Course>>,
@@ -131,8 +146,9 @@ pub(super) struct Follower {
 
 impl Follower {
     /// At no call yet.
-    pub fn new(peer: usize, lane: usize) -> Follower {
+    pub fn new(way: Way, peer: usize, lane: usize) -> Follower {
         Follower {
+            way,
             peer,
             lane,
             course: None,
@@ -145,8 +161,11 @@ impl Follower {
     /// Bytes of the next message of the call; `None` if it has no more.
     pub fn next(&mut self) -> Option<usize> {
         let course = self.course.as_ref()?;
-        let plan = &*course.plan;
-        let (messages, channels) = (&course.sends[self.peer], plan.channels);
+        let (plan, channels) = (&*course.plan, course.plan.channels);
+        let messages = match self.way {
+            Way::ToPeer => &course.sends[self.peer],
+            Way::FromPeer => &course.recvs[self.peer],
+        };
         // As a kernel's block counts them: passes channel, channel + channels, ...
         let passes = match self.lane < channels {
             true => plan
@@ -179,27 +198,69 @@ impl Follower {
     /// Bytes of the first message of the call with this signature.
     ///
     /// # Errors
-    /// Internal if there is no such call, or nothing of it goes this way.
+    /// If there is no such call, or nothing of it goes this way: internal if kernels of this rank
+    /// sent it, mismatch naming the peer if that did.
     pub fn begin(
         &mut self,
         signature: [u64; SIGNATURE_WORDS],
         courses: &mut Courses,
     ) -> Result<usize> {
-        self.course = Some(courses.of(&signature)?);
+        let course = courses.of(&signature);
+        let course =
+            course.map_err(|error| self.wrong(&signature, "is of no call", Some(error)))?;
+        self.course = Some(course);
         (self.signature, self.time, self.at) = (signature, 0, 0);
-        self.next().ok_or_else(|| {
-            Error::internal(format!(
-                "a kernel has sent rank {} a message on lane {} that is not in its schedule ({})",
-                self.peer,
-                self.lane,
-                CallSignature::describe(&signature)
-            ))
-        })
+        self.next()
+            .ok_or_else(|| self.wrong(&signature, "is not in its schedule", None))
+    }
+
+    /// Bytes that a message from the peer must have which says that it belongs to the call with
+    /// this signature.
+    ///
+    /// # Errors
+    /// Mismatch, naming the peer, if its call has no such message.
+    pub fn expect(
+        &mut self,
+        signature: [u64; SIGNATURE_WORDS],
+        courses: &mut Courses,
+    ) -> Result<usize> {
+        match self.next() {
+            Some(bytes) if signature == self.signature => Ok(bytes),
+            Some(_) => Err(Error::new(
+                ErrorKind::Mismatch,
+                format!(
+                    "rank {} began {} on lane {} in the middle of {}",
+                    self.peer,
+                    CallSignature::describe(&signature),
+                    self.lane,
+                    CallSignature::describe(&self.signature)
+                ),
+            )),
+            None => self.begin(signature, courses),
+        }
     }
 
     /// Signature of the call.
     pub fn signature(&self) -> [u64; SIGNATURE_WORDS] {
         self.signature
+    }
+
+    #[cold]
+    fn wrong(&self, signature: &[u64; SIGNATURE_WORDS], what: &str, why: Option<Error>) -> Error {
+        let (kind, sent) = match self.way {
+            Way::ToPeer => (
+                ErrorKind::Internal,
+                format!("a kernel has sent rank {}", self.peer),
+            ),
+            Way::FromPeer => (ErrorKind::Mismatch, format!("rank {} sent", self.peer)),
+        };
+        let call = CallSignature::describe(signature);
+        let why = why.map_or(String::new(), |error| format!(": {error}"));
+        let lane = self.lane;
+        Error::new(
+            kind,
+            format!("{sent} a message on lane {lane} that {what} ({call}){why}"),
+        )
     }
 }
 

@@ -47,28 +47,33 @@ fn request(collective: Collective, algorithm: Algorithm, count: usize, codec: &s
     }
 }
 
-/// By lane and receiver: bytes of each message, as a kernel sends them.
-fn walked(plan: &Plan, nranks: usize, lanes: usize) -> Vec<Vec<Vec<usize>>> {
+/// By direction, lane and peer: bytes of each message, as a kernel sends and takes them.
+fn walked(plan: &Plan, nranks: usize, lanes: usize) -> [Vec<Vec<Vec<usize>>>; 2] {
     let packed = PackedSchedule::new(&plan.schedule, &plan.pattern).unwrap();
     let mut blob = Blob::default();
     let at = Addresses::default();
     blob.add(&packed, work(plan, ReduceOp::Avg, at).unwrap())
         .unwrap();
     let work = blob.works[0];
-    let mut sent = vec![vec![Vec::new(); nranks]; lanes];
-    for (lane, sent) in sent.iter_mut().enumerate().take(work.channels.into()) {
+    let [mut sent, mut taken] = [(); 2].map(|()| vec![vec![Vec::new(); nranks]; lanes]);
+    for lane in 0..usize::from(work.channels) {
         for (pass, first, len) in order(&work, &blob.steps, lane as u64) {
             for step in &blob.steps[first..first + len] {
                 let start = (pass * u64::from(work.parts) + u64::from(step.part)) * work.chunk;
                 let n = (work.count - start.min(work.count)).min(work.chunk);
-                let first = usize::from(step.peers) + usize::from(step.nrecv);
-                for &peer in &blob.peers[first..first + usize::from(step.nsend)] {
-                    sent[usize::from(peer)].push(plan.wire_bytes(n as usize));
+                let bytes = plan.wire_bytes(n as usize);
+                let first = usize::from(step.peers);
+                let sends = first + usize::from(step.nrecv);
+                for &peer in &blob.peers[first..sends] {
+                    taken[lane][usize::from(peer)].push(bytes);
+                }
+                for &peer in &blob.peers[sends..sends + usize::from(step.nsend)] {
+                    sent[lane][usize::from(peer)].push(bytes);
                 }
             }
         }
     }
-    sent
+    [sent, taken]
 }
 
 #[test]
@@ -107,25 +112,14 @@ fn courses_are_what_kernels_walk() {
                             .decided(&request)
                             .signature(plan.algorithm, plan.intra_spec, 77)
                             .words();
-                        for (lane, sent) in walked(&plan, nranks, 4).iter().enumerate() {
-                            for (peer, sent) in sent.iter().enumerate() {
-                                let mut follower = Follower::new(peer, lane);
-                                // Twice: the end of a call is the beginning of the next.
-                                for _ in 0..2 {
-                                    assert_eq!(follower.next(), None);
-                                    for (index, &bytes) in sent.iter().enumerate() {
-                                        let found = match index {
-                                            0 => follower.begin(words, &mut courses).unwrap(),
-                                            _ => follower.next().expect(&what),
-                                        };
-                                        assert_eq!(found, bytes, "{what}: {index} to {peer}");
-                                        messages += 1;
-                                    }
-                                }
-                                assert_eq!(follower.next(), None, "{what}");
-                                if sent.is_empty() {
-                                    let error = follower.begin(words, &mut courses).unwrap_err();
-                                    assert!(error.message().contains("not in its schedule"));
+                        let found = walked(&plan, nranks, 4);
+                        for (way, lanes) in [Way::ToPeer, Way::FromPeer].into_iter().zip(found) {
+                            for (lane, peers) in lanes.iter().enumerate() {
+                                for (peer, bytes) in peers.iter().enumerate() {
+                                    let follower = Follower::new(way, peer, lane);
+                                    let what = format!("{what}, {way:?} {peer} on lane {lane}");
+                                    follow(follower, bytes, words, &mut courses, &what);
+                                    messages += bytes.len();
                                 }
                             }
                         }
@@ -137,13 +131,57 @@ fn courses_are_what_kernels_walk() {
     assert!(messages > 100_000, "{messages}");
 }
 
+/// A follower finds these lengths.
+fn follow(
+    mut follower: Follower,
+    lengths: &[usize],
+    words: [u64; SIGNATURE_WORDS],
+    courses: &mut Courses,
+    what: &str,
+) {
+    // Twice: the end of a call is the beginning of the next.
+    for _ in 0..2 {
+        assert_eq!(follower.next(), None);
+        for (index, &bytes) in lengths.iter().enumerate() {
+            let found = match (index, follower.way) {
+                (_, Way::FromPeer) => follower.expect(words, courses).unwrap(),
+                (0, Way::ToPeer) => follower.begin(words, courses).unwrap(),
+                (_, Way::ToPeer) => follower.next().expect(what),
+            };
+            assert_eq!(found, bytes, "{what}: message {index}");
+        }
+    }
+    assert_eq!(follower.next(), None, "{what}");
+    if lengths.is_empty() {
+        let error = follower.begin(words, courses).unwrap_err();
+        let kind = match follower.way {
+            Way::ToPeer => ErrorKind::Internal,
+            Way::FromPeer => ErrorKind::Mismatch,
+        };
+        assert_eq!(error.kind(), kind);
+        assert!(error.message().contains("not in its schedule"), "{error}");
+    }
+}
+
 #[test]
 fn what_is_no_call_is_an_error_and_not_kept() {
     let limits = limits(&Hosts::even(2, 1), 2, 4);
     let mut courses = Courses::new(Planner::new(limits, 0, Isa::Scalar));
     for words in [[0; 5], [u64::MAX; 5]] {
-        let error = courses.of(&words).unwrap_err();
-        assert!(error.message().contains("of no call"), "{error}");
+        assert!(courses.of(&words).is_err());
+        for (way, who) in [
+            (Way::ToPeer, "a kernel has sent rank 1"),
+            (Way::FromPeer, "rank 1 sent"),
+        ] {
+            let error = Follower::new(way, 1, 0)
+                .begin(words, &mut courses)
+                .unwrap_err();
+            let parts = [who, "of no call"];
+            assert!(
+                parts.iter().all(|part| error.message().contains(part)),
+                "{error}"
+            );
+        }
     }
     let request = request(Collective::Broadcast, Algorithm::Tree, 10, "raw");
     let signature =
