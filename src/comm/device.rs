@@ -285,7 +285,7 @@ fn info(links: &DeviceLinks, hosts: Hosts) -> CommInfo {
         channels: fifo.lanes as usize,
         slot_bytes: fifo.slot_bytes as usize,
         slots: fifo.depth as usize,
-        buffer_bytes: links.device_bytes,
+        buffer_bytes: links.buffer_bytes(),
         hosts,
     }
 }

@@ -56,6 +56,20 @@ impl BoxShape {
     /// Unsupported for more than [`MAX_RANKS`] ranks; invalid argument if `max_lanes` is not 1 to
     /// [`MAX_LANES`], or, with the number that is needed, if the smallest boxes exceed the budget.
     pub fn new(nranks: usize, budget_bytes: usize, max_lanes: usize) -> Result<BoxShape> {
+        BoxShape::within(nranks, budget_bytes, max_lanes, BoxShape::device_bytes)
+    }
+
+    /// The same, where `need` says what boxes of a shape take of the budget, with all that goes
+    /// with them.
+    ///
+    /// # Errors
+    /// As for [`BoxShape::new`].
+    pub fn within(
+        nranks: usize,
+        budget_bytes: usize,
+        max_lanes: usize,
+        need: impl Fn(&BoxShape) -> usize,
+    ) -> Result<BoxShape> {
         if nranks == 0 || nranks > MAX_RANKS {
             return Err(Error::new(
                 ErrorKind::Unsupported,
@@ -71,7 +85,7 @@ impl BoxShape {
         let mut smallest = 0;
         for sizes in ladder(max_lanes) {
             let shape = BoxShape::of(nranks, sizes);
-            smallest = shape.device_bytes();
+            smallest = need(&shape);
             if smallest <= budget_bytes {
                 return Ok(shape);
             }

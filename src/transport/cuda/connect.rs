@@ -92,7 +92,7 @@ impl Connecting<'_> {
         // The same on all ranks, so nobody needs to be told.
         let shape = match self.hosts.count() {
             1 => BoxShape::new(nranks, config.buffer_bytes, config.lanes(1))?,
-            hosts => network::shape(nranks, hosts, config)?,
+            _ => network::shape(&self.hosts, config)?,
         };
         if nranks == 1 {
             return Ok(self.prepare(shape, &[], trial)?.links);
@@ -280,6 +280,7 @@ impl Connecting<'_> {
             slowest: LinkClass::SameDevice,
             device_bytes: PRIVATE_BYTES + memory.as_ref().map_or(0, |memory| memory.bytes()),
             pinned_bytes: control.bytes(),
+            connection_bytes: 0,
             memory,
             private,
             control,

@@ -73,12 +73,19 @@ pub struct DeviceLinks {
     /// Pinned host memory of this rank: boxes from peers that cannot reach it, and the control
     /// words.
     pub pinned_bytes: usize,
+    /// Host memory of this rank: slots of the connections with ranks of other hosts.
+    pub connection_bytes: usize,
 }
 
 impl DeviceLinks {
     /// Ranks of the communicator.
     pub fn nranks(&self) -> usize {
         self.shape.nranks()
+    }
+
+    /// Memory that this rank's boxes and connections take, wherever it is.
+    pub fn buffer_bytes(&self) -> usize {
+        self.device_bytes + self.pinned_bytes + self.connection_bytes
     }
 
     /// Device address of the cursors: `cinch_cursor[CINCH_PROTOCOLS][CINCH_MAX_LANES]

@@ -16,7 +16,8 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::gpu::PinnedMemory;
 use crate::mem::abi::Protocol;
-use crate::mem::{BoxShape, Staging};
+use crate::mem::{BoxShape, LINE_BYTES, PRIVATE_BYTES, Staging};
+use crate::schedule::Hosts;
 use crate::sys::log::{Level, line};
 use crate::transport::connect::connect_across_hosts;
 use crate::transport::{ConnectContext, Links};
@@ -47,14 +48,28 @@ impl Network {
     }
 }
 
-/// The boxes of ranks on several hosts. Each rank has one in device memory for each rank of its host,
-/// and two in pinned memory for each other rank. One for every rank takes half of the budget at most,
-/// so all of them together take no more than the budget; the slots of the connections come on top.
+/// The largest boxes with which no rank takes more than the budget: one in device memory for each
+/// rank of its host; for each other rank two in pinned memory, and the slots of the connections.
 ///
 /// # Errors
 /// As for [`BoxShape::new`].
-pub(super) fn shape(nranks: usize, hosts: usize, config: &Config) -> Result<BoxShape> {
-    BoxShape::new(nranks, config.buffer_bytes / 2, config.lanes(hosts))
+pub(super) fn shape(hosts: &Hosts, config: &Config) -> Result<BoxShape> {
+    let ranks = |host| hosts.ranks(host).len();
+    let nranks: usize = (0..hosts.count()).map(ranks).sum();
+    // A rank abroad takes more than one at home, so the ranks of the smallest host take most.
+    let at_home = (0..hosts.count()).map(ranks).min().unwrap_or(nranks);
+    let (near, far) = (at_home.saturating_sub(1), nranks - at_home);
+    let lanes = config.lanes(hosts.count());
+    BoxShape::within(nranks, config.buffer_bytes, lanes, |shape| {
+        near * shape.bytes() + far * far_bytes(shape) + PRIVATE_BYTES
+    })
+}
+
+/// What a rank of another host takes: its boxes, and the slots of its connections, both ways.
+fn far_bytes(shape: &BoxShape) -> usize {
+    let fifo = shape.fifo(Protocol::Simple);
+    let slot = LINE_BYTES + fifo.slot_bytes as usize;
+    2 * shape.bytes() + 2 * fifo.lanes as usize * SLOTS * slot
 }
 
 /// Gives each rank `abroad` its boxes and connections. All ranks call it together.
@@ -107,6 +122,7 @@ pub(super) fn connect(
             between.buffer_bytes,
         ),
     );
+    links.connection_bytes = between.buffer_bytes;
     links.network = Mutex::new(Some(Network {
         links: between,
         staging,
@@ -137,7 +153,7 @@ fn config_of(config: &Config, shape: &BoxShape) -> Config {
         slots: SLOTS,
         slot_bytes: fifo.slot_bytes as usize,
         tcp_sockets: (config.channels * config.tcp_sockets).div_ceil(lanes),
-        // The boxes were fitted to it.
+        // The boxes were fitted to the budget, with these slots counted: see `shape`.
         buffer_bytes: usize::MAX,
         transport: config.transport.filter(|&kind| kind != TransportKind::Cuda),
         ..config.clone()

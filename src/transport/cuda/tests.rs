@@ -245,7 +245,7 @@ fn ranks_of_several_hosts_have_boxes_on_both_sides() {
     let links = job.links(&seats);
     let lanes = links[0].shape.fifo(Protocol::Simple).lanes as usize;
     assert_eq!(lanes, Config::GPU_CHANNELS_BETWEEN_HOSTS);
-    let mut addresses = HashSet::new();
+    let (mut addresses, mut most) = (HashSet::new(), 0);
     for one in &links {
         let network = one.take_network().expect("a network");
         assert!(one.take_network().is_none(), "it is taken once");
@@ -278,9 +278,15 @@ fn ranks_of_several_hosts_have_boxes_on_both_sides() {
             }
         }
         assert_eq!(one.pinned_bytes, 256 + 2 * far * one.shape.bytes());
-        assert!(2 * far * one.shape.bytes() <= job.config.buffer_bytes);
+        // Two directions of two slots for each lane.
+        assert_eq!(one.connection_bytes, network.links.buffer_bytes);
+        assert_eq!(one.connection_bytes, far * lanes * 2 * 2 * (slot + 64));
+        let taken = one.device_bytes + one.pinned_bytes - 256 + one.connection_bytes;
+        assert!(taken <= job.config.buffer_bytes);
+        most = most.max(taken);
         assert_eq!(one.slowest, LinkClass::NvLink, "inside hosts");
     }
+    assert!(most > job.config.buffer_bytes / 2, "{most} bytes");
     drop(links);
     assert_eq!(job.machine.left(), [0; 5], "something is left");
 
