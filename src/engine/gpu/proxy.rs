@@ -36,7 +36,7 @@ use crate::transport::Waiter;
 use crate::transport::cuda::Network;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
@@ -64,8 +64,14 @@ pub(super) struct Proxy {
     rank: usize,
     shared: Arc<Shared>,
     /// The one that carries, and the one that asks the driver.
-    threads: Option<[JoinHandle<()>; 2]>,
-    /// Hears of the end of each.
+    threads: Option<[Ending; 2]>,
+}
+
+/// A thread, and what hears of its end.
+#[derive(Debug)]
+struct Ending {
+    thread: JoinHandle<()>,
+    /// Its other end goes with what the thread owns.
     ended: Receiver<()>,
 }
 
@@ -105,24 +111,21 @@ impl Proxy {
             settled: AtomicU64::new(0),
         });
         let rank = parts.exchange.rank();
-        let (tells, ended) = mpsc::channel();
         let (launched, asks) = (parts.launched.clone(), shared.clone());
-        let tells_too = tells.clone();
-        let asker = spawn("cinch-proxy-ask", move || ask(&asks, launched, &tells_too))?;
-        let carrying = Carrier::new(parts, shared.clone(), asker.thread().clone())
-            .and_then(|carrier| spawn("cinch-proxy", move || carrier.live(tells)));
+        let asker = Ending::spawn("cinch-proxy-ask", move || ask(&asks, &launched))?;
+        let carrying = Carrier::new(parts, shared.clone(), asker.thread.thread().clone())
+            .and_then(|carrier| Ending::spawn("cinch-proxy", move || carrier.live()));
         match carrying {
             Ok(carrier) => Ok(Proxy {
                 rank,
                 shared,
                 threads: Some([carrier, asker]),
-                ended,
             }),
             Err(error) => {
                 shared.order.store(END, Ordering::Relaxed);
-                asker.thread().unpark();
+                asker.thread.thread().unpark();
                 // It only ever parks: nothing was launched yet.
-                let _ = asker.join();
+                let _ = asker.thread.join();
                 Err(error)
             }
         }
@@ -135,40 +138,32 @@ impl Proxy {
         // before. A count that is seen late is seen at the next look.
         self.shared.launches.fetch_add(1, Ordering::Release);
         if let Some([carrier, _]) = &self.threads {
-            carrier.thread().unpark();
+            carrier.thread.thread().unpark();
         }
     }
 
     /// Ends the threads, and with them the connections: when all that kernels have sent has left, or
     /// after `patience`. No kernel sends any more.
+    ///
+    /// What is to leave is the business of the thread that carries alone. The other one may be kept
+    /// waiting by the driver for as long as other kernels run, which is no reason to wait here: it
+    /// ends when the driver answers.
     pub fn end(&mut self, patience: Duration) {
-        let Some(threads) = self.threads.take() else {
+        let Some([carrier, asker]) = self.threads.take() else {
             return;
         };
         let told = |order| {
             self.shared.order.store(order, Ordering::Relaxed);
-            threads.iter().for_each(|thread| thread.thread().unpark());
-        };
-        let mut running = threads.len();
-        let mut all_end = |patience| {
-            let until = Instant::now() + patience;
-            while running > 0 {
-                let left = until.saturating_duration_since(Instant::now());
-                match self.ended.recv_timeout(left) {
-                    Ok(()) => running -= 1,
-                    Err(RecvTimeoutError::Timeout) => return false,
-                    // Nobody is there who could say so.
-                    Err(RecvTimeoutError::Disconnected) => running = 0,
-                }
-            }
-            true
+            carrier.thread.thread().unpark();
+            asker.thread.thread().unpark();
         };
         told(DRAIN);
-        let drained = all_end(patience);
-        if !drained {
+        let mut carried = carrier.wait(patience);
+        if !carried {
             told(END);
+            carried = carrier.wait(ENDING);
         }
-        if !drained && !all_end(ENDING) {
+        if !carried {
             line(
                 Level::Warn,
                 format_args!(
@@ -178,13 +173,41 @@ impl Proxy {
             );
             return;
         }
-        for thread in threads {
-            // It has said that it has nothing left to do.
-            let _ = thread.join();
+        // It has nothing left to do.
+        let _ = carrier.thread.join();
+        if asker.wait(ENDING) {
+            let _ = asker.thread.join();
+        } else {
+            line(
+                Level::Info,
+                format_args!(
+                    "rank {}: the driver still keeps a thread of a proxy waiting, which ends when it \
+                     answers",
+                    self.rank
+                ),
+            );
         }
     }
 }
 
+impl Ending {
+    fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<Ending> {
+        let (tells, ended) = mpsc::channel();
+        let body = move || {
+            body();
+            drop(tells);
+        };
+        let thread = std::thread::Builder::new().name(name.into()).spawn(body);
+        let thread = thread.map_err(|error| Error::system("starting a proxy thread", error))?;
+        Ok(Ending { thread, ended })
+    }
+
+    /// Whether it has ended, or does so within `patience`.
+    fn wait(&self, patience: Duration) -> bool {
+        // Nothing is ever sent: the channel closes, also where the thread panicked.
+        self.ended.recv_timeout(patience) == Err(RecvTimeoutError::Disconnected)
+    }
+}
 impl Drop for Proxy {
     fn drop(&mut self) {
         self.end(Duration::ZERO);
@@ -239,7 +262,7 @@ impl Carrier {
 
     /// Carries until it is told to end; in trouble, raises the fault and keeps the connections
     /// until then: peers should hear of the fault before they see them closed.
-    fn live(mut self, tells: Sender<()>) {
+    fn live(mut self) {
         let carried = catch_unwind(AssertUnwindSafe(|| self.carry()));
         let trouble = match carried {
             Ok(Ok(())) => None,
@@ -255,9 +278,6 @@ impl Carrier {
         while self.order() == CARRY {
             std::thread::park_timeout(GRACE);
         }
-        drop(self);
-        // The engine may have given up waiting.
-        let _ = tells.send(());
     }
 
     fn carry(&mut self) -> Result<()> {
@@ -348,7 +368,7 @@ impl Carrier {
 }
 
 /// The thread that asks the driver whether launches have ended, each time that it is woken.
-fn ask(shared: &Shared, launched: Arc<Event>, tells: &Sender<()>) {
+fn ask(shared: &Shared, launched: &Event) {
     while shared.order.load(Ordering::Relaxed) == CARRY {
         std::thread::park();
         // SYNC POINT launches: pairs with the release in `Proxy::wake`: an older mark of the event would
@@ -359,14 +379,6 @@ fn ask(shared: &Shared, launched: Arc<Event>, tells: &Sender<()>) {
             shared.settled.store(launches, Ordering::Relaxed);
         }
     }
-    drop(launched);
-    // The engine may have given up waiting.
-    let _ = tells.send(());
-}
-
-fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
-    let thread = std::thread::Builder::new().name(name.into()).spawn(body);
-    thread.map_err(|error| Error::system("starting a proxy thread", error))
 }
 
 #[cfg(test)]
