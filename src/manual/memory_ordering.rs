@@ -20,9 +20,9 @@
 //! what memory shows before the completion, and in which order, is nobody's promise. Polling the
 //! queue is the acquire, posting the release: libibverbs has the barriers. With several queue pairs
 //! messages overtake each other; the immediate is the message's number, and the receiver waits for the
-//! next. Credits go the other way as inline writes of eight bytes, and are polled in memory: the word is
-//! a count and its complement, so one that is only half there counts as none, and the count holds for
-//! all credits before it, so none must arrive by itself. A slot is written again when its credit is
+//! next. Credits go the other way as writes of nothing with an immediate that holds the count of slots
+//! taken: their completion ends the sender's sleep as a message ends the receiver's, and no memory is
+//! polled. A slot is written again when its credit is
 //! there, even if the device has not reported the write of its last message as done: the peer has it
 //! whole, and drops what may still be sent again.
 //!

@@ -293,6 +293,39 @@ fn a_sleeping_rank_is_woken() {
 }
 
 #[test]
+fn a_sender_that_sleeps_until_a_slot_is_free_is_woken() {
+    let long = Duration::from_secs(100);
+    for kind in kinds() {
+        World::new(2).run(&config(kind), |mut links, exchange| {
+            let peer = 1 - links.rank;
+            let start = Instant::now();
+            let whole = links.slot_bytes;
+            for seed in 0..200 {
+                if links.rank == 1 {
+                    // Long enough, now and then, for all slots to be taken and the sender to sleep.
+                    std::thread::sleep(Duration::from_micros(seed % 8 * 100));
+                    recv(&mut links, peer, 0, |end| check(end, whole, seed));
+                    continue;
+                }
+                let mut scans = 5000;
+                while !links.sends[peer].as_mut().unwrap().ready().unwrap() {
+                    links.waiter.idle(scans, long).unwrap();
+                    scans += 1;
+                }
+                let end = links.sends[peer].as_mut().unwrap();
+                fill(end.slot(), seed);
+                end.publish(header(whole, seed));
+            }
+            assert!(start.elapsed() < long, "{}: a wake was lost", kind.name());
+            wait(&mut links, |links| {
+                links.sends[peer].as_mut().unwrap().flushed().unwrap()
+            });
+            exchange.barrier().unwrap();
+        });
+    }
+}
+
+#[test]
 fn a_peer_that_leaves_takes_no_data_with_it() {
     for kind in kinds() {
         World::new(3).run(&config(kind), |mut links, exchange| {

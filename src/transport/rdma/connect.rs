@@ -5,7 +5,7 @@ use super::connection::{self, Connection, Parts};
 use super::endpoint::{Endpoint, Rail};
 use super::ports::{AddressKind, Port, Ports};
 use super::verbs::{Channel, Domain, Pair, Queue, Registered, Route};
-use super::{RdmaRecv, RdmaSend};
+use super::{RdmaRecv, RdmaSend, way};
 use crate::bootstrap::PeerInfo;
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
@@ -112,9 +112,9 @@ impl<'a> Prepared<'a> {
                     channel: events,
                 } = &rails[rail];
                 let (memory, domain, at) = &mut pools[rail];
-                let entries = connection::completions(&shape, config.ib_qps);
+                let entries = way::completions(&shape, config.ib_qps);
                 let queue = Queue::new(events, entries, lanes.len())?;
-                let (works, room) = connection::queue_sizes(&shape);
+                let (works, room) = way::queue_sizes(&shape);
                 let sizes = (works as u32, room as u32);
                 let pairs = (0..config.ib_qps)
                     .map(|_| Pair::new(domain, &queue, port.number, sizes))
@@ -239,7 +239,7 @@ impl<'a> Prepared<'a> {
 
 /// Whether the device has queues that are long enough.
 fn check_sizes(port: &Port, shape: &FifoShape) -> Result<()> {
-    let (works, room) = connection::queue_sizes(shape);
+    let (works, room) = way::queue_sizes(shape);
     let most = port.device.attributes()?.max_qp_wr.max(0) as usize;
     if works.max(room) > most {
         return Err(Error::new(

@@ -4,68 +4,33 @@
 //! here                                 there
 //! outgoing slot m ── write payload ──> incoming slot m      (payloads beyond one packet or two)
 //!                 ── write line, immediate m ──> completion (or line and payload in one write)
-//! credit word     <── inline write: slots released ──
+//!                 <── write of nothing, immediate: slots released ──
 //! ```
 //! Message m goes over queue pair m % k. Writes of one reliable queue pair take effect in order,
 //! and the completion of a write with an immediate says that all of it is in memory: the receiver
-//! touches a slot only after that completion, and polls no slot memory. The credit word is the only
-//! memory that is polled; it carries its own check, because nothing promises that eight bytes
-//! arrive at once.
+//! touches a slot only after that completion. Credits come as immediates too, and so end a sleep. No
+//! memory is polled.
 
 use super::super::frame::{FRAME, decode, encode};
 use super::ports::Port;
 use super::status;
 use super::verbs::{Pair, Queue, Registered, Write};
+use super::way::{Immediate, Tag, Way};
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::{FifoShape, Header, LINE_BYTES};
-use crate::sync::atomic::Ordering;
 use crate::sys::ibverbs::{IBV_WC_SUCCESS, IBV_WC_WR_FLUSH_ERR, IbvSge, IbvWc};
 use std::io;
 use std::sync::Arc;
-
-/// Words of a connection before its slots: the credit that the peer writes, a place that only
-/// probes write, and what they are written from.
-pub(super) const CONTROL_BYTES: usize = 192;
-const CREDIT: u64 = 0;
-const PROBED: u64 = 64;
-const SOURCE: u64 = 128;
 
 /// Payloads up to this travel in one write with their line. Above, the payload is a write of its
 /// own, which switches may spread over several paths; the line behind it keeps its place.
 const ONE_WRITE: usize = 8192;
 
-/// Works that a queue pair has at least: a message takes two, and a credit, a probe and a farewell
-/// must find room.
-const FEWEST_WORKS: usize = 16;
-
-/// What a sender leaves free for those.
-const SPARE_WORKS: u64 = 6;
-
-/// Immediates are numbers of messages, but for this: the peer leaves, and sends no more this way.
-const FAREWELL: u32 = u32::MAX;
-const NUMBERS: u64 = (1 << 31) - 1;
-
-/// On completions of room: the rest of the number is the queue pair's index.
-const ROOM: u64 = 1 << 63;
-/// Elsewhere: the index of the queue pair, above the number of works posted to it.
-const INDEX_AT: u32 = 48;
-
 const _: () = assert!(FRAME == LINE_BYTES);
-
-/// How many works and how much room a queue pair needs.
-pub(super) fn queue_sizes(shape: &FifoShape) -> (usize, usize) {
-    ((4 * shape.depth).max(FEWEST_WORKS) + 8, shape.depth + 2)
-}
-
-/// Completions that may be waiting at once.
-pub(super) fn completions(shape: &FifoShape, pairs: usize) -> usize {
-    let (works, room) = queue_sizes(shape);
-    pairs * (works + room)
-}
 
 /// Bytes of a connection in registered memory.
 pub(super) fn bytes(shape: &FifoShape) -> usize {
-    CONTROL_BYTES + 2 * shape.bytes()
+    2 * shape.bytes()
 }
 
 /// What a connection consists of.
@@ -84,21 +49,6 @@ pub(super) struct Parts {
     pub remote: (u64, u32),
     /// Timeout and retries, for messages.
     pub patience: (u8, u8),
-}
-
-/// A queue pair and how far it is.
-#[derive(Debug)]
-struct Way {
-    pair: Pair,
-    works: u64,
-    posted: u64,
-    completed: u64,
-    /// The last work that will complete even if all goes well.
-    signaled: u64,
-    /// The last work of a message.
-    message: u64,
-    /// Whether the peer said farewell over it.
-    farewell: bool,
 }
 
 /// Both directions.
@@ -129,25 +79,13 @@ impl Connection {
     /// # Errors
     /// System if a queue pair takes no room.
     pub fn new(mut parts: Parts) -> Result<Connection> {
-        let (works, room) = queue_sizes(&parts.shape);
-        let pairs = std::mem::take(&mut parts.pairs);
-        for (index, pair) in pairs.iter().enumerate() {
-            for _ in 0..room {
-                let posted = pair.post_room(ROOM | index as u64);
-                posted.map_err(|error| Error::system("making room for messages", error))?;
-            }
-        }
-        let ways = pairs.into_iter().map(|pair| Way {
-            pair,
-            works: works as u64,
-            posted: 0,
-            completed: 0,
-            signaled: 0,
-            message: 0,
-            farewell: false,
-        });
+        let pairs = std::mem::take(&mut parts.pairs).into_iter().enumerate();
+        let ways = pairs
+            .map(|(index, pair)| Way::new(index, pair, &parts.shape))
+            .collect::<io::Result<_>>()
+            .map_err(|error| Error::system("making room for messages", error))?;
         Ok(Connection {
-            ways: ways.collect(),
+            ways,
             sent: 0,
             freed: 0,
             taken: 0,
@@ -163,7 +101,7 @@ impl Connection {
 
     /// Connects the queue pairs.
     pub fn pairs(&self) -> impl Iterator<Item = &Pair> {
-        self.ways.iter().map(|way| &way.pair)
+        self.ways.iter().map(Way::pair)
     }
 
     /// Where the peer's part of its memory begins, and its key.
@@ -193,47 +131,20 @@ impl Connection {
     /// Whether a slot is free, and places for the works of a message.
     pub fn can_send(&mut self) -> Result<bool> {
         self.usable()?;
-        if self.slot_is_free()? && self.has_places() {
+        if self.has_slot() && self.has_places() {
             return Ok(true);
         }
         self.progress();
         self.usable()?;
-        Ok(self.slot_is_free()? && self.has_places())
+        Ok(self.has_slot() && self.has_places())
     }
 
-    fn slot_is_free(&mut self) -> Result<bool> {
-        let depth = self.parts.shape.depth as u64;
-        if self.sent - self.freed < depth {
-            return Ok(true);
-        }
-        let word = self
-            .parts
-            .memory
-            .region()
-            .counter(self.parts.at + CREDIT as usize);
-        // SYNC POINT rdma-credit: pairs with the peer's `give_credit`; it has read the slots.
-        let word = word.load(Ordering::Acquire);
-        // A word that is only half there does not fit its check, and is read again later.
-        if word as u32 != !(word >> 32) as u32 {
-            return Ok(false);
-        }
-        let new = u64::from((word as u32).wrapping_sub(self.freed as u32));
-        if new > self.sent - self.freed {
-            return Err(Error::new(
-                ErrorKind::Mismatch,
-                format!(
-                    "{} says that it has freed {new} more slots than the {} of {} that it had",
-                    self.parts.who, self.freed, self.sent
-                ),
-            ));
-        }
-        self.freed += new;
-        Ok(self.sent - self.freed < depth)
+    fn has_slot(&self) -> bool {
+        self.sent - self.freed < self.parts.shape.depth as u64
     }
 
     fn has_places(&self) -> bool {
-        let way = &self.ways[self.way_of(self.sent)];
-        way.posted - way.completed + SPARE_WORKS <= way.works
+        self.ways[self.way_of(self.sent)].has_places_for_message()
     }
 
     /// Payload space of the next message.
@@ -250,10 +161,7 @@ impl Connection {
     /// If no slot is free, or the header's payload exceeds it.
     pub fn publish(&mut self, header: Header) {
         let (number, bytes) = (self.sent, header.bytes as usize);
-        assert!(
-            number - self.freed < self.parts.shape.depth as u64,
-            "no slot is free"
-        );
+        assert!(self.has_slot(), "no slot is free");
         assert!(
             bytes <= self.parts.shape.slot_bytes,
             "{bytes} bytes in a slot"
@@ -265,7 +173,7 @@ impl Connection {
         self.sent += 1;
         let index = self.way_of(number);
         let there = self.parts.remote.0 + (self.incoming_at(number) - self.parts.at) as u64;
-        let immediate = Some((number & NUMBERS) as u32);
+        let immediate = Some(Immediate::Message(number));
         let whole = bytes <= ONE_WRITE;
         let first = self.write(
             at,
@@ -282,7 +190,7 @@ impl Connection {
                 self.post(index, &mut [payload, first], false)
             }
         };
-        self.ways[index].message = self.ways[index].posted;
+        self.ways[index].message_ends();
         if let Err(error) = done {
             self.refused(&error);
         }
@@ -290,18 +198,17 @@ impl Connection {
 
     /// Whether all messages are in the peer's memory.
     pub fn drained(&mut self) -> Result<bool> {
-        if self.ways.iter().all(|way| way.completed >= way.message) {
+        if self.ways.iter().all(Way::drained) {
             return Ok(true);
         }
         for index in 0..self.ways.len() {
-            let way = &self.ways[index];
-            if way.message > way.signaled && self.broken.is_none() {
+            if !self.ways[index].message_is_signaled() && self.broken.is_none() {
                 // Completes after all that was posted before it.
                 self.probe(index);
             }
         }
         self.progress();
-        if self.ways.iter().all(|way| way.completed >= way.message) {
+        if self.ways.iter().all(Way::drained) {
             return Ok(true);
         }
         self.usable().map(|()| false)
@@ -370,19 +277,10 @@ impl Connection {
     /// Tells the peer how many slots are free again. If there is no place for that now, the next
     /// call does it: the count holds for all before it.
     fn give_credit(&mut self) {
-        let (first, count) = (&self.ways[0], self.taken as u32);
-        if self.usable().is_err() || first.posted - first.completed + 2 > first.works {
+        if self.usable().is_err() || self.ways[0].free() < 2 {
             return;
         }
-        let word = u64::from(count) | u64::from(!count) << 32;
-        self.source(word);
-        // SYNC POINT rdma-credit: the slots were read; the peer's `slot_is_free` sees the word.
-        let write = self.write(
-            self.parts.at + SOURCE as usize,
-            8,
-            self.parts.remote.0 + CREDIT,
-            None,
-        );
+        let write = self.nothing(Some(Immediate::Credit(self.taken)));
         match self.post(0, &mut [write], false) {
             Ok(()) => self.credited = self.taken,
             Err(error) => self.refused(&error),
@@ -414,11 +312,11 @@ impl Connection {
             for completion in &found[..count] {
                 if completion.status != IBV_WC_SUCCESS {
                     self.failed(completion);
-                } else if completion.wr_id & ROOM != 0 {
-                    self.came((completion.wr_id & !ROOM) as usize, completion.imm_data);
-                } else {
-                    let way = &mut self.ways[(completion.wr_id >> INDEX_AT) as usize];
-                    way.completed = completion.wr_id & ((1 << INDEX_AT) - 1);
+                    continue;
+                }
+                match Tag::decode(completion.wr_id) {
+                    Tag::Room(index) => self.came(index, u32::from_be(completion.imm_data)),
+                    Tag::Done(index, number) => self.ways[index].complete(number),
                 }
             }
             if count < BATCH {
@@ -428,37 +326,57 @@ impl Connection {
     }
 
     /// An immediate came over the queue pair with this index.
-    fn came(&mut self, index: usize, immediate: u32) {
-        let immediate = u32::from_be(immediate);
-        if immediate == FAREWELL {
-            if std::mem::replace(&mut self.ways[index].farewell, true) {
-                let who = &self.parts.who;
-                self.condemn(Error::new(
-                    ErrorKind::Mismatch,
-                    format!("{who} said farewell twice over queue pair {index}"),
-                ));
+    fn came(&mut self, index: usize, word: u32) {
+        let done = match Immediate::decode(word) {
+            Some(Immediate::Message(number)) => self.announced(index, number),
+            Some(Immediate::Credit(count)) => self.freed(count),
+            Some(Immediate::Farewell) => {
+                match std::mem::replace(&mut self.ways[index].farewell, true) {
+                    // Nothing follows it, and so it needs no room.
+                    false => return,
+                    true => Err(format!("said farewell twice over queue pair {index}")),
+                }
             }
-            return;
+            None => Err(format!(
+                "sent {word:#x} over queue pair {index}, which means nothing"
+            )),
+        };
+        if let Err(what) = done {
+            let text = format!("{} {what}", self.parts.who);
+            self.condemn(Error::new(ErrorKind::Mismatch, text));
+        } else if let Err(error) = self.ways[index].post_room() {
+            self.refused(&error);
         }
+    }
+
+    /// The end of a message's number came over a queue pair. Else: why it cannot be.
+    fn announced(&mut self, index: usize, end: u64) -> std::result::Result<(), String> {
         let depth = self.parts.shape.depth as u64;
-        let ahead = u64::from(immediate).wrapping_sub(self.taken) & NUMBERS;
-        let number = self.taken + ahead;
+        let number = self.taken + (end.wrapping_sub(self.taken) & Immediate::NUMBERS);
         let place = (number % depth) as usize;
-        if ahead >= depth || self.arrived[place] || self.way_of(number) != index {
-            let (who, taken) = (&self.parts.who, self.taken);
-            return self.condemn(Error::new(
-                ErrorKind::Mismatch,
-                format!(
-                    "{who} announced message {immediate} over queue pair {index}, where {taken} to \
-                     {} may come once each",
-                    taken + depth - 1
-                ),
+        if number - self.taken >= depth || self.arrived[place] || self.way_of(number) != index {
+            let (first, last) = (self.taken, self.taken + depth - 1);
+            return Err(format!(
+                "announced message {end} over queue pair {index}, where {first} to {last} may come \
+                 once each"
             ));
         }
         self.arrived[place] = true;
-        if let Err(error) = self.ways[index].pair.post_room(ROOM | index as u64) {
-            self.refused(&error);
+        Ok(())
+    }
+
+    /// The end of the count of messages that the peer took. Else: why it cannot be.
+    fn freed(&mut self, end: u64) -> std::result::Result<(), String> {
+        let new = end.wrapping_sub(self.freed) & Immediate::NUMBERS;
+        let held = self.sent - self.freed;
+        if !(1..=held).contains(&new) {
+            return Err(format!(
+                "says that it has freed {new} more slots than {}, and holds {held}",
+                self.freed
+            ));
         }
+        self.freed += new;
+        Ok(())
     }
 
     /// Work or room came back undone. The first to fail says why; the rest is flushed.
@@ -489,24 +407,12 @@ impl Connection {
     }
 
     fn post(&mut self, index: usize, writes: &mut [Write], signaled: bool) -> io::Result<()> {
-        let way = &mut self.ways[index];
-        for (write, number) in writes.iter_mut().zip(way.posted + 1..) {
-            write.id = (index as u64) << INDEX_AT | number;
-        }
-        way.posted += writes.len() as u64;
-        // Often enough that places come back before the last is taken.
-        if signaled || way.posted - way.signaled >= way.works / 4 {
-            way.signaled = way.posted;
-            if let Some(last) = writes.last_mut() {
-                last.signaled = true;
-            }
-        }
         // SAFETY: pieces lie in the connection's memory, which outlives its queue pairs.
-        unsafe { way.pair.post(writes) }
+        unsafe { self.ways[index].post(writes, signaled) }
     }
 
     /// A write from the registered memory.
-    fn write(&self, at: usize, bytes: usize, remote: u64, immediate: Option<u32>) -> Write {
+    fn write(&self, at: usize, bytes: usize, remote: u64, immediate: Option<Immediate>) -> Write {
         let memory = &self.parts.memory;
         debug_assert!(at >= self.parts.at && at + bytes <= memory.region().bytes());
         Write {
@@ -518,29 +424,19 @@ impl Connection {
             },
             remote,
             remote_key: self.parts.remote.1,
-            immediate,
+            immediate: immediate.map(Immediate::encode),
             signaled: false,
         }
     }
 
-    /// Puts a word where inline writes take it from.
-    fn source(&self, word: u64) {
-        let place = self
-            .parts
-            .memory
-            .region()
-            .counter(self.parts.at + SOURCE as usize);
-        place.store(word, Ordering::Release);
+    /// A write of no bytes.
+    fn nothing(&self, immediate: Option<Immediate>) -> Write {
+        self.write(self.parts.at, 0, self.parts.remote.0, immediate)
     }
 
     /// A write that changes nothing and completes when all before it has.
     fn probe(&mut self, index: usize) {
-        let write = self.write(
-            self.parts.at + SOURCE as usize,
-            8,
-            self.parts.remote.0 + PROBED,
-            None,
-        );
+        let write = self.nothing(None);
         if let Err(error) = self.post(index, &mut [write], true) {
             self.refused(&error);
         }
@@ -550,10 +446,9 @@ impl Connection {
     pub fn listen_for_life(&mut self) {
         self.progress();
         let first = &self.ways[0];
-        if self.usable().is_ok() && first.posted == first.completed {
-            self.probe(0);
-        } else if self.usable().is_ok() && first.posted > first.signaled && self.has_places() {
-            // What is on its way would not tell.
+        // What is on its way without a completion would not tell.
+        let silent = !first.all_is_signaled() && first.has_places_for_message();
+        if self.usable().is_ok() && (first.idle() || silent) {
             self.probe(0);
         }
     }
@@ -562,12 +457,10 @@ impl Connection {
     pub fn leave(&mut self) {
         self.progress();
         for index in 0..self.ways.len() {
-            let way = &self.ways[index];
-            if self.usable().is_err() || way.posted - way.completed == way.works {
+            if self.usable().is_err() || self.ways[index].free() == 0 {
                 return;
             }
-            let at = self.parts.at + SOURCE as usize;
-            let write = self.write(at, 8, self.parts.remote.0 + PROBED, Some(FAREWELL));
+            let write = self.nothing(Some(Immediate::Farewell));
             if self.post(index, &mut [write], true).is_err() {
                 return;
             }
@@ -577,7 +470,7 @@ impl Connection {
     /// Whether nothing is on its way to a peer that wants it.
     pub fn gone(&mut self) -> bool {
         self.progress();
-        self.usable().is_err() || self.ways.iter().all(|way| way.completed == way.posted)
+        self.usable().is_err() || self.ways.iter().all(Way::idle)
     }
 
     /// Has the queue announce the next completion, unless it does already.
@@ -597,7 +490,7 @@ impl Connection {
     }
 
     fn outgoing_at(&self, number: u64) -> usize {
-        self.parts.at + CONTROL_BYTES + self.place(number)
+        self.parts.at + self.place(number)
     }
 
     fn incoming_at(&self, number: u64) -> usize {

@@ -11,6 +11,7 @@ mod status;
 #[cfg(all(test, not(loom)))]
 mod tests;
 mod verbs;
+mod way;
 
 pub(super) use endpoint::Endpoint;
 pub(super) use ports::{AddressKind, Ports};

@@ -1,0 +1,149 @@
+//! Devices: what they can do, their ports and addresses, what happens to them.
+
+use super::{done, gone, made, readable};
+use crate::error::{Error, ErrorKind, Result};
+use crate::sys::ibverbs::*;
+use std::ffi::c_uint;
+use std::io;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+
+/// An open device.
+#[derive(Debug)]
+pub(in super::super) struct Device {
+    pub(super) api: Arc<dyn Api>,
+    pub(super) raw: *mut IbvContext,
+    name: String,
+}
+
+impl Device {
+    /// Opens those devices whose names `wanted` accepts, sorted by name; and the names of all.
+    ///
+    /// # Errors
+    /// Unsupported if the kernel knows no verbs; system, with the name, if one cannot be opened.
+    pub fn open_all(
+        api: &Arc<dyn Api>,
+        wanted: impl Fn(&str) -> bool,
+    ) -> Result<(Vec<Arc<Device>>, Vec<String>)> {
+        let mut count = 0;
+        // SAFETY: `count` is writable.
+        let list = unsafe { api.get_device_list(&mut count) };
+        if list.is_null() {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                format!(
+                    "{} finds no verbs in this kernel ({}): the module ib_uverbs is not loaded",
+                    api.source(),
+                    io::Error::last_os_error()
+                ),
+            ));
+        }
+        let (mut open, mut names) = (Vec::new(), Vec::new());
+        let mut failure = None;
+        for index in 0..count.max(0) as usize {
+            // SAFETY: the list has `count` devices.
+            let device = unsafe { *list.add(index) };
+            // SAFETY: devices live as long as the list.
+            let name = unsafe { (*device).name() };
+            if wanted(&name) {
+                // SAFETY: as above.
+                let raw = unsafe { api.open_device(device) };
+                let what = || format!("opening the RDMA device {name} (is /dev/infiniband there?)");
+                match made(raw, what) {
+                    Ok(raw) => open.push(Arc::new(Device {
+                        api: api.clone(),
+                        raw,
+                        name: name.clone(),
+                    })),
+                    Err(error) => failure = Some(error),
+                }
+            }
+            names.push(name);
+        }
+        // SAFETY: devices that are needed are open.
+        unsafe { api.free_device_list(list) };
+        open.sort_by(|one, two| one.name.cmp(&two.name));
+        names.sort();
+        match failure {
+            Some(error) if open.is_empty() => Err(error),
+            _ => Ok((open, names)),
+        }
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What it can do.
+    pub fn attributes(&self) -> Result<IbvDeviceAttr> {
+        // SAFETY: plain numbers, for which zero is a value; alive, and writable.
+        unsafe {
+            let mut attributes = std::mem::zeroed();
+            done(self.api.query_device(self.raw, &mut attributes)).map_err(|error| {
+                Error::system(format!("asking {} what it can", self.name), error)
+            })?;
+            Ok(attributes)
+        }
+    }
+
+    /// A port, from 1.
+    pub fn port(&self, port: u8) -> Result<IbvPortAttr> {
+        // SAFETY: as in `attributes`.
+        unsafe {
+            let mut attributes = std::mem::zeroed();
+            done(self.api.query_port(self.raw, port, &mut attributes)).map_err(|error| {
+                Error::system(
+                    format!("asking for the state of {}:{port}", self.name),
+                    error,
+                )
+            })?;
+            Ok(attributes)
+        }
+    }
+
+    /// A place of a port's table of addresses; `None` if it is empty.
+    pub fn gid(&self, port: u8, index: u32) -> Option<IbvGidEntry> {
+        let mut entry = IbvGidEntry::default();
+        let (port, bytes) = (u32::from(port), size_of::<IbvGidEntry>());
+        // SAFETY: alive, and writable.
+        let code = unsafe {
+            self.api
+                .query_gid(self.raw, port, index, &mut entry, 0, bytes)
+        };
+        (code == 0 && entry.gid.raw != [0; 16]).then_some(entry)
+    }
+
+    /// Descriptor that becomes readable when something happens to the device.
+    pub fn event_fd(&self) -> RawFd {
+        // SAFETY: alive; the field does not change.
+        unsafe { (*self.raw).async_fd }
+    }
+
+    /// The next thing that happened to the device, if there is one: its type, and what it is about.
+    pub fn event(&self) -> Option<(c_uint, usize)> {
+        if !readable(self.event_fd()) {
+            return None;
+        }
+        let mut event = IbvAsyncEvent {
+            element: 0,
+            event_type: 0,
+        };
+        // SAFETY: alive, and writable; there is one, so this does not block. Acknowledged at once:
+        // what it is about is not touched.
+        unsafe {
+            if self.api.get_async_event(self.raw, &mut event) != 0 {
+                return None;
+            }
+            self.api.ack_async_event(&mut event);
+        }
+        Some((event.event_type, event.element))
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        // SAFETY: all that came from it holds it, and so is gone.
+        gone("device", unsafe { self.api.close_device(self.raw) });
+    }
+}

@@ -1,0 +1,117 @@
+//! Protection domains and registered memory.
+
+use super::{Device, gone, made};
+use crate::error::Result;
+use crate::mem::Region;
+use crate::sys::ibverbs::*;
+use std::ffi::c_int;
+use std::sync::Arc;
+
+/// A protection domain.
+#[derive(Debug)]
+pub(in super::super) struct Domain {
+    pub(super) device: Arc<Device>,
+    pub(super) raw: *mut IbvPd,
+}
+
+impl Domain {
+    pub fn new(device: &Arc<Device>) -> Result<Arc<Domain>> {
+        // SAFETY: alive.
+        let raw = unsafe { device.api.alloc_pd(device.raw) };
+        let raw = made(raw, || format!("a protection domain of {}", device.name()))?;
+        Ok(Arc::new(Domain {
+            device: device.clone(),
+            raw,
+        }))
+    }
+}
+
+impl Drop for Domain {
+    fn drop(&mut self) {
+        // SAFETY: what belongs to it holds it.
+        gone("protection domain", unsafe {
+            self.device.api.dealloc_pd(self.raw)
+        });
+    }
+}
+
+/// Memory that a device may read and its peers may write.
+#[derive(Debug)]
+pub(in super::super) struct Registered {
+    domain: Arc<Domain>,
+    region: Arc<Region>,
+    raw: *mut IbvMr,
+}
+
+impl Registered {
+    /// Registers all of `region`.
+    ///
+    /// # Errors
+    /// System, with the bytes, the limit of locked memory, and what to do.
+    pub fn new(domain: &Arc<Domain>, region: Arc<Region>) -> Result<Registered> {
+        let device = &domain.device;
+        let bytes = region.bytes();
+        let access = (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE) as c_int;
+        let address = region.place(0, bytes, 1).cast();
+        // SAFETY: alive; the memory is mapped as long as `region`, which outlives the registration.
+        let raw = unsafe { device.api.reg_mr(domain.raw, address, bytes, access) };
+        let raw = made(raw, || {
+            format!(
+                "registering {bytes} bytes with {}; this process may lock {} (raise `ulimit -l` \
+                 or the container's memlock to at least {} KiB, or lower CINCH_BUFFER_BYTES)",
+                device.name(),
+                locked_memory_limit(),
+                bytes.div_ceil(1024)
+            )
+        })?;
+        Ok(Registered {
+            domain: domain.clone(),
+            region,
+            raw,
+        })
+    }
+
+    pub fn region(&self) -> &Arc<Region> {
+        &self.region
+    }
+
+    /// Address of its first byte, for local and remote use.
+    pub fn address(&self) -> u64 {
+        self.region.place(0, 0, 1).addr() as u64
+    }
+
+    pub fn local_key(&self) -> u32 {
+        // SAFETY: alive; the field does not change.
+        unsafe { (*self.raw).lkey }
+    }
+
+    pub fn remote_key(&self) -> u32 {
+        // SAFETY: as above.
+        unsafe { (*self.raw).rkey }
+    }
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        // SAFETY: queue pairs that use it hold it.
+        gone("memory region", unsafe {
+            self.domain.device.api.dereg_mr(self.raw)
+        });
+    }
+}
+
+/// The limit as a phrase.
+fn locked_memory_limit() -> String {
+    // SAFETY: plain data, valid as zero, that lives through the call.
+    let limit = unsafe {
+        let mut limit: libc::rlimit = std::mem::zeroed();
+        match libc::getrlimit(libc::RLIMIT_MEMLOCK, &mut limit) {
+            0 => limit.rlim_cur,
+            _ => libc::RLIM_INFINITY,
+        }
+    };
+    match limit {
+        libc::RLIM_INFINITY => "any amount of memory".into(),
+        bytes => format!("{} KiB of memory", bytes >> 10),
+    }
+}
