@@ -32,7 +32,7 @@ enum {
    * memory of each warp that moves data. Code for sm_90 and above, and code that also runs on GPUs
    * with 99 KiB of shared memory. */
   CINCH_BLOCK_THREADS = 608,
-  CINCH_STAGE_BYTES = 8704,
+  CINCH_STAGE_BYTES = 10752,
   CINCH_SMALL_BLOCK_THREADS = 352,
   CINCH_SMALL_STAGE_BYTES = 6400,
   CINCH_ONESHOT_THREADS = 512, /* of a fused one-shot */

@@ -3,7 +3,7 @@
 // the chunk. A lane beyond the end stores nothing but padding and loads zeros. Chunks are aligned to
 // 16 bytes.
 //
-// Every codec: prepare(), then all else; see there for who calls it. It is empty but for the tabled
+// Every codec: prepare(threads), then all else; see there for who calls it. It is empty but for the tabled
 // ones, which are Dynamic8, Static8 and Mantissa8, to the bit, for a fifth of the instructions, and 35
 // or 9 KiB of shared memory.
 // Encode: a summary of the block (nothing, look at each of its tiles, conclude), encode, store.
@@ -51,7 +51,7 @@ template <class Format, class = void>
 struct TakesParams : std::false_type {};
 template <class Format>
 struct TakesParams<Format, std::void_t<decltype(Format::prepare(
-                               std::declval<const typename Format::Params &>()))>>
+                               std::declval<const typename Format::Params &>(), 0u))>>
     : std::true_type {};
 
 template <class FORMAT>
@@ -71,16 +71,17 @@ class WarpCodec {
     float number[Format::numbers == 2 ? 2 : 1];
   };
 
-  // Once in a kernel, by all threads of each block, before anything else.
-  static CINCH_HD void prepare() { Format::prepare(); }
+  // Once in a kernel, by that many threads of each block, the first ones and whole warps; then a barrier
+  // of theirs, then anything else.
+  static CINCH_HD void prepare(uint32_t threads) { Format::prepare(threads); }
 
   // The same in a kernel that has these parameters only: formats whose tables hang on them have no
   // other.
-  CINCH_HD void prepare_own() const {
+  CINCH_HD void prepare_own(uint32_t threads) const {
     if constexpr (TakesParams<Format>::value) {
-      Format::prepare(params_);
+      Format::prepare(params_, threads);
     } else {
-      Format::prepare();
+      Format::prepare(threads);
     }
   }
 
@@ -93,11 +94,18 @@ class WarpCodec {
   template <class Words, class = decltype(Words::word)>
   explicit CINCH_HD WarpCodec(const Words &words) {
     static_assert(sizeof(words.word) == sizeof(params_), "eight words");
-    memcpy(&params_, words.word, sizeof(params_));
+    // Word by word: where they lie, a copy of bytes is one load for each of them.
+    uint32_t word[8];
+    CINCH_UNROLL
+    for (int i = 0; i < 8; ++i) word[i] = words.word[i];
+    memcpy(&params_, word, sizeof(params_));
   }
 
   // Of a code.
   CINCH_HD uint32_t bits() const { return Format::bits(params_); }
+
+  // Log2 of the elements that share numbers; 0: all do.
+  CINCH_HD uint32_t log2_block() const { return params_.log2_block; }
 
   // Elements that share numbers; 0: all.
   CINCH_HD uint32_t block() const { return params_.log2_block ? 1u << params_.log2_block : 0; }
@@ -166,9 +174,15 @@ class WarpCodec {
     }
   }
 
+  // Codes without their numbers.
+  template <class Size>
+  CINCH_HD void store_codes(uint8_t *wire, Size n, Size i, const Codes &codes) const {
+    Format::store(params_, wire, n, i, codes.code);
+  }
+
   template <class Size>
   CINCH_HD void store(uint8_t *wire, Size n, Size i, const Codes &codes) const {
-    Format::store(params_, wire, n, i, codes.code);
+    store_codes(wire, n, i, codes);
     if (!scaled || i >= n) return;
     float *at = const_cast<float *>(numbers_of(wire, n)) +
                 Format::numbers * block_index(i, params_.log2_block);

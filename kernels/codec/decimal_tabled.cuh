@@ -1,6 +1,6 @@
 // static8 and mantissa8 by tables in shared memory: the codes and values of decimal.cuh, to the bit,
 // for a fraction of the instructions. For kernels that have one codec with one set of parameters, on
-// which the tables hang: prepare(params) once, with all threads of the block.
+// which the tables hang: prepare(params, threads).
 //
 // Encoding: a magnitude is brought below 1 by the power of two that brings the largest of the codec
 // there, exactly, but for what is far below the smallest; what is larger saturates. The line from 0
@@ -72,13 +72,13 @@ template <class Meaning>
 struct DecimalTabled : Unnumbered, WholeBytes<1> {
   using Tables = DecimalTables<Meaning>;
 
-  // All threads of the block, once, before any other use.
-  static CINCH_HD void prepare(const Params &params) {
+  // Once, by the first threads of the block, before a barrier of theirs and any other use.
+  static CINCH_HD void prepare(const Params &params, uint32_t threads) {
     const Meaning meaning(params);
 #if CINCH_IN_BLOCK
-    tables().fill(meaning, threadIdx.x, blockDim.x);
-    __syncthreads();
+    tables().fill(meaning, threadIdx.x, threads);
 #else
+    (void)threads;
     tables().fill(meaning, 0, 1);
 #endif
   }

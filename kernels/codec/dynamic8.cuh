@@ -15,7 +15,7 @@
 namespace cinch {
 
 struct DynamicMeaning {
-  static CINCH_HD void prepare() {}
+  static CINCH_HD void prepare(uint32_t) {}
 
   static CINCH_HD float factor(float scale) {
     return scale <= 0x1p126f ? divide_ordinary(1.0f, scale) : small_reciprocal(scale);

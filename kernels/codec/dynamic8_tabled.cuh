@@ -1,6 +1,5 @@
 // dynamic8 by tables in shared memory: the same codes and values as dynamic8.cuh, to the bit, for a
-// sixth of the instructions. A kernel that uses it calls prepare() once, with all threads of the
-// block; what arithmetic takes 30 steps to find is then one load each way.
+// sixth of the instructions. A kernel that uses it calls prepare(threads) once; what arithmetic takes 30 steps to find is then one load each way.
 //
 // Encoding: the number line is cut at fp32 bit patterns, 32 buckets an octave, so that a bucket
 // has at most one threshold. A bucket's word, added to the pattern, leaves the rank of the nearest
@@ -61,21 +60,22 @@ struct TabledMeaning : DynamicMeaning {
     return tables;
   }
 
-  // All threads of the block, once, before any other use.
-  static __device__ __forceinline__ void prepare() {
+  // Once, by the first threads of the block, before a barrier of theirs and any other use. Values and
+  // buckets are as much work, for a warp each where there are enough.
+  static __device__ __forceinline__ void prepare(uint32_t threads) {
     DynamicTables &tables = TabledMeaning::tables();
-    const uint32_t lane = threadIdx.x % 32, warps = blockDim.x / 32;
-    for (uint32_t base = threadIdx.x / 32 * 32; base < 256; base += 32 * warps) {
+    const uint32_t lane = threadIdx.x % 32;
+    for (uint32_t base = threadIdx.x - lane; base < 256; base += threads) {
       const float own = value(base + lane);
 #pragma unroll 4
       for (uint32_t other = 0; other < 32; ++other) {
         tables.values[(base + other) * 32 + lane] = __shfl_sync(~0u, own, other);
       }
     }
-    for (uint32_t rank = threadIdx.x + 1; rank < 128; rank += blockDim.x) {
-      tables.fill_buckets(rank);
+    const uint32_t apart = threads >= 384 ? 256 : 0;
+    for (uint32_t at = threadIdx.x; at < apart + 127; at += threads) {
+      if (at >= apart) tables.fill_buckets(at - apart + 1);
     }
-    __syncthreads();
   }
 #else
   static CINCH_HD const DynamicTables &tables() {
@@ -88,7 +88,7 @@ struct TabledMeaning : DynamicMeaning {
     return TABLES;
   }
 
-  static CINCH_HD void prepare() {}
+  static CINCH_HD void prepare(uint32_t) {}
 #endif
 
   static CINCH_HD uint32_t encode4(const float *x, float factor) {

@@ -37,7 +37,7 @@ struct Unnumbered {
   static constexpr bool draws = false;
   struct Summary {};
 
-  static CINCH_HD void prepare() {}
+  static CINCH_HD void prepare(uint32_t) {}
   static CINCH_HD Summary nothing() { return {}; }
   static CINCH_HD void look(const float (&)[16], uint32_t, uint32_t, Summary &) {}
 #if defined(__CUDACC__)

@@ -19,7 +19,7 @@ struct Fp8Meaning {
   // What the f16 of the same bits is too small by.
   static constexpr float LIFT = MANTISSA == 3 ? 256.0f : 1.0f;
 
-  static CINCH_HD void prepare() {}
+  static CINCH_HD void prepare(uint32_t) {}
 
   static CINCH_HD float factor(float scale) {
     return mul(divide_ordinary(7.0f, scale), SEVENTH);

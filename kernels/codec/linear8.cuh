@@ -17,7 +17,7 @@
 namespace cinch {
 
 struct LinearMeaning {
-  static CINCH_HD void prepare() {}
+  static CINCH_HD void prepare(uint32_t) {}
 
   static CINCH_HD float factor(float scale) { return divide_ordinary(127.0f, scale); }
 

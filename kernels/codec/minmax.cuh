@@ -124,7 +124,7 @@ struct MinMaxFormat : std::conditional<BITS == 4, FewBits<4>, AnyBits>::type {
     float high;
   };
 
-  static CINCH_HD void prepare() {}
+  static CINCH_HD void prepare(uint32_t) {}
 
   static CINCH_HD Summary nothing() { return {float_of(INFINITE), -float_of(INFINITE)}; }
 

@@ -17,7 +17,7 @@ struct OneBitFormat : FewBits<1> {
     double sum[2];  // of those from 0 up, and below
   };
 
-  static CINCH_HD void prepare() {}
+  static CINCH_HD void prepare(uint32_t) {}
   static CINCH_HD Summary nothing() { return {0, 0, {0, 0}}; }
 
 #if defined(__CUDACC__)

@@ -5,7 +5,8 @@
 //   factor(scale), step(scale)         what encode4 and decode4 take for their scale
 //   encode4(x, factor) -> uint32_t     four codes, of finite elements that do not exceed the scale
 //   decode4<REDUCE>(codes, step, acc)  acc = value * unit + acc, rounded once
-//   prepare()                          by all threads of a block before any of these
+//   prepare(threads)                   by so many threads of a block, from the first on, before a
+//                                      barrier of theirs and any of these
 #pragma once
 
 #include "codec/params.h"
@@ -56,7 +57,7 @@ struct Scaled : WholeBytes<1> {
   // The largest magnitude; not finite if an element is not.
   using Summary = float;
 
-  static CINCH_HD void prepare() { Meaning::prepare(); }
+  static CINCH_HD void prepare(uint32_t threads) { Meaning::prepare(threads); }
 
   static CINCH_HD Summary nothing() { return 0; }
   static CINCH_HD void look(const float (&x)[16], uint32_t, uint32_t, Summary &largest) {
@@ -88,7 +89,10 @@ struct Scaled : WholeBytes<1> {
   // acc = value * unit + acc, rounded once.
   static CINCH_HD void decode_reduce16(const Params &, const Codes &codes,
                                        const float (&number)[1], float (&acc)[16]) {
-    decode<true>(codes, unit(number[0]), acc);
+    // Under a scale that is no number, the usual way has NaN for the step.
+    Unit step = unit(is_finite(number[0]) ? number[0] : float_of(QUIET_NAN));
+    step.ordinary = !(magnitude_of(number[0]) < TINY) || number[0] == 0;
+    decode<true>(codes, step, acc);
   }
 
  private:
@@ -153,7 +157,7 @@ struct Scaled : WholeBytes<1> {
       for (int w = 0; w < 4; ++w) {
         Meaning::template decode4<REDUCE>(words[w], unit.step, acc + 4 * w);
       }
-    } else if (!is_finite(unit.scale)) {
+    } else if (!REDUCE && !is_finite(unit.scale)) {
       CINCH_UNROLL
       for (int i = 0; i < 16; ++i) acc[i] = float_of(QUIET_NAN);
     } else {

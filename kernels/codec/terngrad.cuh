@@ -23,7 +23,7 @@ struct TernGradFormat : FewBits<2> {
     double squares[1];
   };
 
-  static CINCH_HD void prepare() {}
+  static CINCH_HD void prepare(uint32_t) {}
   static CINCH_HD Summary nothing() { return {0, {0}}; }
 
 #if defined(__CUDACC__)

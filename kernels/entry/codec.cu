@@ -25,7 +25,8 @@ __device__ __forceinline__ void store_threes(uint8_t *to, const CodeVectors<3> &
 template <class C, class E>
 __device__ __forceinline__ void encode_chunk(const cinch_codec_args &args) {
   const C codec(args.params);
-  codec.prepare_own();
+  codec.prepare_own(blockDim.x);
+  __syncthreads();
   const Random random = codec.random(0, args.first);
   uint8_t *wire = static_cast<uint8_t *>(args.wire);
   const uint64_t lane = threadIdx.x % 32;
@@ -66,7 +67,8 @@ __device__ __forceinline__ void encode_chunk(const cinch_codec_args &args) {
 template <class C, class E>
 __device__ __forceinline__ void decode_chunk(const cinch_codec_args &args) {
   const C codec(args.params);
-  codec.prepare_own();
+  codec.prepare_own(blockDim.x);
+  __syncthreads();
   const uint8_t *wire = static_cast<const uint8_t *>(args.wire);
   const bool aligned = is_aligned(args.elements);
   each_tile(args.n, [&](uint64_t begin) {

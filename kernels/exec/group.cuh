@@ -24,9 +24,11 @@ constexpr uint32_t PUBLISHERS = WARP;        // one for each peer
 constexpr uint32_t BLOCK_THREADS = MOVERS + WAITERS + PUBLISHERS;
 constexpr uint32_t BLOCKS_PER_MULTIPROCESSOR = SMALL_BLOCKS ? 2 : 1;
 constexpr uint32_t MOVER_WARPS = MOVERS / WARP;
+constexpr uint32_t LOG2_MOVER_WARPS = SMALL_BLOCKS ? 3 : 4;
 
 static_assert(BLOCK_THREADS == (SMALL_BLOCKS ? CINCH_SMALL_BLOCK_THREADS : CINCH_BLOCK_THREADS),
               "what the host launches");
+static_assert(MOVER_WARPS == 1u << LOG2_MOVER_WARPS, "shares are shifts");
 
 __device__ __forceinline__ uint32_t lane_id() { return threadIdx.x % WARP; }
 __device__ __forceinline__ uint32_t mover_warp() { return threadIdx.x / WARP; }
@@ -45,7 +47,8 @@ __device__ __forceinline__ Role role() {
 // MOVED: movers -> publisher, its data is moved.
 // FREE: movers and publisher -> waiters, its half may be used again. The publisher has a say because
 //   movers must not arrive at MOVED for one batch while it has yet to meet them there for another.
-constexpr uint32_t READY_BARRIER = 1, MOVED_BARRIER = 3, FREE_BARRIER = 5, WAITERS_BARRIER = 7;
+constexpr uint32_t READY_BARRIER = 1, MOVED_BARRIER = 3, FREE_BARRIER = 5, WAITERS_BARRIER = 7,
+                   MOVERS_BARRIER = 8;
 
 __device__ __forceinline__ void arrive_at(uint32_t barrier, uint32_t threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
@@ -74,5 +77,6 @@ __device__ __forceinline__ void await_free(uint32_t half) {
   meet_at(FREE_BARRIER + half, BLOCK_THREADS);
 }
 __device__ __forceinline__ void meet_waiters() { meet_at(WAITERS_BARRIER, WAITERS); }
+__device__ __forceinline__ void meet_movers() { meet_at(MOVERS_BARRIER, MOVERS); }
 
 }  // namespace cinch

@@ -33,6 +33,7 @@ struct Job {
   uint8_t nsend;
   uint8_t half;          // of the shared state
   bool aligned;          // to 16 bytes, as far as they are used
+  bool usual;            // what Mover::usual says
 
   __device__ __forceinline__ uint8_t sender(uint32_t r) const;
   __device__ __forceinline__ const uint8_t *source(uint32_t r) const;
@@ -172,39 +173,45 @@ struct Walk {
 // `Mover` is a class with
 //   static constexpr int protocol;
 //   static constexpr bool draws;               whether it may round at random
-//   static void prepare();                     once, by all threads of the block
+//   static void prepare(uint32_t threads);     once, by the movers, before a barrier of theirs
 //   static uint64_t factor_at(uint64_t);       the word of a factor that lies there
 //   Mover(const cinch_work &, const cinch_comm_view &, Stop);
 //   uint32_t element_bytes() const;
 //   uint32_t tile_elements() const;            elements that a warp moves at once
+//   bool usual(const Job &) const;             whether whole tiles may go by quicker loops
 //   void tiles(const Job &, uint32_t first, uint32_t last);   called by a whole warp; of the channel
 
-// The movers share the tiles of a batch. Out of line, so that the registers of the walk do not
-// burden the loops that move data.
+// Tiles of a chunk of `elements`.
 template <class Mover>
-__device__ __noinline__ void move_batch(const cinch_comm_view &comm, uint32_t half) {
+__device__ __forceinline__ uint32_t tiles_of(const Mover &mover, uint32_t elements) {
+  return (elements + mover.tile_elements() - 1) / mover.tile_elements();
+}
+
+// The movers share the tiles of a batch, of whose chunks none has more than `tiles`: parts of a pass
+// are equal but for the last ones, which are shorter. Out of line, so that the registers of the walk
+// do not burden the loops that move data. What movers can be told they do not find out: a small call
+// waits for the start of each of its batches.
+template <class Mover>
+__device__ __noinline__ void move_batch(const cinch_comm_view &comm, uint32_t half,
+                                        uint32_t tiles) {
   Channel &own = this_channel();
   const Stop stop = {own.stopped};
-  Mover mover(own.work, comm, stop);
-  // Parts of a pass are equal but for the last ones, which are shorter.
-  uint32_t most = (uint32_t)min(own.work.chunk, own.work.count);
+  const Mover mover(own.work, comm, stop);
   if (Mover::protocol != CINCH_SIMPLE && own.places[half].refresh) {
-    most = max(most, comm.fifo.slot_bytes / mover.element_bytes());
+    tiles = max(tiles, tiles_of(mover, comm.fifo.slot_bytes / mover.element_bytes()));
   }
   // Each warp takes an equal share of the tiles of all jobs, in order, so that it looks at a job
   // once for many tiles.
-  const uint32_t tile_elements = mover.tile_elements();
-  const uint32_t tiles = (most + tile_elements - 1) / tile_elements;
   const uint32_t all = tiles * own.batches[half].jobs;
-  uint32_t at = all * mover_warp() / MOVER_WARPS;
-  const uint32_t end = all * (mover_warp() + 1) / MOVER_WARPS;
+  uint32_t first = all * mover_warp() >> LOG2_MOVER_WARPS;
+  uint32_t left = (all * (mover_warp() + 1) >> LOG2_MOVER_WARPS) - first;
+  const Job *job = own.jobs[half];
+  for (; first >= tiles; first -= tiles) ++job;
 #pragma unroll 1
-  while (at < end) {
-    const uint32_t job = at / tiles;
-    const uint32_t first = at - job * tiles;
-    const uint32_t last = min(tiles, first + end - at);
-    mover.tiles(own.jobs[half][job], first, last);
-    at += last - first;
+  for (; left > 0; ++job, first = 0) {
+    const uint32_t last = min(tiles, first + left);
+    mover.tiles(*job, first, last);
+    left -= last - first;
   }
 }
 
@@ -280,25 +287,32 @@ __device__ __forceinline__ void interpret(const cinch_args &args) {
   const cinch_work *works = (const cinch_work *)blob;
   const cinch_step *steps = (const cinch_step *)(works + args.nworks);
   const uint8_t *peers = (const uint8_t *)(steps + args.nsteps);
-  while (blockIdx.x >= works->first_block + works->channels) ++works;
-  const uint32_t channel = blockIdx.x - works->first_block;
-  const uint32_t nsteps = works->nsteps;
-  steps += works->steps;
-
-  for (uint32_t i = threadIdx.x; i < sizeof(own.work) / 4; i += BLOCK_THREADS) {
-    ((uint32_t *)&own.work)[i] = ((const uint32_t *)works)[i];
+  // What a launch of one work, which most are, copies is known without a look at it: small calls wait
+  // for every load that waits for another.
+  uint32_t channel = blockIdx.x, nsteps = args.nsteps;
+  if (args.nworks > 1) {
+    while (blockIdx.x >= works->first_block + works->channels) ++works;
+    channel -= works->first_block;
+    nsteps = works->nsteps;
+    steps += works->steps;
   }
-  if (nsteps <= KEPT_STEPS) {
-    for (uint32_t i = threadIdx.x; i < nsteps * sizeof(cinch_step) / 4; i += BLOCK_THREADS) {
+  const bool keeps_steps = nsteps <= KEPT_STEPS, keeps_peers = args.npeers <= KEPT_PEERS;
+  // Each of the three by threads of its own.
+  constexpr uint32_t WORK_WORDS = sizeof(own.work) / 4, STEP_WORDS = sizeof(cinch_step) / 4;
+  static_assert(WORK_WORDS <= BLOCK_THREADS - MOVERS, "a word a thread");
+  if (threadIdx.x >= MOVERS) {
+    const uint32_t i = threadIdx.x - MOVERS;
+    if (i < WORK_WORDS) ((uint32_t *)&own.work)[i] = ((const uint32_t *)works)[i];
+  } else if (threadIdx.x >= MOVERS / 2) {
+    for (uint32_t i = threadIdx.x - MOVERS / 2; keeps_peers && i < args.npeers; i += MOVERS / 2) {
+      own.peers[i] = peers[i];
+    }
+  } else {
+    for (uint32_t i = threadIdx.x; keeps_steps && i < nsteps * STEP_WORDS; i += MOVERS / 2) {
       ((uint32_t *)own.steps)[i] = ((const uint32_t *)steps)[i];
     }
-    steps = own.steps;
   }
-  const bool keeps_peers = args.npeers <= KEPT_PEERS;
-  if (keeps_peers) {
-    for (uint32_t i = threadIdx.x; i < args.npeers; i += BLOCK_THREADS) own.peers[i] = peers[i];
-  }
-  Mover::prepare();
+  if (keeps_steps) steps = own.steps;
   if (threadIdx.x < 2) {
     own.stopped[threadIdx.x] = 0;
     own.places[threadIdx.x].refresh = 0;
@@ -324,6 +338,10 @@ __device__ __forceinline__ void interpret(const cinch_args &args) {
 
   // Once something has gone wrong, all go on through the barriers, and nobody waits or moves.
   if (role() == Role::move) {
+    Mover::prepare(MOVERS);
+    meet_movers();
+    const Mover mover(own.work, comm, stop);
+    const uint32_t tiles = tiles_of(mover, (uint32_t)min(own.work.chunk, own.work.count));
 #pragma unroll 1
     for (uint32_t half = 0;; half ^= 1) {
       await_ready(half);
@@ -331,13 +349,14 @@ __device__ __forceinline__ void interpret(const cinch_args &args) {
         say_moved(half);
         break;
       }
-      if (!stop.is_set()) move_batch<Mover>(comm, half);
+      if (!stop.is_set()) move_batch<Mover>(comm, half, tiles);
       say_moved(half);
     }
   } else if (role() == Role::wait) {
     const Walk walk = {steps, nsteps, own.work.stages, channel, channels, passes};
     Waiter<Mover::protocol> waiter(comm, own.work, lane, stop);
-    const uint32_t element_bytes = Mover(own.work, comm, stop).element_bytes();
+    const Mover mover(own.work, comm, stop);
+    const uint32_t element_bytes = mover.element_bytes();
     const uint32_t mine = threadIdx.x - MOVERS;
     uint32_t half = 0, used = 0;
     const auto free_half = [&]() {
@@ -358,7 +377,9 @@ __device__ __forceinline__ void interpret(const cinch_args &args) {
           const uint32_t count = step.nrecv + step.nsend;
           for (uint32_t i = 0; i < count; ++i) own.peers[place + i] = peers[step.peers + i];
         }
-        locate(own, step, place, pass, element_bytes, half, own.jobs[half][mine]);
+        Job &job = own.jobs[half][mine];
+        locate(own, step, place, pass, element_bytes, half, job);
+        job.usual = mover.usual(job);
       }
       if (mine == 0) {
         own.batches[half] = {batch.batch, batch.recv_mask, batch.send_mask, at, pass};

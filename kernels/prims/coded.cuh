@@ -22,32 +22,45 @@ class CodedSimple {
   static constexpr int protocol = CINCH_SIMPLE;
   static constexpr bool draws = C::draws;
 
-  static __device__ __forceinline__ void prepare() { C::prepare(); }
+  static __device__ __forceinline__ void prepare(uint32_t threads) { C::prepare(threads); }
   static __device__ __forceinline__ uint64_t factor_at(uint64_t address) {
     return E::factor_at(address);
   }
 
   __device__ __forceinline__ CodedSimple(const cinch_work &work, const cinch_comm_view &comm, Stop)
-      : work_(work), codec_(work.codec), nranks_(comm.nranks) {}
+      : CodedSimple(work, comm.nranks) {}
 
   __device__ __forceinline__ uint32_t element_bytes() const { return SIZE; }
   __device__ __forceinline__ uint32_t tile_elements() const {
     return max(WARP_TILE, codec_.block());
   }
 
+  // Whether whole tiles of the chunk may take the loops below, which know the usual cases only:
+  // aligned buffers, blocks within a tile, contributions as they are, averages over a power of two.
+  __device__ __forceinline__ bool usual(const Job &job) const {
+    const bool averages = job.is_final() && (work_.flags & CINCH_AVERAGE);
+    const bool known = job.op == CINCH_SEND || job.op == CINCH_RECV ||
+                       (job.sums() && job.own != CINCH_OWN_CODED);
+    return known && (job.nrecv == 0 || ROOM > 0) && job.aligned && tile_elements() == WARP_TILE &&
+           (!C::scaled || codec_.block() != 0) && !(work_.flags & CINCH_PREMULTIPLY) &&
+           work_.residuals == nullptr &&
+           !(averages && (job.nrecv == 0 || (nranks_ & (nranks_ - 1)) != 0));
+  }
+
   __device__ __forceinline__ void tiles(const Job &job, uint32_t first, uint32_t last) const {
-    const uint32_t quick = is_quick(job) ? max(first, min(last, job.elements / WARP_TILE)) : first;
-    if (first < quick) {
+    // What is only sent need not be whole tiles.
+    const uint32_t there = job.elements + (job.op == CINCH_SEND ? WARP_TILE - 1 : 0);
+    const uint32_t whole = job.usual ? max(first, min(last, there / WARP_TILE)) : first;
+    if (first < whole) {
       if (job.nrecv == 0) {
-        send_tiles(work_, job, first, quick);
+        send_tiles(work_, job, first, whole);
       } else if (job.op == CINCH_RECV) {
-        recv_tiles(work_, job, first, quick);
+        recv_tiles(work_, job, first, whole);
       } else {
-        sum_tiles(work_, job, nranks_, first, quick);
+        sum_tiles(work_, job, nranks_, first, whole);
       }
     }
-#pragma unroll 1
-    for (uint32_t t = quick; t < last; ++t) tile(job, t);
+    if (whole < last) any_tiles(work_, nranks_, job, whole, last);
   }
 
  private:
@@ -61,27 +74,20 @@ class CodedSimple {
   // Sources whose codes are loaded together.
   static constexpr uint32_t AHEAD = C::code_bits <= 8 ? 4 : 2;
 
-  // A stage: of a send SEND_TILES tiles; else two tiles, and two bundles of BUNDLE images each.
+  // A stage: of a send SEND_TILES tiles; else two tiles, where there is room a third one, by way of
+  // which sums are stored, and two bundles of BUNDLE images each.
   static constexpr uint32_t IMAGE_BYTES = Images<C>::BYTES;
   static constexpr uint32_t SEND_TILES = 2 * STAGE_DEPTH;
-  static constexpr uint32_t BUNDLES = 2 * Tiles::BYTES;  // where they begin
+  static constexpr uint32_t OUT_TILE = 2 * Tiles::BYTES;
+  static constexpr uint32_t BUNDLES = OUT_TILE + (SMALL_BLOCKS ? 0 : Tiles::BYTES);  // where they begin
   static constexpr uint32_t ROOM = (STAGE_BYTES - BUNDLES) / (2 * IMAGE_BYTES);
   static constexpr uint32_t WANTED = C::code_bits <= 8 ? 2 * STAGE_DEPTH : STAGE_DEPTH;
   // Where shared memory is short, the widest codes have no room, and are not fetched ahead.
   static constexpr uint32_t BUNDLE = ROOM == 0 ? 1 : WANTED < ROOM ? WANTED : ROOM;
   static_assert(SEND_TILES * Tiles::BYTES <= STAGE_BYTES, "what the host launches with");
 
-  // Whether whole tiles of the chunk may take the loops below, which know the usual cases only:
-  // aligned buffers, blocks within a tile, contributions as they are, averages over a power of two.
-  __device__ __forceinline__ bool is_quick(const Job &job) const {
-    const bool averages = job.is_final() && (work_.flags & CINCH_AVERAGE);
-    const bool usual = job.op == CINCH_SEND || job.op == CINCH_RECV ||
-                       (job.sums() && job.own != CINCH_OWN_CODED);
-    return usual && (job.nrecv == 0 || ROOM > 0) && job.aligned && tile_elements() == WARP_TILE &&
-           (!C::scaled || codec_.block() != 0) && !(work_.flags & CINCH_PREMULTIPLY) &&
-           work_.residuals == nullptr &&
-           !(averages && (job.nrecv == 0 || (nranks_ & (nranks_ - 1)) != 0));
-  }
+  __device__ __forceinline__ CodedSimple(const cinch_work &work, uint32_t nranks)
+      : work_(work), codec_(work.codec), nranks_(nranks) {}
 
   static __device__ __forceinline__ void load_pieces(const uint8_t *from, uint4 (&v)[PIECES]) {
 #pragma unroll
@@ -121,18 +127,35 @@ class CodedSimple {
     return codec.random(job.nrecv == 0 ? 0 : 1, job.first);
   }
 
-  // Encodes x for all targets; where the step writes, stores what they will decode.
-  static __device__ __forceinline__ void emit(const C &codec, const Job &job, uint32_t n,
-                                              uint32_t nsend, uint8_t *target, uint8_t *output,
-                                              uint32_t i, const Random &random, float (&x)[HELD]) {
+  // The slots of a job's messages, one a lane.
+  static __device__ __forceinline__ PeerPlaces sources_of(const Job &job) {
+    return PeerPlaces(lane_id() < job.nrecv ? job.source(lane_id()) : nullptr);
+  }
+  static __device__ __forceinline__ PeerPlaces targets_of(const Job &job) {
+    return PeerPlaces(lane_id() < job.nsend ? job.target(lane_id()) : nullptr);
+  }
+
+  // Encodes tile t of a chunk of n elements for all targets, and leaves in x what they will decode
+  // if that is `kept`.
+  static __device__ __forceinline__ void emit(const C &codec, uint32_t n, uint32_t nsend,
+                                              const PeerPlaces &targets, NumberLine<C> &numbers,
+                                              uint32_t t, const Random &random, bool kept,
+                                              float (&x)[HELD]) {
+    const uint32_t i = mine(t * WARP_TILE);
+    // Of a whole tile without a look at each element's place.
+    const bool whole = t < n / WARP_TILE;
+    const Summary summary =
+        whole ? codec.summary(x, HELD) : codec.summary(x, n > i ? min(n - i, HELD) : 0);
     Codes codes;
-    codec.encode(x, codec.summary(x, HELD), n, i, random, codes);
-    codec.store(target, n, i, codes);
+    codec.encode(x, summary, n, i, random, codes);
+    const bool full = numbers.take(t, codes);
 #pragma unroll 1
-    for (uint32_t t = 1; t < nsend; ++t) codec.store(job.target(t), n, i, codes);
-    if (output == nullptr) return;
-    codec.decode(codes, x);
-    store_pieces(output + (uint64_t)i * SIZE, x);
+    for (uint32_t peer = 0; peer < nsend; ++peer) {
+      uint8_t *target = targets.at(peer);
+      codec.store_codes(target, n, i, codes);
+      if (full) numbers.store(target, t);
+    }
+    if (kept) codec.decode(codes, x);
   }
 
   // The input, encoded. What a loop needs of the work and the job it keeps in registers, the codec's
@@ -141,17 +164,22 @@ class CodedSimple {
                                                  uint32_t first, uint32_t last) {
     const C codec(work.codec);
     const uint32_t n = job.elements, nsend = job.nsend;
+    // Of a sum of nothing but the own contribution.
     uint8_t *output = job.writes() ? job.output : nullptr;
-    uint8_t *target = job.target(0);
+    const PeerPlaces targets = targets_of(job);
+    NumberLine<C> numbers(codec, n, first, last);
     const Random random = random_of(codec, job);
     uint8_t *stage = this_stage();
     const uint8_t *next = job.input + (uint64_t)first * Tiles::BYTES;
-    uint32_t left = last - first;  // to fetch
+    uint32_t left = min(last * WARP_TILE, n) - first * WARP_TILE;  // elements to fetch
     const auto fetch = [&](uint32_t slot) {
-      if (left > 0) {
+      if (left >= WARP_TILE) {
         Tiles::fetch(stage + slot * Tiles::BYTES, next);
         next += Tiles::BYTES;
-        --left;
+        left -= WARP_TILE;
+      } else if (left > 0) {
+        Tiles::fetch_part(stage + slot * Tiles::BYTES, next, left * SIZE);
+        left = 0;
       }
       end_copies();
     };
@@ -169,7 +197,8 @@ class CodedSimple {
       slot = (slot + 1) % SEND_TILES;
       float x[HELD];
       unpack(v, x);
-      emit(codec, job, n, nsend, target, output, mine(t * WARP_TILE), random, x);
+      emit(codec, n, nsend, targets, numbers, t, random, output != nullptr, x);
+      if (output != nullptr) store_pieces(output + (uint64_t)mine(t * WARP_TILE) * SIZE, x);
     }
     await_copies<0>();
   }
@@ -226,7 +255,8 @@ class CodedSimple {
     // Of a power of two, so that a product by it is the quotient.
     const float share = averages ? 1.0f / (float)nranks : 1.0f;
     uint8_t *output = job.writes() ? job.output : nullptr;
-    uint8_t *target = nsend > 0 ? job.target(0) : nullptr;
+    const PeerPlaces sources = sources_of(job), targets = targets_of(job);
+    NumberLine<C> numbers(codec, n, first, last);
     const Random random = random_of(codec, job);
     uint8_t *stage = this_stage();
     uint32_t next = first, next_source = 0;
@@ -238,7 +268,7 @@ class CodedSimple {
         const uint32_t count = min(nrecv - next_source, BUNDLE);
 #pragma unroll 1
         for (uint32_t j = 0; j < count; ++j) {
-          images.fetch(bundle + j * IMAGE_BYTES, job.source(next_source + j), next);
+          images.fetch(bundle + j * IMAGE_BYTES, sources.at(next_source + j), next);
         }
         next_source += count;
         if (next_source == nrecv) {
@@ -277,13 +307,22 @@ class CodedSimple {
 #pragma unroll
         for (uint32_t k = 0; k < HELD; ++k) x[k] = mul(x[k], share);
       }
-      const uint32_t i = mine(t * WARP_TILE);
-      if (target != nullptr) {
-        emit(codec, job, n, nsend, target, output, i, random, x);
+      if (nsend > 0) {
+        emit(codec, n, nsend, targets, numbers, t, random, output != nullptr, x);
       } else {
 #pragma unroll
         for (uint32_t k = 0; k < HELD; ++k) x[k] = canonical(x[k]);
-        store_pieces(output + (uint64_t)i * SIZE, x);
+      }
+      if (output != nullptr) {
+        if (SMALL_BLOCKS) {
+          store_pieces(output + (uint64_t)mine(t * WARP_TILE) * SIZE, x);
+        } else {
+          // All lanes have read what they stored last.
+          __syncwarp();
+          uint4 v[PIECES];
+          pack(x, v);
+          Tiles::give(stage + OUT_TILE, v, output + (uint64_t)t * Tiles::BYTES);
+        }
       }
     }
     await_copies<0>();
@@ -304,8 +343,16 @@ class CodedSimple {
     b = was;
   }
 
+  // Tiles of any kind, by an object of their own, so that no codec is made where none of them is.
+  static __device__ __noinline__ void any_tiles(const cinch_work &work, uint32_t nranks,
+                                                const Job &job, uint32_t first, uint32_t last) {
+    const CodedSimple mover(work, nranks);
+#pragma unroll 1
+    for (uint32_t t = first; t < last; ++t) mover.tile(job, t);
+  }
+
   // A tile of any kind of step.
-  __device__ __noinline__ void tile(const Job &job, uint32_t tile) const {
+  __device__ __forceinline__ void tile(const Job &job, uint32_t tile) const {
     const uint32_t begin = tile * tile_elements();
     const uint32_t n = job.elements;
     if (begin >= n) return;
@@ -364,10 +411,14 @@ class CodedSimple {
       uint4 v[PIECES];
       load_pieces(job.input + (uint64_t)mine(at) * SIZE, v);
       unpack(v, x);
-    } else {
+    } else if (mine(at) < job.elements) {
       const Bits *from = (const Bits *)job.input + mine(at);
 #pragma unroll
       for (uint32_t k = 0; k < HELD; ++k) x[k] = mine(at) + k < job.elements ? E::widen(from[k]) : 0;
+    } else {
+      // Not by one load after the other: small messages are tiles that end early.
+#pragma unroll
+      for (uint32_t k = 0; k < HELD; ++k) x[k] = 0;
     }
     if (work_.flags & CINCH_PREMULTIPLY) {
 #pragma unroll
@@ -379,7 +430,7 @@ class CodedSimple {
                                              const float (&x)[HELD]) const {
     if (is_whole(job, at)) {
       store_pieces(job.output + (uint64_t)mine(at) * SIZE, x);
-    } else {
+    } else if (mine(at) < job.elements) {
       Bits *to = (Bits *)job.output + mine(at);
 #pragma unroll
       for (uint32_t k = 0; k < HELD; ++k) {

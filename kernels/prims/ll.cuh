@@ -65,7 +65,7 @@ class RawLL {
   static constexpr int protocol = CINCH_LL;
   static constexpr bool draws = false;
 
-  static __device__ __forceinline__ void prepare() {}
+  static __device__ __forceinline__ void prepare(uint32_t) {}
   static __device__ __forceinline__ uint64_t factor_at(uint64_t address) {
     return E::factor_at(address);
   }
@@ -73,6 +73,7 @@ class RawLL {
   __device__ __forceinline__ RawLL(const cinch_work &work, const cinch_comm_view &comm, Stop stop)
       : work_(work), comm_(comm), stop_(stop) {}
 
+  __device__ __forceinline__ bool usual(const Job &) const { return false; }
   __device__ __forceinline__ uint32_t element_bytes() const {
     return REDUCES ? sizeof(typename E::Storage) : work_.codec.word[0];
   }

@@ -23,7 +23,7 @@ class RawLL128 {
   static constexpr int protocol = CINCH_LL128;
   static constexpr bool draws = false;
 
-  static __device__ __forceinline__ void prepare() {}
+  static __device__ __forceinline__ void prepare(uint32_t) {}
   static __device__ __forceinline__ uint64_t factor_at(uint64_t address) {
     return E::factor_at(address);
   }
@@ -32,6 +32,7 @@ class RawLL128 {
                                       Stop stop)
       : work_(work), comm_(comm), stop_(stop) {}
 
+  __device__ __forceinline__ bool usual(const Job &) const { return false; }
   __device__ __forceinline__ uint32_t element_bytes() const {
     return REDUCES ? sizeof(typename E::Storage) : work_.codec.word[0];
   }

@@ -93,12 +93,13 @@ class MoveSimple {
   static constexpr int protocol = CINCH_SIMPLE;
   static constexpr bool draws = false;
 
-  static __device__ __forceinline__ void prepare() {}
+  static __device__ __forceinline__ void prepare(uint32_t) {}
   static __device__ __forceinline__ uint64_t factor_at(uint64_t address) { return address; }
 
   __device__ __forceinline__ MoveSimple(const cinch_work &work, const cinch_comm_view &, Stop)
       : work_(work) {}
 
+  __device__ __forceinline__ bool usual(const Job &) const { return false; }
   __device__ __forceinline__ uint32_t element_bytes() const { return work_.codec.word[0]; }
   __device__ __forceinline__ uint32_t tile_elements() const {
     return TILE_BYTES / element_bytes();

@@ -17,7 +17,7 @@ class RawSimple {
   static constexpr int protocol = CINCH_SIMPLE;
   static constexpr bool draws = false;
 
-  static __device__ __forceinline__ void prepare() {}
+  static __device__ __forceinline__ void prepare(uint32_t) {}
   static __device__ __forceinline__ uint64_t factor_at(uint64_t address) {
     return E::factor_at(address);
   }
@@ -27,6 +27,10 @@ class RawSimple {
 
   __device__ __forceinline__ uint32_t element_bytes() const { return SIZE; }
   __device__ __forceinline__ uint32_t tile_elements() const { return TILE_BYTES / SIZE; }
+  // What a whole tile needs no more than a loop for.
+  __device__ __forceinline__ bool usual(const Job &job) const {
+    return !(work_.flags & CINCH_PREMULTIPLY) && job.op != CINCH_REDUCE;
+  }
 
   __device__ __forceinline__ void tiles(const Job &job, uint32_t first, uint32_t last) const {
     const bool as_is = !(work_.flags & CINCH_PREMULTIPLY);
@@ -35,11 +39,9 @@ class RawSimple {
     const uint32_t bytes = job.elements * SIZE;
     if (moves) return move_tiles(job, first, last, bytes, SIZE);
     const uint32_t whole = min(last, whole_tiles(job, bytes));
-    // What a whole tile needs no more than a loop for.
-    const bool usual = as_is && job.op != CINCH_REDUCE;
 #pragma unroll 1
     for (uint32_t tile = first; tile < whole; ++tile) {
-      if (usual) {
+      if (job.usual) {
         sum_whole_tile(job, tile);
       } else {
         sum_tile<true>(job, tile, bytes);

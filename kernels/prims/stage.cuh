@@ -21,50 +21,66 @@ constexpr uint32_t STAGE_DEPTH = SMALL_BLOCKS ? 1 : 2;
 
 // The part of the block's dynamic shared memory that this warp alone uses.
 __device__ __forceinline__ uint8_t *this_stage() {
-  extern __shared__ uint4 stages[];
+  extern __shared__ __align__(128) uint4 stages[];
   return (uint8_t *)stages + mover_warp() * STAGE_BYTES;
 }
 
 // Whole tiles of elements of SIZE bytes. In shared memory pieces of 16 bytes are moved within groups
 // of eight, so that neither lanes with neighbouring pieces nor lanes with every PIECES-th meet in a
-// bank.
+// bank: piece k lies at k ^ (k / 8 % PIECES). Tiles are aligned to 128 bytes there.
 template <uint32_t SIZE>
 struct ElementTiles {
   static constexpr uint32_t BYTES = WARP_TILE * SIZE;
   static constexpr uint32_t PIECES = HELD * SIZE / 16;
+  static constexpr uint32_t ROW = 16 * WARP;  // bytes of a piece of each lane
 
-  static __device__ __forceinline__ uint32_t place(uint32_t piece) {
-    return 16 * (piece ^ ((piece >> 3) & (PIECES - 1)));
+  // Where the neighbouring pieces of all lanes lie: this lane's of row 0. Rows are whole groups.
+  static __device__ __forceinline__ uint32_t in_row() {
+    return 16 * (lane_id() ^ (lane_id() / 8 % PIECES));
+  }
+  // Where this lane's first piece lies of PIECES in a row; piece p is at this ^ 16 p.
+  static __device__ __forceinline__ uint32_t own() {
+    return 16 * (lane_id() * PIECES | (lane_id() * PIECES / 8 % PIECES));
   }
 
   // Starts to copy a tile.
   static __device__ __forceinline__ void fetch(uint8_t *tile, const uint8_t *from) {
+    uint8_t *to = tile + in_row();
+    from += 16 * lane_id();
+#pragma unroll
+    for (uint32_t p = 0; p < PIECES; ++p) copy16(to + ROW * p, from + ROW * p);
+  }
+
+  // The same of a tile that ends after `bytes`, with zeros behind.
+  static __device__ __forceinline__ void fetch_part(uint8_t *tile, const uint8_t *from,
+                                                    uint32_t bytes) {
+    uint8_t *to = tile + in_row();
 #pragma unroll
     for (uint32_t p = 0; p < PIECES; ++p) {
-      const uint32_t piece = p * WARP + lane_id();
-      copy16(tile + place(piece), from + 16 * piece);
+      const uint32_t at = ROW * p + 16 * lane_id();
+      const uint32_t there = bytes > at ? min(bytes - at, 16u) : 0;
+      copy_part16(to + ROW * p, there > 0 ? from + at : from, there);
     }
   }
 
   // This lane's 16 elements.
   static __device__ __forceinline__ void take(const uint8_t *tile, uint4 (&v)[PIECES]) {
+    const uint32_t at = shared_address(tile) + own();
 #pragma unroll
-    for (uint32_t p = 0; p < PIECES; ++p) {
-      v[p] = *(const uint4 *)(tile + place(lane_id() * PIECES + p));
-    }
+    for (uint32_t p = 0; p < PIECES; ++p) v[p] = load_shared(at ^ 16 * p);
   }
 
   // Stores all lanes' elements, by way of `tile`, which may be used again one tile later.
   static __device__ __forceinline__ void give(uint8_t *tile, const uint4 (&v)[PIECES], uint8_t *to) {
+    const uint32_t at = shared_address(tile) + own();
 #pragma unroll
-    for (uint32_t p = 0; p < PIECES; ++p) {
-      *(uint4 *)(tile + place(lane_id() * PIECES + p)) = v[p];
-    }
+    for (uint32_t p = 0; p < PIECES; ++p) store_shared(at ^ 16 * p, v[p]);
     __syncwarp();
+    const uint8_t *row = tile + in_row();
+    to += 16 * lane_id();
 #pragma unroll
     for (uint32_t p = 0; p < PIECES; ++p) {
-      const uint32_t piece = p * WARP + lane_id();
-      store_vector(to + 16 * piece, *(const uint4 *)(tile + place(piece)));
+      store_vector(to + ROW * p, *(const uint4 *)(row + ROW * p));
     }
   }
 };
@@ -107,6 +123,71 @@ class Images {
   uint32_t code_bytes_;  // of a tile
   uint32_t numbers_;     // where they begin in a chunk
   uint32_t numbers_of_tile_;
+};
+
+// The numbers of tiles that a warp encodes in a row, gathered over its lanes until they are a
+// line: stores of two numbers for each tile cost 8 to 12 % of the rate into a peer's memory.
+template <class C>
+class NumberLine {
+ public:
+  // Of tiles from `first` to `last` - 1 of a chunk of n elements, with blocks within a tile.
+  __device__ __forceinline__ NumberLine(const C &codec, uint32_t n, uint32_t first, uint32_t last)
+      : begin_(padded_code_bytes(n, codec.bits())),
+        log2_(C::scaled ? LOG2_TILE - codec.log2_block() : 0),
+        blocks_(C::scaled ? block_count(n, codec.log2_block()) : 0),
+        first_(first),
+        last_(last) {}
+
+  // Takes those of tile t, and says whether they should be stored.
+  __device__ __forceinline__ bool take(uint32_t t, const typename C::Codes &codes) {
+    if (!C::scaled) return false;
+    // Lane l of a line keeps the numbers of block l: here that of this tile, or another one's.
+    const uint32_t block = lane_id() & ((1u << log2_) - 1);
+    const uint32_t tiles = WARP >> log2_;  // of a line
+    const bool is_own = lane_id() >> log2_ == (t & (tiles - 1));
+#pragma unroll
+    for (int k = 0; k < C::numbers; ++k) {
+      const float number = __shfl_sync(~0u, codes.number[k], block << (5 - log2_));
+      if (is_own) kept_[k] = number;
+    }
+    return (t + 1 & (tiles - 1)) == 0 || t + 1 == last_;
+  }
+
+  // Stores those of the line of tile t that have been taken.
+  __device__ __forceinline__ void store(uint8_t *target, uint32_t t) const {
+    const uint32_t line = t & ~((WARP >> log2_) - 1);  // its first tile
+    const uint32_t tile = line + (lane_id() >> log2_);
+    const uint32_t block = (line << log2_) + lane_id();
+    if (tile < first_ || tile > t || block >= blocks_) return;
+    float *to = (float *)(target + begin_) + C::numbers * block;
+    if constexpr (C::numbers == 2) {
+      *(float2 *)to = make_float2(kept_[0], kept_[1]);
+    } else {
+      to[0] = kept_[0];
+    }
+  }
+
+ private:
+  float kept_[C::numbers == 2 ? 2 : 1];
+  uint32_t begin_;  // where numbers begin in a chunk
+  uint32_t log2_;   // of the blocks of a tile
+  uint32_t blocks_;  // of the chunk
+  uint32_t first_;
+  uint32_t last_;
+};
+
+// Places of up to a warp of peers, one a lane.
+class PeerPlaces {
+ public:
+  __device__ __forceinline__ explicit PeerPlaces(const uint8_t *own) : own_((uintptr_t)own) {}
+
+  // That of the peer of lane `r`, to all lanes.
+  __device__ __forceinline__ uint8_t *at(uint32_t r) const {
+    return (uint8_t *)__shfl_sync(~0u, own_, r);
+  }
+
+ private:
+  unsigned long long own_;
 };
 
 }  // namespace cinch

@@ -9,9 +9,32 @@ __device__ __forceinline__ uint32_t shared_address(const void *at) {
   return (uint32_t)__cvta_generic_to_shared(at);
 }
 
+// 16 bytes of shared memory, by their address there.
+__device__ __forceinline__ uint4 load_shared(uint32_t at) {
+  uint4 v;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "r"(at)
+               : "memory");
+  return v;
+}
+
+__device__ __forceinline__ void store_shared(uint32_t at, uint4 v) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(v.x), "r"(v.y), "r"(v.z),
+               "r"(v.w)
+               : "memory");
+}
+
 // 16 bytes, past L1. Both addresses are multiples of 16.
 __device__ __forceinline__ void copy16(void *to, const void *from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from)
+               : "memory");
+}
+
+// The first `bytes` of 16, and zeros.
+__device__ __forceinline__ void copy_part16(void *to, const void *from, uint32_t bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
+               "r"(bytes)
                : "memory");
 }
 

@@ -57,7 +57,7 @@ template <class C>
 void encode(const cinch_codec_params &params, const float *x, uint64_t n, uint32_t first,
             uint8_t *wire) {
   const C codec(params);
-  codec.prepare_own();
+  codec.prepare_own(1);
   const Random random = codec.random(1, first);
   codec.clear_scale(wire, n);
   // Under a tensor scale a lane looks at its own elements alone.
@@ -85,7 +85,7 @@ template <class C>
 void decode(const cinch_codec_params &params, const uint8_t *wire, uint64_t n, float *out,
             bool reduce) {
   const C codec(params);
-  codec.prepare_own();
+  codec.prepare_own(1);
   for (uint64_t i = 0; i < n; i += 16) {
     typename C::Codes codes;
     codec.load(wire, n, i, codes);
