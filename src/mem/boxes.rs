@@ -25,6 +25,10 @@ const SMALLEST_SLOT: usize = 16 << 10;
 /// Slots of a lane: one is filled while the other is read.
 const DEPTH: usize = 2;
 
+/// Slots of a lane of simple where there is room. The two messages that an all-reduce has for each pass
+/// alternate: with two slots the next pass waits until the peer is through with this one.
+const DEEP: usize = 2 * DEPTH;
+
 /// The layout of one box, the same for all pairs of a communicator. Offsets are multiples of 128.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BoxShape {
@@ -42,6 +46,8 @@ struct Sizes {
     oneshot: usize,
     /// Payload bytes of a simple slot, and lanes.
     simple: (usize, usize),
+    /// Slots of one.
+    depth: usize,
     /// Memory of a slot, flags included, and lanes.
     ll: (usize, usize),
     /// Likewise.
@@ -109,13 +115,16 @@ impl BoxShape {
         let ll = take(lanes[1] * DEPTH * sizes.ll.0);
         let ll128 = take(lanes[2] * DEPTH * sizes.ll128.0);
         let simple_stride = LINE_BYTES + sizes.simple.0;
-        let simple = take(lanes[0] * DEPTH * simple_stride) + LINE_BYTES;
+        let simple = take(lanes[0] * sizes.depth * simple_stride) + LINE_BYTES;
         let fifo = |protocol: Protocol, slots: usize, stride: usize, payload: usize| Fifo {
             counters: counters[protocol as usize] as u64,
             slots: slots as u64,
             stride: stride as u32,
             slot_bytes: payload as u32,
-            depth: DEPTH as u32,
+            depth: match protocol {
+                Protocol::Simple => sizes.depth,
+                Protocol::Ll | Protocol::Ll128 => DEPTH,
+            } as u32,
             lanes: lanes[protocol as usize] as u32,
         };
         BoxShape {
@@ -187,7 +196,8 @@ fn ladder(max_lanes: usize) -> Vec<Sizes> {
     let kib = |number: usize| number << 10;
     let mut sizes = Sizes {
         oneshot: kib(256),
-        simple: (kib(512), max_lanes),
+        simple: (kib(256), max_lanes),
+        depth: DEEP,
         ll: (kib(16), max_lanes.min(16)),
         ll128: (kib(16), max_lanes.min(64)),
     };
@@ -196,13 +206,14 @@ fn ladder(max_lanes: usize) -> Vec<Sizes> {
         change(&mut sizes);
         ladder.push(sizes);
     };
-    for slot in [256, 128, 64, 48] {
+    for slot in [128, 64, 48] {
         step(&|sizes| sizes.simple.0 = kib(slot));
     }
     step(&|sizes| sizes.ll128.0 = kib(8));
-    for slot in [32, 24] {
+    for slot in [32, 24, 16] {
         step(&|sizes| sizes.simple.0 = kib(slot));
     }
+    step(&|sizes| (sizes.simple.0, sizes.depth) = (kib(24), DEPTH));
     step(&|sizes| sizes.oneshot = kib(128));
     step(&|sizes| sizes.ll.0 = kib(8));
     step(&|sizes| sizes.ll128.1 = max_lanes.min(16));
@@ -312,17 +323,20 @@ mod tests {
 
     #[test]
     fn what_the_default_budget_gives() {
-        let simple = |nranks: usize| {
-            let fifo = BoxShape::new(nranks, BUDGET, MAX_LANES)
+        let simple = |nranks: usize, lanes: usize| {
+            let fifo = BoxShape::new(nranks, BUDGET, lanes)
                 .unwrap()
                 .fifo(Protocol::Simple);
-            (fifo.slot_bytes >> 10, fifo.lanes)
+            (fifo.slot_bytes >> 10, fifo.lanes, fifo.depth)
         };
-        assert_eq!(simple(2), (128, 128));
-        assert_eq!(simple(4), (64, 128));
-        assert_eq!(simple(8), (24, 128));
-        assert_eq!(simple(16), (16, 64));
-        assert_eq!(simple(32), (16, 32));
+        assert_eq!(simple(2, 64), (128, 64, 4));
+        assert_eq!(simple(4, 64), (64, 64, 4));
+        assert_eq!(simple(8, 64), (24, 64, 4));
+        assert_eq!(simple(2, MAX_LANES), (64, 128, 4));
+        assert_eq!(simple(4, MAX_LANES), (32, 128, 4));
+        assert_eq!(simple(8, MAX_LANES), (24, 128, 2));
+        assert_eq!(simple(16, MAX_LANES), (16, 64, 2));
+        assert_eq!(simple(32, MAX_LANES), (16, 32, 2));
         let two = BoxShape::new(2, BUDGET, 64).unwrap();
         assert_eq!(two.oneshot_bytes(), 256 << 10);
         assert_eq!(two.oneshot_area().1, 512 << 10);
@@ -340,7 +354,7 @@ mod tests {
         assert_eq!(eight.oneshot_bytes(), 256 << 10);
         // Few lanes get large slots.
         let narrow = BoxShape::new(8, BUDGET, 4).unwrap().fifo(Protocol::Simple);
-        assert_eq!((narrow.slot_bytes, narrow.lanes), (512 << 10, 4));
+        assert_eq!((narrow.slot_bytes, narrow.lanes), (256 << 10, 4));
     }
 
     #[test]

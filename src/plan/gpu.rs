@@ -27,6 +27,11 @@ const SMALLEST_CHUNK: usize = 512;
 const MOVER_WARPS: usize = 16;
 const RAW_TILE_BYTES: usize = 2 << 10;
 const CODED_TILE: usize = 512;
+/// Bytes of an encoded chunk, at most, however large slots are: 64 Ki elements of 8 bits and their
+/// scales. Chunks of several passes are on their way at once, and more of them overlap better: 256 MiB
+/// of fp32 over 2 H200 in `linear8` take 297 us with this, 315 us with twice and 329 us with half as
+/// many elements.
+const CODED_BYTES: usize = 66 << 10;
 /// Message bytes up to which packets of 8 and 8 bytes are considered.
 const LL_BYTES: usize = 64 << 10;
 /// Message bytes up to which lines of 120 and 8 bytes are.
@@ -189,8 +194,19 @@ pub(super) fn cut(
             .min(way.channels);
         return Ok((geometry, blocks.clamp(1, most.max(1))));
     }
-    let slot = gpu.fifos[protocol as usize].0;
+    let slot = match (gpu.fifos[protocol as usize].0, request.codec.is_lossy()) {
+        (slot, true) => slot.min(CODED_BYTES),
+        (slot, false) => slot,
+    };
     let most = chunk_max(slot, request.dtype, request.codec, codec)?;
+    // A tile that is not whole goes by a slower way: only the message's last one may be such.
+    let (granule, least, most) = match request.codec.is_lossy() {
+        true => {
+            let granule = granule.max(CODED_TILE);
+            (granule, granule, most / granule * granule)
+        }
+        false => (granule, SMALLEST_CHUNK / size, most),
+    };
     let even_load = even_load(request, protocol);
     let most = match way.chunk / size / granule {
         0 => most,
@@ -210,10 +226,7 @@ pub(super) fn cut(
         true => even.next_multiple_of(even_load),
         false => even,
     };
-    let chunk = even
-        .max(SMALLEST_CHUNK / size)
-        .next_multiple_of(granule)
-        .min(most);
+    let chunk = even.max(least).next_multiple_of(granule).min(most);
     let geometry = Geometry::new(request.count, parts, granule, chunk);
     Ok((geometry, channels.min(geometry.passes())))
 }
