@@ -5,7 +5,7 @@ use crate::error::Result;
 use std::sync::{Arc, OnceLock};
 
 /// Every table: its name, and its text, as `cinch tune` wrote it. This is the one list of them.
-const TABLES: &[(&str, &str)] = &[];
+const TABLES: &[(&str, &str)] = &[("h200x2.tune", include_str!("../tuned/h200x2.tune"))];
 
 /// The tables, parsed once a process.
 ///
