@@ -33,6 +33,8 @@ pub struct HostEngine {
     arithmetics: VecDeque<Arc<Arithmetic>>,
     /// Lanes of calls that are done, for the next one.
     pub(super) spare_lanes: Vec<Lane>,
+    /// Whether any connection sends from, and receives into, the memory of the caller.
+    pub(super) by_reference: bool,
     /// The transport of all peers, if they have one in common.
     pub(super) common_transport: Option<TransportKind>,
     /// Scales of `tensor=K` codecs of calls that are not running.
@@ -83,7 +85,7 @@ const SPINS: u32 = 2048;
 impl HostEngine {
     /// The engine over `links`.
     pub fn new(
-        links: Links,
+        mut links: Links,
         exchange: ExchangeRef,
         fault: Arc<Fault>,
         config: &Config,
@@ -106,6 +108,7 @@ impl HostEngine {
             arithmetics: VecDeque::new(),
             spare_lanes: Vec::new(),
             common_transport: common(&links.kinds),
+            by_reference: lends(&mut links),
             links,
             exchange,
             fault,
@@ -353,6 +356,12 @@ impl HostEngine {
 /// Whether a call is numbered among those of all ranks.
 fn is_collective(signature: &[u64; SIGNATURE_WORDS]) -> bool {
     signature[0] >> 8 & 0xff != Collective::SendRecv as u64
+}
+
+/// Whether any connection has ends that need no slot.
+fn lends(links: &mut Links) -> bool {
+    let mut sends = links.sends.iter_mut().flatten();
+    sends.any(|end| end.by_reference().is_some())
 }
 
 /// The transport that all peers have in common, if there is one.

@@ -1,6 +1,7 @@
 //! Runs plans: walks the steps of each lane, waits without hanging, moves bytes.
 
 mod batch;
+mod by_reference;
 #[allow(unsafe_code)]
 pub mod gpu;
 mod host;

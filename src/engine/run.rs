@@ -1,6 +1,7 @@
 //! One call on its way: its lanes, and where each of them stands.
 
 use super::Report;
+use super::by_reference::Passage;
 use super::host::{HostEngine, ScaleKey};
 use super::state::{self, Arithmetic, Chain, Chunk, Stats};
 use super::step::{self, Job};
@@ -10,7 +11,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::mem::UserBuffers;
 use crate::plan::{Plan, Request};
 use crate::schedule::{Cursor, Step, Visit};
-use crate::transport::Links;
+use crate::transport::{Header, Links};
 use crate::types::{CallSignature, Collective, SIGNATURE_WORDS};
 use std::sync::Arc;
 
@@ -18,14 +19,14 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub struct Run<'a> {
     index: usize,
-    request: Request,
-    plan: Arc<Plan>,
-    buffers: UserBuffers<'a>,
+    pub(super) request: Request,
+    pub(super) plan: Arc<Plan>,
+    pub(super) buffers: UserBuffers<'a>,
     arithmetic: Arc<Arithmetic>,
-    signature: [u64; SIGNATURE_WORDS],
-    lanes: Vec<Lane>,
-    wire_bytes: u64,
-    stats: Stats,
+    pub(super) signature: [u64; SIGNATURE_WORDS],
+    pub(super) lanes: Vec<Lane>,
+    pub(super) wire_bytes: u64,
+    pub(super) stats: Stats,
     /// Scales that live from call to call, for the time of this one.
     kept: Option<(ScaleKey, TensorScales)>,
     /// Residuals of error feedback, for the time of this call.
@@ -35,12 +36,14 @@ pub struct Run<'a> {
 /// One lane: every `channels`-th pass, over its own connections.
 #[derive(Debug)]
 pub(super) struct Lane {
-    channel: usize,
+    pub channel: usize,
     cursor: Cursor,
     /// The step that waits for its peers.
     current: Option<Visit>,
+    /// How far that has come, if it goes without slots.
+    pub passage: Passage,
     /// A sum that its next step continues.
-    chain: Chain,
+    pub chain: Chain,
 }
 
 impl<'a> Run<'a> {
@@ -62,6 +65,7 @@ impl<'a> Run<'a> {
                 channel,
                 cursor,
                 current,
+                passage: Passage::default(),
                 chain: Chain::default(),
             }
         }));
@@ -129,14 +133,10 @@ impl<'a> Run<'a> {
         let mut complete = true;
         for at in 0..self.lanes.len() {
             while let Some(visit) = self.lanes[at].current {
-                let channel = self.lanes[at].channel;
-                let step = self.plan.schedule.steps[visit.step];
-                let ready = ready(&mut engine.links, channel, &step);
-                if !ready.map_err(|error| engine.explain_break(error))? {
+                if !self.advance(engine, at, visit)? {
                     complete = false;
                     break;
                 }
-                self.execute(engine, at, visit, &step)?;
                 moved = true;
                 let lane = &mut self.lanes[at];
                 lane.current = lane.cursor.next(&self.plan.schedule);
@@ -148,21 +148,32 @@ impl<'a> Run<'a> {
         Ok((moved, complete))
     }
 
-    fn execute(
-        &mut self,
-        engine: &mut HostEngine,
-        lane: usize,
-        visit: Visit,
-        step: &Step,
-    ) -> Result<()> {
+    /// Runs the step that a lane is at, if that is possible now.
+    fn advance(&mut self, engine: &mut HostEngine, at: usize, visit: Visit) -> Result<bool> {
+        let step = self.plan.schedule.steps[visit.step];
+        if engine.by_reference
+            && let Some(way) = self.way(&mut engine.links, at, visit)
+        {
+            return self.advance_by_reference(engine, at, visit, &step, way);
+        }
+        let channel = self.lanes[at].channel;
+        let ready = arrived(&mut engine.links, channel, &step)
+            .and_then(|arrived| Ok(arrived && has_room(&mut engine.links, channel, &step)?));
+        if !ready.map_err(|error| engine.explain_break(error))? {
+            return Ok(false);
+        }
+        self.execute(engine, at, visit, &step, false)?;
+        Ok(true)
+    }
+
+    /// Where the chunk of a step lies.
+    pub(super) fn chunk(&self, rank: usize, channel: usize, visit: Visit, step: &Step) -> Chunk {
         let plan = &*self.plan;
-        let channel = self.lanes[lane].channel;
         let pass = visit.pass * plan.channels + channel;
-        let rank = engine.links.rank;
         let input = plan.pattern.input(rank, step.chunk as usize);
         let output = plan.pattern.output(rank, step.chunk as usize);
         let elements = plan.elements(step.chunk as usize, pass);
-        let chunk = Chunk {
+        Chunk {
             elements,
             input: input.map(|place| plan.start(place, pass)),
             output: output.map(|place| plan.start(place, pass)),
@@ -170,7 +181,20 @@ impl<'a> Run<'a> {
             given: plan.bytes_for(step.gives, elements),
             site: pass * plan.schedule.steps.len() + visit.step,
             number: pass * plan.schedule.chunks + step.chunk as usize,
-        };
+        }
+    }
+
+    /// Runs a step whose messages are there, and whose slots are free unless it `sends_later`.
+    pub(super) fn execute(
+        &mut self,
+        engine: &mut HostEngine,
+        lane: usize,
+        visit: Visit,
+        step: &Step,
+        sends_later: bool,
+    ) -> Result<()> {
+        let channel = self.lanes[lane].channel;
+        let chunk = self.chunk(engine.links.rank, channel, visit, step);
         self.check_headers(engine, channel, step, &chunk)?;
         self.wire_bytes += step::execute(
             engine,
@@ -187,6 +211,7 @@ impl<'a> Run<'a> {
                 channel,
                 step: visit.step,
                 chunk: &chunk,
+                sends_later,
             },
         );
         Ok(())
@@ -205,26 +230,37 @@ impl<'a> Run<'a> {
             let Some(end) = &links.recvs[channel * links.nranks + from as usize] else {
                 continue;
             };
-            let header = end.header();
-            if header.signature == self.signature && header.bytes as usize == chunk.taken {
-                continue;
-            }
-            if header.signature != self.signature {
-                return Err(engine.disagreement(from as usize, &header.signature, &self.signature));
-            }
-            let peers = engine.exchange.peers();
-            let what = format!(
-                "{} sent {} bytes for chunk {} of {}, and {} expected {}",
-                peers[from as usize],
-                header.bytes,
-                step.chunk,
-                CallSignature::describe(&self.signature),
-                peers[links.rank],
-                chunk.taken
-            );
-            return Err(Error::new(ErrorKind::Mismatch, what));
+            self.check_header(engine, from as usize, &end.header(), step, chunk)?;
         }
         Ok(())
+    }
+
+    /// As above, for one of the messages.
+    pub(super) fn check_header(
+        &self,
+        engine: &HostEngine,
+        from: usize,
+        header: &Header,
+        step: &Step,
+        chunk: &Chunk,
+    ) -> Result<()> {
+        if header.signature != self.signature {
+            return Err(engine.disagreement(from, &header.signature, &self.signature));
+        }
+        if header.bytes as usize == chunk.taken {
+            return Ok(());
+        }
+        let peers = engine.exchange.peers();
+        let what = format!(
+            "{} sent {} bytes for chunk {} of {}, and {} expected {}",
+            peers[from],
+            header.bytes,
+            step.chunk,
+            CallSignature::describe(&self.signature),
+            peers[engine.links.rank],
+            chunk.taken
+        );
+        Err(Error::new(ErrorKind::Mismatch, what))
     }
 
     /// Whether everything that was published has left this process.
@@ -262,15 +298,17 @@ impl<'a> Run<'a> {
                 )
             };
             let base = lane.channel * links.nranks;
-            for &from in step.recv_from.iter() {
+            let (arrived, sent) = (lane.passage.arrived, lane.passage.sent);
+            for &from in step.recv_from.iter().filter(|_| !arrived) {
                 let end = links.recvs[base + from as usize].as_mut();
                 if end.is_some_and(|end| !end.ready().unwrap_or(false)) {
                     found.push((from as usize, what("to send")));
                 }
             }
-            for &to in step.send_to.iter() {
+            for (index, &to) in step.send_to.iter().enumerate() {
                 let end = links.sends[base + to as usize].as_mut();
-                if end.is_some_and(|end| !end.ready().unwrap_or(false)) {
+                let full = arrived && sent & 1 << index == 0;
+                if full || end.is_some_and(|end| !end.ready().unwrap_or(false)) {
                     found.push((to as usize, what("to take")));
                 }
             }
@@ -335,8 +373,8 @@ impl<'a> Run<'a> {
     }
 }
 
-/// Whether every message that the step needs is there and every slot that it fills is free.
-fn ready(links: &mut Links, channel: usize, step: &Step) -> Result<bool> {
+/// Whether every message that the step needs is there.
+pub(super) fn arrived(links: &mut Links, channel: usize, step: &Step) -> Result<bool> {
     let base = channel * links.nranks;
     for &from in step.recv_from.iter() {
         if let Some(end) = &mut links.recvs[base + from as usize]
@@ -345,6 +383,12 @@ fn ready(links: &mut Links, channel: usize, step: &Step) -> Result<bool> {
             return Ok(false);
         }
     }
+    Ok(true)
+}
+
+/// Whether every slot that the step fills is free.
+fn has_room(links: &mut Links, channel: usize, step: &Step) -> Result<bool> {
+    let base = channel * links.nranks;
     for &to in step.send_to.iter() {
         if let Some(end) = &mut links.sends[base + to as usize]
             && !end.ready()?

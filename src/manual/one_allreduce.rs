@@ -25,6 +25,9 @@
 //! 6. **The slot.** Publishing is one release store of the slot counter (shared memory) or a
 //!    vectored write (TCP). The receiver finds header and payload, checks the signature, and
 //!    returns the slot as soon as its step has read it.
+//!    Bytes that travel as they lie in the user's buffers need no slot where the transport copies
+//!    them anyway: over TCP a raw chunk goes from the buffer to the kernel, and from the kernel to
+//!    its place in the output, each in one copy (`engine::by_reference`).
 //! 7. **Forwarding.** `recv_copy_send` passes the received bytes on as they are. No rank encodes
 //!    what was encoded for it: that, and the owner's decoding of its own encoding in step 5, is
 //!    why all ranks end with the same bits.
@@ -92,7 +95,8 @@
 //!    tells it of calls. Hence replays of a graph are carried like any launch.
 //! 2. It copies the payload into a slot of the host transport, gives the kernel its slot back, and
 //!    sends. On the other side it copies what came, once the kernel there has room, and moves the
-//!    tail. What came is bounded by the slot before it is copied; the signature the kernel checks.
+//!    tail. Over TCP the boxes are what is sent from and received into. What came has the length
+//!    that its call has there, or is refused before it is copied; the signature the kernel checks.
 //! 3. Each lane is a connection of its own: a lane whose kernel is late holds up no other. Slots in
 //!    both boxes and in the transport add up; there is no other flow control.
 //!

@@ -1,5 +1,6 @@
-//! The user's input and output. They may be the same memory (in place), so the engine never
-//! holds a slice of either: it copies tiles in and out through the first-level cache.
+//! The user's input and output. They may be the same memory (in place), so the engine holds no
+//! slice of either for longer than one step takes: it copies tiles in and out through the
+//! first-level cache, or lends a chunk to a transport that copies it itself.
 
 use crate::error::{Error, Result};
 use crate::types::Element;
@@ -202,23 +203,67 @@ impl<'a> UserBuffers<'a> {
         }
     }
 
-    /// Lends `bytes` of input at `at` to `work`.
+    /// `bytes` of input at `at`.
     ///
     /// # Panics
     /// If that exceeds the input.
-    #[inline]
-    pub fn lend_input(&self, at: usize, bytes: usize, work: impl FnOnce(&[u8])) {
+    pub fn input(&self, at: usize, bytes: usize) -> &[u8] {
         assert!(
             at <= self.input_bytes && bytes <= self.input_bytes - at,
             "input overrun"
         );
         if bytes == 0 {
             // A C caller's empty buffer may be NULL, which no slice may be.
-            return;
+            return &[];
         }
-        // SAFETY: in bounds by the assertion; nothing writes the user's memory while `work` runs,
-        // since writing takes `&mut self`.
-        work(unsafe { std::slice::from_raw_parts(self.input.add(at), bytes) });
+        // SAFETY: in bounds by the assertion; nothing writes the user's memory while the slice
+        // lives, since writing takes `&mut self`.
+        unsafe { std::slice::from_raw_parts(self.input.add(at), bytes) }
+    }
+
+    /// `bytes` of output at `at`.
+    ///
+    /// # Panics
+    /// If that exceeds the output.
+    pub fn output(&self, at: usize, bytes: usize) -> &[u8] {
+        assert!(
+            at <= self.output_bytes && bytes <= self.output_bytes - at,
+            "output overrun"
+        );
+        if bytes == 0 {
+            return &[];
+        }
+        // SAFETY: as for `input`.
+        unsafe { std::slice::from_raw_parts(self.output.add(at), bytes) }
+    }
+
+    /// The same, for writing.
+    ///
+    /// # Panics
+    /// If that exceeds the output.
+    pub fn output_mut(&mut self, at: usize, bytes: usize) -> &mut [u8] {
+        assert!(
+            at <= self.output_bytes && bytes <= self.output_bytes - at,
+            "output overrun"
+        );
+        if bytes == 0 {
+            return &mut [];
+        }
+        // SAFETY: in bounds by the assertion; no other slice of the user's memory, which input and
+        // output may share, lives meanwhile: it would borrow `self`.
+        unsafe { std::slice::from_raw_parts_mut(self.output.add(at), bytes) }
+    }
+
+    /// Lends `bytes` of input at `at` to `work`.
+    ///
+    /// # Panics
+    /// If that exceeds the input.
+    #[inline]
+    pub fn lend_input(&self, at: usize, bytes: usize, work: impl FnOnce(&[u8])) {
+        let input = self.input(at, bytes);
+        if !input.is_empty() {
+            work(input);
+        }
     }
 
     /// Lends `bytes` of input at `from` and of output at `to` to `work`. Where both are the same

@@ -1,6 +1,7 @@
 //! What every transport keeps, on ranks that are threads, and on ranks that are processes.
 
 mod processes;
+mod references;
 pub(super) mod world;
 
 use super::*;

@@ -4,6 +4,10 @@
 //! A connection is one-directional, between two ranks, on one channel: a FIFO of slots. The
 //! sender fills a slot and publishes it; the receiver reads it and releases it. Nothing blocks:
 //! waiting is the engine's business, through [`Waiter::idle`].
+//!
+//! A transport that copies payloads in any case, as sockets do, can do that from and to the memory
+//! of the caller instead of a slot: see [`SendFrom`] and [`RecvInto`]. The message is the same: a
+//! receiver cannot tell, and takes it either way.
 
 mod connect;
 pub mod cuda;
@@ -58,6 +62,11 @@ pub trait SendEnd: Send + std::fmt::Debug {
     /// Hands the slot to the receiver.
     fn publish(&mut self, header: Header);
 
+    /// This end as one that sends from any memory, if the transport has such ends.
+    fn by_reference(&mut self) -> Option<&mut dyn SendFrom> {
+        None
+    }
+
     /// Whether all published messages have left this process: the buffers of a call may not be
     /// relied upon to move after it returns.
     ///
@@ -84,6 +93,42 @@ pub trait RecvEnd: Send + std::fmt::Debug {
 
     /// Gives the slot back to the sender.
     fn release(&mut self);
+
+    /// This end as one that receives into any memory, if the transport has such ends.
+    fn by_reference(&mut self) -> Option<&mut dyn RecvInto> {
+        None
+    }
+}
+
+/// Sends messages whose payload lies in no slot. It borrows the payload for no longer than a call
+/// takes and keeps nothing of it, so whoever gives up in the middle owes nobody anything.
+pub trait SendFrom {
+    /// Sends as much of a message as can leave now; true when all of it has left this process.
+    /// Until then the caller comes again with the same message, from the same memory, and uses
+    /// the end for nothing else; [`SendEnd::ready`] says no meanwhile.
+    ///
+    /// # Errors
+    /// As for [`SendEnd::ready`].
+    fn send_from(&mut self, header: Header, payload: &[u8]) -> Result<bool>;
+}
+
+/// Receives messages into memory other than a slot. It borrows the place for no longer than a call
+/// takes.
+pub trait RecvInto {
+    /// Header of the next message as soon as that is there, which may be before its payload. What
+    /// comes behind that waits for [`RecvInto::recv_into`] or [`RecvEnd::ready`].
+    ///
+    /// # Errors
+    /// As for [`RecvEnd::ready`].
+    fn expect(&mut self) -> Result<Option<Header>>;
+
+    /// Brings as much of the message of that header as is there to `place`, which has its length;
+    /// true when all of it is there, which also releases it. Until then the caller comes again with
+    /// the same place and uses the end for nothing else.
+    ///
+    /// # Errors
+    /// Remote, naming the peer, if the connection broke before the end of the message.
+    fn recv_into(&mut self, place: &mut [u8]) -> Result<bool>;
 }
 
 /// All connections of one rank.

@@ -16,12 +16,16 @@ pub(super) struct Bridge {
     outgoing: StagedSend,
     send: Box<dyn SendEnd>,
     sending: Follower,
+    /// Header of the message that is on its way out, from the box itself.
+    leaving: Option<Header>,
     /// Whether something that was sent may still be in this process.
     unflushed: bool,
     /// What came, where kernels look for it, and where in its call the peer is.
     incoming: StagedRecv,
     recv: Box<dyn RecvEnd>,
     receiving: Follower,
+    /// Header of the message that is on its way in, to the box itself.
+    arriving: Option<Header>,
     /// Since when, and why, nothing can be sent, and nothing more will come.
     cut: [Option<(Instant, Error)>; 2],
 }
@@ -40,10 +44,12 @@ impl Bridge {
             outgoing,
             send,
             sending: Follower::new(Way::ToPeer, peer, lane),
+            leaving: None,
             unflushed: false,
             incoming,
             recv,
             receiving: Follower::new(Way::FromPeer, peer, lane),
+            arriving: None,
             cut: [None, None],
         }
     }
@@ -89,27 +95,12 @@ impl Bridge {
         }
         let mut moved = false;
         while self.outgoing.ready()? {
-            let ready = self.send.ready();
-            if !self.note(SEND, ready)? {
+            let left = self.pass_out(courses);
+            if !self.note(SEND, left)? {
                 break;
             }
-            let bytes = match self.sending.next() {
-                Some(bytes) => bytes,
-                None => self.sending.begin(self.outgoing.signature(), courses)?,
-            };
-            let slot = self.send.slot();
-            let room = slot.len().min(self.outgoing.slot_bytes());
-            if bytes > room {
-                return Err(Error::internal(format!(
-                    "a message of {bytes} bytes in a slot of {room}"
-                )));
-            }
-            slot[..bytes].copy_from_slice(self.outgoing.payload(bytes));
             self.outgoing.release();
-            self.send.publish(Header {
-                bytes: bytes as u32,
-                signature: self.sending.signature(),
-            });
+            self.leaving = None;
             (moved, self.unflushed) = (true, true);
         }
         if self.unflushed {
@@ -119,34 +110,99 @@ impl Bridge {
         Ok(moved)
     }
 
+    /// Sends the message that kernels have put into their box; whether all of it has left that.
+    fn pass_out(&mut self, courses: &mut Courses) -> Result<bool> {
+        let direct = self.send.by_reference().is_some();
+        if !direct && !self.send.ready()? {
+            return Ok(false);
+        }
+        let header = match self.leaving {
+            Some(header) => header,
+            None => self.next_out(courses)?,
+        };
+        self.leaving = Some(header);
+        let payload = self.outgoing.payload(header.bytes as usize);
+        if let Some(end) = self.send.by_reference() {
+            return end.send_from(header, payload);
+        }
+        self.send.slot()[..payload.len()].copy_from_slice(payload);
+        self.send.publish(header);
+        Ok(true)
+    }
+
+    fn next_out(&mut self, courses: &mut Courses) -> Result<Header> {
+        let bytes = match self.sending.next() {
+            Some(bytes) => bytes,
+            None => self.sending.begin(self.outgoing.signature(), courses)?,
+        };
+        let room = self.outgoing.slot_bytes();
+        if bytes > room {
+            return Err(Error::internal(format!(
+                "a message of {bytes} bytes in a slot of {room}"
+            )));
+        }
+        Ok(Header {
+            bytes: bytes as u32,
+            signature: self.sending.signature(),
+        })
+    }
+
     fn carry_in(&mut self, courses: &mut Courses) -> Result<bool> {
         let mut moved = false;
         while self.cut[RECV].is_none() && self.incoming.ready()? {
-            let ready = self.recv.ready();
-            if !self.note(RECV, ready)? {
+            let came = self.pass_in(courses);
+            if !self.note(RECV, came)? {
                 break;
             }
-            let header = self.recv.header();
-            let (bytes, room) = (header.bytes as usize, self.incoming.slot_bytes());
-            let expected = self.receiving.expect(header.signature, courses)?;
-            if bytes != expected || bytes > room {
-                return Err(Error::new(
-                    ErrorKind::Mismatch,
-                    format!(
-                        "rank {} sent {bytes} bytes for a message of {} that has {expected}, in a \
-                         slot of {room}",
-                        self.peer,
-                        CallSignature::describe(&header.signature)
-                    ),
-                ));
-            }
-            let payload = self.recv.payload();
-            self.incoming.slot(bytes).copy_from_slice(&payload[..bytes]);
-            self.recv.release();
-            self.incoming.publish(header.signature);
+            let signature = self.arriving.take().unwrap_or_default().signature;
+            self.incoming.publish(signature);
             moved = true;
         }
         Ok(moved)
+    }
+
+    /// Brings the next message to the kernels' box; whether all of it is there.
+    fn pass_in(&mut self, courses: &mut Courses) -> Result<bool> {
+        let header = match self.arriving {
+            Some(header) => header,
+            None => {
+                let header = match self.recv.by_reference() {
+                    Some(end) => end.expect()?,
+                    None => self.recv.ready()?.then(|| self.recv.header()),
+                };
+                let Some(header) = header else {
+                    return Ok(false);
+                };
+                self.check(&header, courses)?;
+                header
+            }
+        };
+        self.arriving = Some(header);
+        let place = self.incoming.slot(header.bytes as usize);
+        if let Some(end) = self.recv.by_reference() {
+            return end.recv_into(place);
+        }
+        place.copy_from_slice(&self.recv.payload()[..place.len()]);
+        self.recv.release();
+        Ok(true)
+    }
+
+    /// Whether the peer's call has a message of this length next.
+    fn check(&mut self, header: &Header, courses: &mut Courses) -> Result<()> {
+        let (bytes, room) = (header.bytes as usize, self.incoming.slot_bytes());
+        let expected = self.receiving.expect(header.signature, courses)?;
+        if bytes == expected && bytes <= room {
+            return Ok(());
+        }
+        Err(Error::new(
+            ErrorKind::Mismatch,
+            format!(
+                "rank {} sent {bytes} bytes for a message of {} that has {expected}, in a slot of \
+                 {room}",
+                self.peer,
+                CallSignature::describe(&header.signature)
+            ),
+        ))
     }
 
     /// Remembers a connection that broke; false then.

@@ -7,7 +7,8 @@
 //! ```
 //! To a kernel both boxes look like those of a peer that it meets in host memory. Each lane has a
 //! connection of its own, so that a lane whose messages nobody takes holds up no other. A message
-//! is copied once on each side, between a box and a slot of the transport.
+//! is copied once on each side, between a box and a slot of the transport; over TCP not even that:
+//! the kernel of the operating system copies from the box and into it.
 
 use super::DeviceLinks;
 use super::connect::Connecting;

@@ -4,7 +4,7 @@
 pub(super) mod connect;
 mod pump;
 
-use super::{Header, RecvEnd, SendEnd};
+use super::{Header, RecvEnd, RecvInto, SendEnd, SendFrom};
 use crate::error::Result;
 use crate::mem::{Consumer, FifoPlaces, FifoShape, Producer, Region};
 use crate::sys::socket::Interest;
@@ -97,6 +97,9 @@ impl SendEnd for TcpSend {
     fn ready(&mut self) -> Result<bool> {
         let mut pump = self.pump.lock();
         pump.broken()?;
+        if pump.is_lent() {
+            return Ok(false);
+        }
         if self.producer.ready()? {
             return Ok(true);
         }
@@ -118,6 +121,10 @@ impl SendEnd for TcpSend {
         self.pump.lock().send();
     }
 
+    fn by_reference(&mut self) -> Option<&mut dyn SendFrom> {
+        Some(self)
+    }
+
     fn flushed(&mut self) -> Result<bool> {
         let mut pump = self.pump.lock();
         pump.send();
@@ -125,6 +132,23 @@ impl SendEnd for TcpSend {
             return Ok(true);
         }
         pump.broken().map(|()| false)
+    }
+}
+
+impl SendFrom for TcpSend {
+    fn send_from(&mut self, header: Header, payload: &[u8]) -> Result<bool> {
+        let mut pump = self.pump.lock();
+        pump.send();
+        pump.broken()?;
+        // It takes the number of a slot, whose payload nobody reads.
+        if !self.producer.ready()?
+            || !pump.send_from(self.producer.published(), &header, payload)?
+        {
+            return Ok(false);
+        }
+        self.producer.publish(header);
+        pump.settle()?;
+        Ok(true)
     }
 }
 
@@ -161,5 +185,35 @@ impl RecvEnd for TcpRecv {
 
     fn release(&mut self) {
         self.consumer.release();
+    }
+
+    fn by_reference(&mut self) -> Option<&mut dyn RecvInto> {
+        Some(self)
+    }
+}
+
+impl RecvInto for TcpRecv {
+    fn expect(&mut self) -> Result<Option<Header>> {
+        if self.consumer.ready()? {
+            return Ok(Some(self.consumer.header()));
+        }
+        self.pump.lock().expect()
+    }
+
+    fn recv_into(&mut self, place: &mut [u8]) -> Result<bool> {
+        // It may have come before anybody asked for it.
+        if self.consumer.ready()? {
+            place.copy_from_slice(self.consumer.payload());
+            self.consumer.release();
+            return Ok(true);
+        }
+        if !self.pump.lock().recv_into(place)? {
+            return Ok(false);
+        }
+        // It took the number of a slot, whose payload nobody reads.
+        let published = self.consumer.ready()?;
+        debug_assert!(published, "the pump has published it");
+        self.consumer.release();
+        Ok(true)
     }
 }

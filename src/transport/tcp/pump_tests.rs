@@ -1,7 +1,7 @@
 use super::super::{SharedPump, TcpRecv, TcpSend, join};
 use super::*;
 use crate::mem::FifoShape;
-use crate::transport::{RecvEnd, SendEnd};
+use crate::transport::{RecvEnd, RecvInto, SendEnd, SendFrom};
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 
@@ -51,6 +51,137 @@ fn frames_survive_being_cut_anywhere() {
         }
         assert_eq!(seen, 7, "in pieces of {piece}");
     }
+}
+
+/// The same into memory of the test, also where a part of a message is in its slot already.
+#[test]
+fn frames_that_are_cut_arrive_in_place() {
+    let lengths = [0, 128, 1, 64, 0, 0, 127, 128];
+    let mut wire = Vec::new();
+    for (number, bytes) in lengths.into_iter().enumerate() {
+        wire.extend(frame(number as u64, bytes));
+        wire.extend((0..bytes).map(|byte| byte as u8 ^ number as u8));
+    }
+    for piece in [1, 7, 63, 64, 65, 100, 1000] {
+        for unasked in [0, 1, 2, 5] {
+            let (mut there, here) = UnixStream::pair().unwrap();
+            let (_send, mut recv, pump) = side(vec![here]);
+            let mut place = [0; 128];
+            let mut seen = 0;
+            for (index, piece) in wire.chunks(piece).enumerate() {
+                there.write_all(piece).unwrap();
+                if unasked > 0 && index % unasked == 0 {
+                    pump.progress();
+                }
+                while let Some(header) = recv.expect().unwrap() {
+                    assert_eq!(header.bytes, lengths[seen]);
+                    let place = &mut place[..header.bytes as usize];
+                    if !recv.recv_into(place).unwrap() {
+                        break;
+                    }
+                    let right = |(at, &byte): (usize, &u8)| byte == at as u8 ^ seen as u8;
+                    assert!(place.iter().enumerate().all(right), "message {seen}");
+                    seen += 1;
+                }
+            }
+            assert_eq!(seen, lengths.len(), "in pieces of {piece}");
+            assert!(!recv.ready().unwrap());
+        }
+    }
+}
+
+#[test]
+fn what_is_claimed_waits_and_is_waited_for() {
+    let (mut first, one) = UnixStream::pair().unwrap();
+    let (mut second, two) = UnixStream::pair().unwrap();
+    let (_send, mut recv, pump) = side(vec![one, two]);
+    let readable = || {
+        let mut interests = Vec::new();
+        pump.interests(&mut interests).unwrap();
+        let reads = interests.iter();
+        reads.filter(|one| one.events & libc::POLLIN != 0).count()
+    };
+    assert_eq!(readable(), 2);
+    assert_eq!(recv.expect().unwrap(), None);
+    assert_eq!(readable(), 1, "only what brings the next message");
+    second.write_all(&frame(1, 0)).unwrap();
+    first.write_all(&frame(0, 2)).unwrap();
+    first.write_all(b"a").unwrap();
+    pump.progress();
+    let mut place = [0; 2];
+    assert_eq!(recv.expect().unwrap().unwrap().bytes, 2);
+    assert!(!recv.recv_into(&mut place).unwrap());
+    // Nobody else takes the rest.
+    first.write_all(b"b").unwrap();
+    pump.progress();
+    assert!(!recv.ready().unwrap());
+    assert!(recv.recv_into(&mut place).unwrap());
+    assert_eq!(&place, b"ab");
+    assert_eq!(readable(), 2);
+    assert!(recv.ready().unwrap());
+    recv.release();
+}
+
+#[test]
+fn the_end_in_the_middle_of_a_message_in_place_is_an_error() {
+    let (mut there, here) = UnixStream::pair().unwrap();
+    let (_send, mut recv, _pump) = side(vec![here]);
+    there.write_all(&frame(0, 3)).unwrap();
+    there.write_all(b"ab").unwrap();
+    let mut place = [0; 3];
+    assert!(recv.expect().unwrap().is_some());
+    assert!(!recv.recv_into(&mut place).unwrap());
+    drop(there);
+    for error in [
+        recv.recv_into(&mut place).unwrap_err(),
+        recv.expect().unwrap_err(),
+    ] {
+        assert_eq!(error.kind(), ErrorKind::Remote);
+        assert!(error.message().contains("rank 1 (host there"), "{error}");
+    }
+}
+
+#[test]
+fn a_lent_message_follows_those_in_slots_and_is_followed_by_others() {
+    let (there, here) = UnixStream::pair().unwrap();
+    let (mut send, _recv, pump) = side(vec![here]);
+    let (_other, mut recv, _pump) = side(vec![there]);
+    let header = |bytes: usize, number: u64| Header {
+        bytes: bytes as u32,
+        signature: [number; 5],
+    };
+    let lent = [7; 128];
+    // Until the kernel takes no more, the last ones wait in slots.
+    let mut sent = 0;
+    while send.ready().unwrap() {
+        send.slot().fill(sent as u8);
+        send.publish(header(128, sent));
+        sent += 1;
+    }
+    assert!(!send.send_from(header(128, sent), &lent).unwrap());
+    let mut seen = 0;
+    let mut take = |recv: &mut TcpRecv| {
+        assert_eq!(recv.header(), header(128, seen));
+        let byte = if seen == sent { 7 } else { seen as u8 };
+        assert!(recv.payload().iter().all(|&found| found == byte));
+        recv.release();
+        seen += 1;
+    };
+    while !send.send_from(header(128, sent), &lent).unwrap() {
+        if recv.ready().unwrap() {
+            take(&mut recv);
+        }
+    }
+    pump.progress();
+    assert!(send.ready().unwrap());
+    send.slot().fill((sent + 1) as u8);
+    send.publish(header(128, sent + 1));
+    while !send.flushed().unwrap() || recv.ready().unwrap() {
+        if recv.ready().unwrap() {
+            take(&mut recv);
+        }
+    }
+    assert_eq!(seen, sent + 2);
 }
 
 #[test]
