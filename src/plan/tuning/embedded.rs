@@ -4,7 +4,8 @@ use super::Table;
 use crate::error::Result;
 use std::sync::{Arc, OnceLock};
 
-/// Every table: its name, and its text, as `cinch tune` wrote it. This is the one list of them.
+/// Every table: its name, and its text, as `cinch tune` wrote it, but for collectives left out. This is
+/// the one list of them.
 const TABLES: &[(&str, &str)] = &[("h200x2.tune", include_str!("../tuned/h200x2.tune"))];
 
 /// The tables, parsed once a process.
