@@ -6,11 +6,14 @@ mod codec_policy;
 mod knobs;
 mod launch;
 mod nccl;
+mod test_devices;
 
 pub use codec_policy::{CodecLinks, CodecPolicy, CodecRules, CollectiveSet, call_codec};
 pub use knobs::{KNOBS, Knob, MOST_GPU_CHANNELS};
 pub use launch::{LAUNCHER_VARIABLES, launcher_environment};
 pub use nccl::{NCCL_NAMES, NcclName};
+#[doc(hidden)]
+pub use test_devices::on_rdma_devices;
 
 use crate::error::{Error, Result};
 use crate::types::{

@@ -208,10 +208,7 @@ impl<'a> UserBuffers<'a> {
     /// # Panics
     /// If that exceeds the input.
     pub fn input(&self, at: usize, bytes: usize) -> &[u8] {
-        assert!(
-            at <= self.input_bytes && bytes <= self.input_bytes - at,
-            "input overrun"
-        );
+        assert_within(at, bytes, self.input_bytes, "input");
         if bytes == 0 {
             // A C caller's empty buffer may be NULL, which no slice may be.
             return &[];
@@ -226,10 +223,7 @@ impl<'a> UserBuffers<'a> {
     /// # Panics
     /// If that exceeds the output.
     pub fn output(&self, at: usize, bytes: usize) -> &[u8] {
-        assert!(
-            at <= self.output_bytes && bytes <= self.output_bytes - at,
-            "output overrun"
-        );
+        assert_within(at, bytes, self.output_bytes, "output");
         if bytes == 0 {
             return &[];
         }
@@ -242,10 +236,7 @@ impl<'a> UserBuffers<'a> {
     /// # Panics
     /// If that exceeds the output.
     pub fn output_mut(&mut self, at: usize, bytes: usize) -> &mut [u8] {
-        assert!(
-            at <= self.output_bytes && bytes <= self.output_bytes - at,
-            "output overrun"
-        );
+        assert_within(at, bytes, self.output_bytes, "output");
         if bytes == 0 {
             return &mut [];
         }
@@ -326,6 +317,12 @@ impl<'a> UserBuffers<'a> {
             }
         }
     }
+}
+
+/// Panics unless `bytes` at `at` lie within a buffer of `all`.
+#[inline]
+fn assert_within(at: usize, bytes: usize, all: usize, buffer: &str) {
+    assert!(at <= all && bytes <= all - at, "{buffer} overrun");
 }
 
 #[cfg(test)]

@@ -3,14 +3,13 @@
 mod bound;
 mod compare;
 mod data;
-mod devices;
 mod local_world;
 mod numbers;
 mod reference;
 
+pub use crate::config::on_rdma_devices;
 pub use bound::RawBound;
 pub use compare::Comparison;
 pub use data::{Data, Pattern, gaussian, random_word, uniform};
-pub use devices::on_rdma_devices;
 pub use local_world::{local_world, try_local_world};
 pub use reference::{Expected, Inputs, Problem};
