@@ -21,6 +21,8 @@ PACKAGES = ["busybox-static", "iproute2", "libibverbs1", "ibverbs-providers", "l
             "libbpf1", "libcap2", "libdb5.3", "libtirpc3", "libxtables12", "zlib1g", "perftest",
             "libgcc-s1", "libc6", "libudev1", "libgssapi-krb5-2", "libkrb5-3", "libk5crypto3",
             "libkrb5support0", "libcom-err2", "libkeyutils1"]
+# Seconds that fetching them may take: 100 MB.
+PATIENCE = 200
 MODULES = ["crc32_generic", "rdma_rxe", "dummy", "veth", "e1000", "sch_netem"]
 
 
@@ -30,9 +32,10 @@ class Missing(Exception):
 
 def missing():
     """Why there can be no guest here; None if there can."""
-    absent = [tool for tool in (QEMU, "apt-get", "dpkg-deb", "cpio") if not shutil.which(tool)]
+    tools = (QEMU, "apt-get", "dpkg-deb", "cpio", "strip")
+    absent = [tool for tool in tools if not shutil.which(tool)]
     if absent:
-        return f"{' and '.join(absent)} not found (packages qemu-system-x86, cpio)"
+        return f"{' and '.join(absent)} not found (packages qemu-system-x86, cpio, binutils)"
     return None
 
 
@@ -48,27 +51,38 @@ def run(*command, **options):
                           stderr=subprocess.STDOUT, **options)
 
 
+def folder_of(kernel):
+    """Where the files of a kernel's package and of all others are kept."""
+    return cache() / f"guest-{kernel.removeprefix('linux-image-')}"
+
+
 def kernel_package():
     """The pinned kernel, or the one that the distribution has now."""
+    if (folder_of(KERNEL) / "complete").exists():
+        return KERNEL
     if run("apt-cache", "show", "--no-all-versions", KERNEL).returncode == 0:
         return KERNEL
     depends = run("apt-cache", "depends", "linux-image-amd64").stdout
     if found := re.search(r"Depends: (linux-image-\S+-amd64)\b", depends):
         print(f"the registry has no {KERNEL}; taking {found[1]}", flush=True)
         return found[1]
-    raise Missing("the package registry has no kernel of Debian's (linux-image-amd64)")
+    raise Missing("the package registry has no kernel of Debian's (linux-image-amd64), or its index is "
+                  "not here (apt-get update)")
 
 
 def packages():
     """A folder with the files of all packages."""
     kernel = kernel_package()
-    folder = cache() / f"guest-{kernel.removeprefix('linux-image-')}"
+    folder = folder_of(kernel)
     if (folder / "complete").exists():
         return folder
     with tempfile.TemporaryDirectory(dir=cache()) as scratch:
         root = pathlib.Path(scratch, "root")
         root.mkdir()
-        done = run("apt-get", "download", kernel, *PACKAGES, cwd=scratch)
+        try:
+            done = run("apt-get", "download", kernel, *PACKAGES, cwd=scratch, timeout=PATIENCE)
+        except subprocess.TimeoutExpired as late:
+            raise Missing(f"packages have not come within {PATIENCE} s") from late
         if done.returncode != 0:
             raise Missing(f"packages cannot be had: {done.stdout.strip().splitlines()[-1]}")
         for package in pathlib.Path(scratch).glob("*.deb"):
