@@ -372,7 +372,7 @@ pub(super) fn candidate(
         seconds: 0.0,
         protocol,
     };
-    for rank in super::select::busiest(request, limits.nranks) {
+    for rank in super::select::busiest(request, limits) {
         let counts = schedule::cost_counts(&pattern.schedule(rank)?, &limits.hosts);
         let network = network_seconds(limits, &candidate, &counts, leaving, wire_bytes);
         let seconds = seconds(gpu, request, &candidate, &counts, wire_bytes, network);

@@ -211,27 +211,46 @@ fn ways(
 }
 
 /// The busiest of a few ranks stands for all: the same few on every rank, so that all ranks
-/// arrive at the same number.
-pub(super) fn busiest(request: &Request, nranks: usize) -> [usize; 3] {
-    [request.root, (request.root + 1) % nranks, nranks / 2]
+/// arrive at the same number. One of them is on the last of the [`hosts`] that are looked at.
+pub(super) fn busiest(request: &Request, limits: &Limits) -> impl Iterator<Item = usize> + use<> {
+    let (nranks, root) = (limits.nranks, request.root);
+    let beside = match limits.hosts.count() {
+        1 => None,
+        _ => hosts(&limits.hosts, root).next_back(),
+    };
+    let beside = beside.map(|host| limits.hosts.ranks(host)[0] as usize);
+    [root, (root + 1) % nranks, nranks / 2]
+        .into_iter()
+        .chain(beside)
+}
+
+/// Hosts that are looked at, of which there are several: that of `root` and the two behind it. In
+/// trees the root has no parent and few children, and the third host has two where any has.
+fn hosts(hosts: &Hosts, root: usize) -> impl DoubleEndedIterator<Item = usize> + use<> {
+    let (home, count) = (hosts.of(root).0, hosts.count());
+    (0..count.min(3)).map(move |behind| (home + behind) % count)
 }
 
 /// Ranks of a host that are looked at for what leaves it; more of them stand for the rest.
 const LOOKED_AT: usize = 8;
 
-/// Messages of a pass by which the ranks of the root's host send to others.
+/// Messages of a pass by which the ranks of a host send to others, of the host that sends most.
 pub(super) fn leaving(pattern: &Pattern, limits: &Limits) -> Result<usize> {
     if limits.hosts.count() == 1 {
         return Ok(0);
     }
-    let ranks = limits.hosts.ranks(limits.hosts.of(pattern.root).0);
-    let looked_at = &ranks[..ranks.len().min(LOOKED_AT)];
-    let mut messages = 0;
-    for &rank in looked_at {
-        let schedule = pattern.schedule(rank as usize)?;
-        messages += schedule::cost_counts(&schedule, &limits.hosts).crossing[0];
+    let mut most = 0;
+    for host in hosts(&limits.hosts, pattern.root) {
+        let ranks = limits.hosts.ranks(host);
+        let looked_at = &ranks[..ranks.len().min(LOOKED_AT)];
+        let mut messages = 0;
+        for &rank in looked_at {
+            let schedule = pattern.schedule(rank as usize)?;
+            messages += schedule::cost_counts(&schedule, &limits.hosts).crossing[0];
+        }
+        most = most.max((messages * ranks.len()).div_ceil(looked_at.len().max(1)));
     }
-    Ok((messages * ranks.len()).div_ceil(looked_at.len().max(1)))
+    Ok(most)
 }
 
 /// Elements at which both codecs may be cut, and the most whose encodings by both fit a slot.
@@ -323,7 +342,7 @@ fn candidate(
         })
     });
     let mut busiest = (0.0, CostCounts::default());
-    for rank in self::busiest(request, limits.nranks) {
+    for rank in self::busiest(request, limits) {
         let counts = schedule::cost_counts(&pattern.schedule(rank)?, &limits.hosts);
         let work = Work {
             counts,
@@ -352,4 +371,87 @@ fn candidate(
         seconds,
         protocol: Protocol::Simple,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::{Planner, gpu_tests};
+    use crate::simd::Isa;
+    use crate::types::Collective;
+
+    fn limits(hosts: &Hosts) -> Limits {
+        Limits {
+            nranks: hosts.nranks().unwrap(),
+            slot_bytes: 128 << 10,
+            slots: 4,
+            channels: 2,
+            algorithm: None,
+            machine: Machine {
+                transport: TransportKind::Tcp,
+                inside: TransportKind::Shm,
+                oversubscribed: false,
+                measured: None,
+            },
+            hosts: hosts.clone(),
+            gpu: None,
+        }
+    }
+
+    /// In blocks of ranks, and dealt to the hosts one by one.
+    fn places(hosts: usize, ranks: usize) -> [Hosts; 2] {
+        let dealt = Hosts::new((0..hosts * ranks).map(|rank| rank % hosts));
+        [Hosts::even(hosts, ranks), dealt]
+    }
+
+    #[test]
+    fn what_leaves_the_busiest_host_is_known_from_a_few() {
+        for (hosts, ranks) in (2..=20).flat_map(|hosts| [(hosts, 1), (hosts, 2), (hosts, 3)]) {
+            for hosts in places(hosts, ranks) {
+                let limits = limits(&hosts);
+                for (algorithm, between) in [
+                    (Algorithm::Tree, Algorithm::Direct),
+                    (Algorithm::Ring, Algorithm::Direct),
+                    (Algorithm::Hierarchical, Algorithm::Ring),
+                    (Algorithm::Hierarchical, Algorithm::Direct),
+                    (Algorithm::Hierarchical, Algorithm::Tree),
+                ] {
+                    if ranks == 1 && algorithm == Algorithm::Hierarchical {
+                        continue;
+                    }
+                    let request = gpu_tests::request(Collective::AllReduce, 1 << 20, "raw");
+                    let pattern = crate::plan::pattern(&request, &limits, (algorithm, between));
+                    let mut sent = vec![0; hosts.count()];
+                    for rank in 0..limits.nranks {
+                        let counts =
+                            schedule::cost_counts(&pattern.schedule(rank).unwrap(), &hosts);
+                        sent[hosts.of(rank).0] += counts.crossing[0];
+                    }
+                    let most = *sent.iter().max().unwrap();
+                    let found = leaving(&pattern, &limits).unwrap();
+                    let what = format!("{algorithm}/{between} on {hosts:?}: {found}, {sent:?}");
+                    match algorithm {
+                        // Its hosts are many labels each, and no two of them alike.
+                        Algorithm::Tree => {
+                            assert!(4 * found >= 3 * most && found <= most, "{what}");
+                        }
+                        _ => assert_eq!(found, most, "{what}"),
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_large_sum_takes_the_way_by_which_the_least_leaves_a_host() {
+        for hosts in places(4, 2) {
+            let request = Request {
+                algorithm: Some(Algorithm::Hierarchical),
+                ..gpu_tests::request(Collective::AllReduce, 16 << 20, "raw")
+            };
+            let mut planner = Planner::new(limits(&hosts), 0, Isa::Scalar);
+            let between = planner.plan(&request).unwrap().pattern.between;
+            assert_ne!(between, Algorithm::Tree, "on {hosts:?}");
+        }
+    }
 }
