@@ -59,7 +59,6 @@ pub(super) fn parts(pattern: &Pattern) -> usize {
 pub(super) fn stages(pattern: &Pattern) -> usize {
     let depth = tree::depth(pattern.hosts.count());
     match (pattern.collective, pattern.between) {
-        (Collective::AllReduce, Algorithm::Ring) => 1,
         (Collective::AllReduce, Algorithm::Tree) => 2 * depth + 3,
         (Collective::Broadcast | Collective::Reduce, _) => depth + 3,
         _ => 3,

@@ -5,37 +5,54 @@ use super::Seat;
 use crate::schedule::fan;
 use crate::schedule::ir::{Op, Step};
 
-/// One stage. Chunk k of a rail starts at host k+1 and is complete at host k, as in a flat ring.
-/// At each turn a rank gives its contributions to the other rails' chunks of that turn away, so
-/// that one message on each connection inside the host is on its way.
+/// Chunk k of a rail starts at host k+1 and is complete at host k, as in a flat ring. Everything stands
+/// in stage 1 but both ends: the first sum, which waits for no other host's, leaves in stage 0, and
+/// what no other host is sent any more comes in stage 2. So a rank has begun the next pass when it
+/// waits for the end of one, and the way to the next host is not idle between passes.
+///
+/// If each turn's contributions were given and its chunks collected in that turn, the rails of a host
+/// would keep in step, each waiting for the slower one in every turn. So within stage 1 contributions
+/// are given a turn before they are summed, and chunks collected a turn after they were sent: two
+/// messages on each connection inside the host are on their way.
 pub(super) fn ring(seat: &Seat<'_>) -> Vec<Step> {
     let hosts = seat.hosts.count();
     let mut steps = Vec::new();
     for back in 1..=hosts {
-        let owner = seat.back(back);
-        contribute(seat, 0, owner, &mut steps);
+        let stage = usize::from(back > 1);
+        if back <= 2 {
+            contribute(seat, stage, seat.back(back), &mut steps);
+        }
+        if (2..hosts).contains(&back) {
+            contribute(seat, stage, seat.back(back + 1), &mut steps);
+        }
         let Some(rail) = rail(seat) else { continue };
-        let chunk = chunk(seat, rail, owner);
+        let chunk = chunk(seat, rail, seat.back(back));
         let before = (back > 1).then(|| seat.at(seat.back(1), rail));
         let next = seat.at(seat.ahead(1), rail);
         steps.extend(match back == hosts {
-            false => seat.sum(0, Op::RecvReduceSend, chunk, before, [next]),
+            false => seat.sum(stage, Op::RecvReduceSend, chunk, before, [next]),
             true => {
                 let to = std::iter::once(next).chain(seat.others());
-                seat.sum(0, Op::RecvReduceCopySend, chunk, before, to)
+                seat.sum(stage, Op::RecvReduceCopySend, chunk, before, to)
             }
         });
     }
-    for back in 0..hosts {
-        let owner = seat.back(back);
-        if let Some(rail) = rail(seat).filter(|_| back > 0) {
-            let before = seat.at(seat.back(1), rail);
-            // The host behind the owner's is the last that gets it.
-            let next = (back + 1 < hosts).then(|| seat.at(seat.ahead(1), rail));
-            let to = next.into_iter().chain(seat.others());
-            steps.extend(fan::forward(0, chunk(seat, rail, owner), before, to));
+    for back in 1..hosts {
+        // The host behind the owner's is the last that gets it.
+        let last = back + 1 == hosts;
+        let stage = if last { 2 } else { 1 };
+        if last {
+            collect(seat, 1, seat.back(back - 1), &mut steps);
         }
-        collect(seat, 0, owner, &mut steps);
+        if let Some(rail) = rail(seat) {
+            let before = seat.at(seat.back(1), rail);
+            let next = (!last).then(|| seat.at(seat.ahead(1), rail));
+            let to = next.into_iter().chain(seat.others());
+            let chunk = chunk(seat, rail, seat.back(back));
+            steps.extend(fan::forward(stage, chunk, before, to));
+        }
+        let behind = if last { back } else { back - 1 };
+        collect(seat, stage, seat.back(behind), &mut steps);
     }
     steps
 }
