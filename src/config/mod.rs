@@ -201,7 +201,7 @@ impl Default for Config {
             heartbeat: Duration::from_millis(100),
             interface: None,
             ipv6: None,
-            tcp_sockets: 2,
+            tcp_sockets: 1,
             ib_disable: false,
             ib_hca: None,
             ib_gid: None,

@@ -111,12 +111,15 @@ fn a_slow_receiver_holds_the_sender_back_and_loses_nothing() {
                     } else {
                         links.waiter.idle(9999, Duration::from_millis(10)).unwrap();
                         quiet += 1;
+                        // Buffers of sockets grow: what was full a moment ago may take all there is.
+                        let end = links.sends[1].as_mut().unwrap();
+                        if kind == TransportKind::Tcp && end.flushed().unwrap() {
+                            quiet = 0;
+                        }
                     }
                 }
                 if kind != TransportKind::Tcp {
                     assert_eq!(sent, links.slots as u64);
-                } else {
-                    assert!(!links.sends[1].as_mut().unwrap().flushed().unwrap());
                 }
             }
             let all = exchange.all_gather(&sent.to_le_bytes()).unwrap();

@@ -1,5 +1,7 @@
-//! Ranks of different hosts: several sockets for each pair and channel, message by message in
-//! turn, because one stream rarely fills a fast link and one core rarely feeds it.
+//! Ranks of different hosts: one socket for each pair and channel, or several, message by message in
+//! turn, where one stream does not fill a fast link. On a link that one stream fills, more are worse:
+//! the bytes of a message go out between those of the one before it, which arrives later for that,
+//! and so does everything that waits for it.
 
 pub(super) mod connect;
 mod pump;
