@@ -76,7 +76,7 @@ pub fn entries(sweep: &Sweep, points: &[Point]) -> Vec<Entry> {
 }
 
 /// Where the second way takes over from the first, and the time there.
-fn border(low: &Point, high: &Point, (first, second): (Way, Way)) -> (usize, f64) {
+pub fn border(low: &Point, high: &Point, (first, second): (Way, Way)) -> (usize, f64) {
     let times = |way: &Way| [low.time(way), high.time(way)];
     let [first, second] = [times(&first), times(&second)];
     let share = match (first, second) {

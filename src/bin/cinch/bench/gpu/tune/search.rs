@@ -2,6 +2,7 @@
 //!
 //! Every rank runs the search, and all of them on the same times, so that all measure the same.
 
+use super::choose;
 use crate::bench::metrics::{count_of, size_of};
 use crate::bench::row::Row;
 use cinch::plan::{Way, WireClass};
@@ -256,10 +257,18 @@ impl Search {
         };
         let agree = ends[0].0 == ends[1].0
             || alike(&pair[0], &ends[1].0, ends[0].1) && alike(&pair[1], &ends[0].0, ends[1].1);
-        if !agree && ratio > FINE {
-            let middle = (low as f64 * high as f64).sqrt() as usize;
+        // Where two ways meet the time is a guess, which a way that cannot run at the other end makes
+        // a poor one: above the time of the larger size it is a cliff, or a wrong guess.
+        let border = choose::border(&pair[0], &pair[1], (ends[0].0, ends[1].0));
+        let between = match () {
+            () if agree => None,
+            () if ratio > FINE => Some((low as f64 * high as f64).sqrt() as usize),
+            () if border.1 > SAME * ends[1].1 => Some(border.0.clamp(low + 1, high - 1)),
+            () => None,
+        };
+        if let Some(between) = between {
             let before = self.points.len();
-            self.measure(watch, middle, &[ends[0].0, ends[1].0])?;
+            self.measure(watch, between, &[ends[0].0, ends[1].0])?;
             if self.points.len() > before {
                 self.settled.retain(|gap| *gap != (low, high));
             }
