@@ -35,7 +35,7 @@ enum {
   CINCH_STAGE_BYTES = 10752,
   CINCH_SMALL_BLOCK_THREADS = 352,
   CINCH_SMALL_STAGE_BYTES = 6400,
-  CINCH_ONESHOT_THREADS = 512, /* of a fused one-shot */
+  CINCH_ONESHOT_THREADS = 512, /* of a fused kernel */
   CINCH_MAX_BATCH = 32       /* steps of a batch */
 };
 
@@ -69,7 +69,7 @@ enum cinch_combine { CINCH_SUM = 0, CINCH_PROD = 1, CINCH_MAX = 2, CINCH_MIN = 3
 enum {
   CINCH_PREMULTIPLY = 1, /* own elements times `factor` */
   CINCH_AVERAGE = 2,     /* final sums divided by the number of ranks */
-  CINCH_ALIGNED = 4,     /* input and output are multiples of 16; of the fused one-shot only: the
+  CINCH_ALIGNED = 4,     /* input and output are multiples of 16; of the fused kernels only: the
                             interpreter looks at each chunk */
   CINCH_FACTOR_AT = 8,   /* `factor` is the address of an element of the call's type */
   CINCH_REDRAW = 16,     /* the launch may be replayed, and its codec draws: words 2 to 5 of the
@@ -225,8 +225,8 @@ struct cinch_args {
   uint8_t blob[CINCH_BLOB_BYTES];
 };
 
-/* What the fused one-shot all-reduce is launched with. Box of the pair: `area` holds two halves of
- * `half` bytes, used in turn; packets of 8 payload and 8 flag bytes. */
+/* What the fused exchange of small messages is launched with. Box of the pair: `area` holds two
+ * halves of `half` bytes, used in turn; packets of 8 payload and 8 flag bytes. */
 struct cinch_oneshot_args {
   struct cinch_comm_view comm;
   uint64_t area;   /* offset in a box */
@@ -234,12 +234,15 @@ struct cinch_oneshot_args {
   uint64_t *epoch; /* device memory: [0] calls so far, [1] blocks of this call that are done */
   const void *input;
   void *output;
-  uint64_t count;
+  uint64_t count; /* elements of the message, or of a block */
   uint64_t factor;
   uint64_t signature[CINCH_SIGNATURE_WORDS];
   uint8_t combine;
   uint8_t flags;
-  uint16_t unused[3];
+  uint8_t element_bytes;
+  uint8_t scatters; /* the input has a block for each rank, else all get the same */
+  uint8_t blocks;   /* the input or the output has a block for each rank */
+  uint8_t unused[3];
 };
 
 #ifdef __cplusplus

@@ -4,7 +4,7 @@
 //!
 //! ```text
 //! counters of simple | counters of ll | counters of ll128     one line a lane
-//! one-shot area: two halves, used in turn
+//! area of the fused kernels: two halves, used in turn
 //! slots of ll | slots of ll128
 //! slots of simple: header line, payload, header line, payload, ...
 //! ```
@@ -16,7 +16,7 @@ use super::abi::{
 };
 use crate::error::{Error, ErrorKind, Result};
 
-/// Device memory of a rank besides its boxes: its cursors, and the words of the fused one-shot.
+/// Device memory of a rank besides its boxes: its cursors, and the words of the fused kernels.
 pub const PRIVATE_BYTES: usize = CURSORS_BYTES + LINE_BYTES;
 
 /// Payload below which simple slots do not shrink: lanes go first.
@@ -42,7 +42,7 @@ pub struct BoxShape {
 /// What is chosen; the rest follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Sizes {
-    /// Payload bytes of a one-shot message, at most.
+    /// Payload bytes of a message of a fused kernel, at most.
     oneshot: usize,
     /// Payload bytes of a simple slot, and lanes.
     simple: (usize, usize),
@@ -156,12 +156,12 @@ impl BoxShape {
         self.fifos[protocol as usize]
     }
 
-    /// Payload bytes that a fused one-shot all-reduce may have.
+    /// Payload bytes that a message of a fused kernel may have.
     pub fn oneshot_bytes(&self) -> usize {
         self.sizes.oneshot
     }
 
-    /// Offset of the one-shot area, and bytes of each of its halves: packets take twice the
+    /// Offset of the fused kernels' area, and bytes of each of its halves: packets take twice the
     /// payload.
     pub fn oneshot_area(&self) -> (u64, u64) {
         (self.area as u64, 2 * self.sizes.oneshot as u64)

@@ -16,7 +16,15 @@ use crate::types::{Algorithm, CodecKind, Collective, Protocol};
 const RAW_CHANNELS: usize = 64;
 /// From this many bytes on a message is large.
 const LARGE_BYTES: usize = 8 << 20;
-/// Blocks of the fused one-shot.
+/// What the fused kernels do, everybody's message going to everybody at once, and the schedule that
+/// does the same.
+const FUSED: [(Collective, Algorithm); 4] = [
+    (Collective::AllReduce, Algorithm::OneShot),
+    (Collective::AllGather, Algorithm::Direct),
+    (Collective::ReduceScatter, Algorithm::Direct),
+    (Collective::AllToAll, Algorithm::Direct),
+];
+/// Blocks of a fused kernel.
 const FUSED_BLOCKS: usize = 32;
 /// Bytes of elements that each of them has at least.
 const FUSED_SHARE: usize = 2 << 10;
@@ -63,7 +71,7 @@ impl Resident {
 pub struct GpuLimits {
     /// Payload bytes of a slot, and lanes, of simple, ll and ll128.
     pub fifos: [(usize, usize); abi::PROTOCOLS],
-    /// Payload bytes of a fused one-shot, at most.
+    /// Payload bytes of a message of a fused kernel, at most.
     pub oneshot_bytes: usize,
     /// What may be launched at once.
     pub resident: Resident,
@@ -155,9 +163,11 @@ fn possible(
         Protocol::Simple | Protocol::Ll => true,
         Protocol::Ll128 => gpu.ll128,
         Protocol::Fused => {
-            request.collective == Collective::AllReduce
-                && algorithm == Algorithm::OneShot
-                && bytes(request, limits.nranks) <= gpu.oneshot_bytes
+            let (_, only) = FUSED
+                .into_iter()
+                .find(|(collective, _)| *collective == request.collective)
+                .unzip();
+            only == Some(algorithm) && request.count * request.dtype.size() <= gpu.oneshot_bytes
         }
     }
 }
@@ -313,13 +323,15 @@ pub(super) fn seconds(
         _ => candidate.channels as f64 * WIRE_CHANNEL,
     };
     let wire = share * fastest.min(blocks);
+    // A link carries as much both ways; of a root more comes in than leaves.
+    let messages = counts.sends.max(counts.recvs);
     let passes = candidate.geometry.passes() as f64;
     let chunk = candidate.geometry.chunk() as f64;
     let (encode, decode) = codec_seconds(request.codec.kind);
     let touched = (counts.encodes + counts.decodes + counts.reduces) as f64;
     launch
         + candidate.hops.total() as f64 * hop
-        + passes * counts.sends as f64 * wire_bytes as f64 / wire
+        + passes * messages as f64 * wire_bytes as f64 / wire
         + passes * chunk * touched * request.dtype.size() as f64 * ELEMENT_BYTE
         + passes * chunk * (counts.encodes as f64 * encode + counts.decodes as f64 * decode)
         + network

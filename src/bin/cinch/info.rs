@@ -42,7 +42,6 @@ pub fn write(config: &Config, probes: bool, out: &mut dyn Write) -> io::Result<(
     for kind in TransportKind::ALL {
         writeln!(out, "  {:<10} {}", kind.name(), probe(kind))?;
     }
-    writeln!(out, "  {:<10} not in this version", "rdma")?;
     let algorithms: Vec<_> = Algorithm::ALL.iter().map(|a| a.name()).collect();
     writeln!(out, "\nalgorithms   {}", algorithms.join(" "))?;
     let codecs: Vec<_> = CodecKind::ALL.iter().map(|c| c.name()).collect();

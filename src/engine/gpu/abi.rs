@@ -165,7 +165,7 @@ pub struct Args {
     pub blob: [u8; BLOB_BYTES],
 }
 
-/// What the fused one-shot all-reduce is launched with (`cinch_oneshot_args`).
+/// What the fused exchange of small messages is launched with (`cinch_oneshot_args`).
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct OneshotArgs {
@@ -181,7 +181,7 @@ pub struct OneshotArgs {
     pub input: u64,
     /// Device address of the output.
     pub output: u64,
-    /// Elements.
+    /// Elements of the message, or of a block.
     pub count: u64,
     /// As [`Work::factor`].
     pub factor: u64,
@@ -191,8 +191,14 @@ pub struct OneshotArgs {
     pub combine: u8,
     /// As [`Work::flags`].
     pub flags: u8,
+    /// Bytes of an element.
+    pub element_bytes: u8,
+    /// 1: the input has a block for each rank; 0: all get the same.
+    pub scatters: u8,
+    /// 1: the input or the output has a block for each rank.
+    pub blocks: u8,
     /// Nothing.
-    pub unused: [u16; 3],
+    pub unused: [u8; 3],
 }
 
 const _: () = assert!(size_of::<Step>() == 24 && size_of::<Work>() == 152);
@@ -246,7 +252,7 @@ mod tests {
             first_block channels first_lane stages steps nsteps combine flags unused codec);
         fields!("cinch_args", Args, comm far nworks nsteps npeers unused blob);
         fields!("cinch_oneshot_args", OneshotArgs, comm area half epoch input output count factor
-            signature combine flags unused);
+            signature combine flags element_bytes scatters blocks unused);
         fields!("cinch_comm_view", CommView, inbox outbox cursors control timeout_ns rank nranks
             fifo protocol unused);
         for (name, number) in NUMBERS {

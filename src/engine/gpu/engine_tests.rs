@@ -31,7 +31,7 @@ const WAIT: Duration = Duration::from_secs(20);
 #[derive(Clone)]
 enum Seen {
     Blob(String, Blob),
-    Fused(Box<OneshotArgs>, u32),
+    Fused(String, Box<OneshotArgs>, u32),
 }
 
 /// A GPU and what was launched on it.
@@ -78,18 +78,16 @@ impl Bench {
                 CuResult::SUCCESS
             });
         }
-        let fused = seen.clone();
-        gpus.kernel(
-            "cinch_oneshot_f32",
-            size_of::<OneshotArgs>(),
-            move |launch| {
+        for name in ["cinch_oneshot_f32", "cinch_oneshot_move"] {
+            let seen = seen.clone();
+            gpus.kernel(name, size_of::<OneshotArgs>(), move |launch| {
                 // SAFETY: integers and addresses.
                 let args: OneshotArgs = unsafe { launch.args() };
-                let seen_one = Seen::Fused(Box::new(args), launch.grid[0]);
-                fused.lock().unwrap().push(seen_one);
+                let seen_one = Seen::Fused(name.into(), Box::new(args), launch.grid[0]);
+                seen.lock().unwrap().push(seen_one);
                 CuResult::SUCCESS
-            },
-        );
+            });
+        }
         let driver = Driver::with(Box::new(process.clone())).unwrap();
         let context = Context::primary(&Device::at(&driver, 0).unwrap()).unwrap();
         let module = Module::load(&context, "noted", &[0; 64]).unwrap();
@@ -314,7 +312,7 @@ fn a_factor_on_the_gpu_stays_there() {
         ranks[0].engine.run(&[call]).unwrap();
         let (factor, flags) = match &bench.take()[0] {
             Seen::Blob(_, blob) => (blob.works()[0].factor, blob.works()[0].flags),
-            Seen::Fused(args, _) => (args.factor, args.flags),
+            Seen::Fused(_, args, _) => (args.factor, args.flags),
         };
         assert_eq!(factor, memory.address() + 64);
         let both = abi::PREMULTIPLY | abi::FACTOR_AT;
@@ -335,7 +333,7 @@ fn small_sums_are_fused_and_wire_bytes_are_counted() {
         (ranks[1].engine.run(&[call]).unwrap()[0], bench.take())
     };
     let (report, seen) = run(1000, "raw", ReduceOp::Avg);
-    let Seen::Fused(args, grid) = &seen[0] else {
+    let Seen::Fused(_, args, grid) = &seen[0] else {
         panic!("not fused")
     };
     assert_eq!((args.count, *grid as usize), (1000, report.channels));
@@ -359,6 +357,49 @@ fn small_sums_are_fused_and_wire_bytes_are_counted() {
     assert_eq!(blob.works()[0].codec.word[0], 8, "log2 of a block");
     let (report, seen) = run(0, "raw", ReduceOp::Sum);
     assert!(seen.is_empty() && report.transport.is_none());
+}
+
+#[test]
+fn small_exchanges_are_fused_too_and_say_who_gets_what() {
+    let bench = Bench::new();
+    let stream = bench.stream();
+    let mut ranks = bench.ranks(4, 16, &Config::default());
+    let memory = bench.memory(4 << 20);
+    let mut run = |collective, dtype, count: usize| {
+        let problem = Problem::new(collective, dtype, 4, count);
+        let call = call(request(&problem, "raw"), &memory, &memory, &stream);
+        let report = ranks[1].engine.run(&[call]).unwrap()[0];
+        (report, bench.take())
+    };
+    for (collective, scatters, kernel) in [
+        (Collective::AllGather, 0, "cinch_oneshot_move"),
+        (Collective::AllToAll, 1, "cinch_oneshot_move"),
+        (Collective::ReduceScatter, 1, "cinch_oneshot_f32"),
+    ] {
+        let (report, seen) = run(collective, DType::F32, 1000);
+        let [Seen::Fused(name, args, _)] = &seen[..] else {
+            panic!("{collective} is not fused")
+        };
+        assert_eq!(name, kernel);
+        assert_eq!((args.scatters, args.blocks), (scatters, 1), "{collective}");
+        assert_eq!((args.count, args.element_bytes), (1000, 4));
+        assert_eq!(report.algorithm, Algorithm::Direct);
+        // A block to each of the others.
+        assert_eq!(report.wire_bytes, 3 * 4000);
+        // A block that no area holds goes another way.
+        let (_, seen) = run(collective, DType::F32, 65 << 10);
+        assert!(!matches!(seen[0], Seen::Fused(..)), "{collective}");
+    }
+    // What not everybody waits for would overtake itself.
+    for collective in [
+        Collective::Broadcast,
+        Collective::Reduce,
+        Collective::Gather,
+        Collective::Scatter,
+    ] {
+        let (_, seen) = run(collective, DType::F32, 1000);
+        assert!(!matches!(seen[0], Seen::Fused(..)), "{collective}");
+    }
 }
 
 #[test]

@@ -11,7 +11,7 @@ use crate::types::{CodecKind, DType, Protocol, ScaleRule};
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-/// Threads of a block of the fused kernel.
+/// Threads of a block of the fused kernels.
 pub const FUSED_THREADS: u32 = 512;
 
 /// The block of an interpreter, which drives one channel.
@@ -203,7 +203,10 @@ pub fn name_for(plan: &Plan) -> String {
         Protocol::Simple => "",
         Protocol::Ll => "_ll",
         Protocol::Ll128 => "_ll128",
-        Protocol::Fused => return format!("cinch_oneshot_{}", plan.dtype),
+        Protocol::Fused if plan.collective.reduces() => {
+            return format!("cinch_oneshot_{}", plan.dtype);
+        }
+        Protocol::Fused => return "cinch_oneshot_move".into(),
     };
     if plan.codec.is_some() {
         format!(
@@ -225,6 +228,7 @@ fn names() -> Vec<String> {
         .iter()
         .map(|suffix| format!("cinch_move{suffix}"))
         .collect();
+    names.push("cinch_oneshot_move".into());
     for dtype in DType::ALL {
         names.extend(
             suffixes

@@ -12,7 +12,7 @@ use crate::gpu::{Context, Function, Stream};
 use crate::mem::abi::{CommView, Protocol as Fifo};
 use crate::plan::{Plan, Request};
 use crate::sys::cuda::{CuContext, CuGraph, CuGraphNode, capture_status};
-use crate::types::{Protocol, ReduceOp, SIGNATURE_WORDS};
+use crate::types::{Collective, Protocol, ReduceOp, SIGNATURE_WORDS};
 use std::ffi::c_uint;
 use std::sync::Arc;
 use std::time::Duration;
@@ -91,8 +91,11 @@ impl Prepared {
             return Ok(None);
         }
         let (combine, factor, flags) = pack::arithmetic(&self.plan, call.request.op)?;
+        let collective = self.plan.collective;
         Ok(Some(Fused {
             at: call.at(),
+            scatters: matches!(collective, Collective::ReduceScatter | Collective::AllToAll),
+            blocks: collective != Collective::AllReduce,
             combine: combine as u8,
             flags: flags | pack::aligned(call.at()),
             factor,
@@ -101,9 +104,12 @@ impl Prepared {
     }
 }
 
-/// What one fused one-shot all-reduce has of its own.
+/// What one fused exchange has of its own.
 pub(super) struct Fused {
     at: Addresses,
+    /// Whether each rank gets another block of the input, and whether there are blocks at all.
+    scatters: bool,
+    blocks: bool,
     combine: u8,
     flags: u8,
     factor: u64,
@@ -131,6 +137,9 @@ impl Fused {
             signature: self.signature,
             combine: self.combine,
             flags: self.flags,
+            element_bytes: run.plan.dtype.size() as u8,
+            scatters: u8::from(self.scatters),
+            blocks: u8::from(self.blocks),
             unused: [0; 3],
         };
         let blocks = run.plan.channels as u32;

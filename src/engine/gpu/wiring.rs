@@ -14,7 +14,7 @@ pub trait Wiring: Send + Sync + Debug {
     /// What a kernel needs to know that uses `protocol` and lets each wait last `timeout`.
     fn view(&self, protocol: Protocol, timeout: Duration) -> CommView;
 
-    /// Device address of the two words of the fused one-shot.
+    /// Device address of the two words of the fused kernels.
     fn epoch(&self) -> u64;
 
     /// Ends every wait of this rank's kernels, now and later.
