@@ -107,17 +107,17 @@ impl GpuLimits {
         let all = request.codec.is_lossy() || bytes(request, nranks) >= LARGE_BYTES;
         let cap = if all { usize::MAX } else { RAW_CHANNELS };
         let resident = match request.collective {
-            Collective::SendRecv => self.resident.channels / (2 * nranks),
+            Collective::SendRecv => self.resident.channels / (2 * self.peers_at_once(nranks)),
             _ => self.resident.channels,
         };
         let lanes = self.fifos[protocol as usize].1;
         cap.min(self.channels).min(lanes).min(resident).max(1)
     }
 
-    /// How many peers a rank may exchange messages with in one launch.
+    /// How many peers a rank may exchange messages with in one launch: all of them where there is
+    /// room for a channel each way; then messages get as many channels as leave it so.
     pub fn peers_at_once(&self, nranks: usize) -> usize {
-        // Where there is room for all, messages get as many channels as leave it so.
-        (self.resident.channels / 2).clamp(1, nranks)
+        (self.resident.channels / 2).clamp(1, nranks.saturating_sub(1).max(1))
     }
 }
 

@@ -53,7 +53,7 @@ impl GpuEngine {
             let turn = earlier.entry(pair).or_default();
             let distance = (pair.1 + self.nranks - pair.0) % self.nranks;
             let name = prepared[index].function.name();
-            let key = (*turn, distance / at_once, name);
+            let key = (*turn, (distance - 1) / at_once, name);
             launches.entry(key).or_default().push(position);
             *turn += 1;
         }
