@@ -34,7 +34,7 @@ pub fn checks(options: &Options) -> Vec<Check> {
             checks.push(check.within(options.either(180, 600)));
         }
     }
-    for (nranks, gpus) in [(2, 1), (5, 1), (8, 8)] {
+    for (nranks, gpus) in [(2, 1), (5, 1), (4, 4), (8, 8)] {
         let name = format!("raw/p2p-disabled-n{nranks}-gpus{gpus}");
         let check = Check::new(name, gpus, move |setup| some(setup, nranks, gpus, true));
         checks.push(check);
