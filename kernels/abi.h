@@ -75,7 +75,6 @@ enum {
   CINCH_REDRAW = 16,     /* the launch may be replayed, and its codec draws: words 2 to 5 of the
                             codec's parameters, its keys, are mixed with a count of messages, so that
                             replays draw anew */
-  CINCH_OWNERS = 32      /* finished sums have residuals of their own */
 };
 
 /* Counters of one lane of one protocol in a box, at lane * CINCH_LINE_BYTES. */
@@ -172,11 +171,9 @@ struct cinch_step {
 };
 
 /* What lossy encodes of one tensor dropped, in device memory: this, then arrays of
- * cinch_work.span fp32 at CINCH_RESIDUALS_BYTES, two by two. Of a pair, array `turn` is what the last
- * call left and the other one what this call leaves. The first pair is that of contributions and
- * partial sums; with CINCH_OWNERS finished sums have a second one, without it they are in the first,
- * because no element is encoded as both. Residual i is that of the message's element i. See
- * src/adapt/residuals.rs. */
+ * cinch_work.span fp32 at CINCH_RESIDUALS_BYTES: array `turn` is what the last call left and the
+ * other one what this call leaves. No element is encoded as a contribution and as a finished sum too.
+ * Residual i is that of the message's element i. See src/adapt/residuals.rs. */
 enum { CINCH_RESIDUALS_BYTES = 256 };
 struct cinch_residuals {
   uint32_t turn;
@@ -240,9 +237,7 @@ struct cinch_oneshot_args {
   uint8_t combine;
   uint8_t flags;
   uint8_t element_bytes;
-  uint8_t scatters; /* the input has a block for each rank, else all get the same */
-  uint8_t blocks;   /* the input or the output has a block for each rank */
-  uint8_t unused[3];
+  uint8_t unused[5];
 };
 
 #ifdef __cplusplus

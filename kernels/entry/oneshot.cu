@@ -1,26 +1,33 @@
-// The fused exchanges of small messages: moves, and sums of each element type.
+// The fused exchanges of small messages: all-gather and all-to-all, and all-reduce and reduce-scatter
+// of each element type.
 #include "fused/oneshot.cuh"
 
-#define CINCH_ONESHOT(name, Does)                                          \
+#define CINCH_ONESHOT(name, ...)                                           \
   extern "C" __global__ void __launch_bounds__(ONESHOT_THREADS, 1)         \
       cinch_oneshot_##name(const __grid_constant__ cinch_oneshot_args args) { \
-    oneshot<Does>(args);                                                   \
+    oneshot<__VA_ARGS__>(args);                                            \
   }
+
+#define CINCH_ONESHOTS(type, Type)                \
+  CINCH_ONESHOT(type, OneshotSum<Type>)           \
+  CINCH_ONESHOT(scatter_##type, OneshotSum<Type, Sends::A_BLOCK_EACH>)
 
 namespace cinch {
 
-CINCH_ONESHOT(move, OneshotMove)
-CINCH_ONESHOT(i8, OneshotSum<I8>)
-CINCH_ONESHOT(u8, OneshotSum<U8>)
-CINCH_ONESHOT(i32, OneshotSum<I32>)
-CINCH_ONESHOT(u32, OneshotSum<U32>)
-CINCH_ONESHOT(i64, OneshotSum<I64>)
-CINCH_ONESHOT(u64, OneshotSum<U64>)
-CINCH_ONESHOT(f16, OneshotSum<F16>)
-CINCH_ONESHOT(f32, OneshotSum<F32>)
-CINCH_ONESHOT(f64, OneshotSum<F64>)
-CINCH_ONESHOT(bf16, OneshotSum<BF16>)
-CINCH_ONESHOT(f8e4m3, OneshotSum<F8E4M3>)
-CINCH_ONESHOT(f8e5m2, OneshotSum<F8E5M2>)
+CINCH_ONESHOT(move, OneshotMove<>)
+CINCH_ONESHOT(scatter_move, OneshotMove<Sends::A_BLOCK_EACH>)
+
+CINCH_ONESHOTS(i8, I8)
+CINCH_ONESHOTS(u8, U8)
+CINCH_ONESHOTS(i32, I32)
+CINCH_ONESHOTS(u32, U32)
+CINCH_ONESHOTS(i64, I64)
+CINCH_ONESHOTS(u64, U64)
+CINCH_ONESHOTS(f16, F16)
+CINCH_ONESHOTS(f32, F32)
+CINCH_ONESHOTS(f64, F64)
+CINCH_ONESHOTS(bf16, BF16)
+CINCH_ONESHOTS(f8e4m3, F8E4M3)
+CINCH_ONESHOTS(f8e5m2, F8E5M2)
 
 }  // namespace cinch

@@ -380,7 +380,7 @@ class CodedSimple {
           codec_.decode(codes, x);
         } else {
           total(job, at, own_summary, x);
-          if (encodes && work_.residuals != nullptr) add_residuals(job, is_owner(job), at, x);
+          if (encodes && work_.residuals != nullptr) add_residuals(job, at, x);
         }
         if (C::scaled && encodes && (round == 0 || !twice)) codec_.look(x, valid(job, at), summary);
         if (round == 0) continue;
@@ -495,7 +495,7 @@ class CodedSimple {
     float x[HELD];
     load_own(job, at, x);
     // The send of this chunk keeps what it drops; here are the same values again.
-    if (work_.residuals != nullptr) add_residuals(job, false, at, x);
+    if (work_.residuals != nullptr) add_residuals(job, at, x);
     if (C::scaled && tile_elements() == WARP_TILE) own_summary = codec_.summary(x, valid(job, at));
     // What the send of this chunk drew.
     const Random random = codec_.random(0, job.first);
@@ -509,7 +509,7 @@ class CodedSimple {
     for (uint32_t at = begin; at < end; at += WARP_TILE) {
       float x[HELD];
       load_own(job, at, x);
-      if (work_.residuals != nullptr) add_residuals(job, false, at, x);
+      if (work_.residuals != nullptr) add_residuals(job, at, x);
       codec_.look(x, valid(job, at), summary);
     }
     codec_.conclude(summary);
@@ -525,29 +525,22 @@ class CodedSimple {
       codec_.store(job.target(t), job.elements, mine(at), codes);
     }
     if (work_.residuals != nullptr) {
-      keep_residuals(job, is_owner(job), at, codes, x);
+      keep_residuals(job, at, codes, x);
     } else if (job.writes()) {
       codec_.decode(codes, x);
     }
   }
 
-  // Whether what a step encodes is a finished sum.
-  static __device__ __forceinline__ bool is_owner(const Job &job) {
-    return job.op == CINCH_RECV_REDUCE_COPY_SEND;
-  }
-
   // This lane's residuals: array 0 those of the last call, array 1 those that this one leaves.
-  __device__ __forceinline__ float *residuals(const Job &job, bool owner, uint32_t array,
-                                              uint32_t at) const {
-    const uint32_t pair = owner && (work_.flags & CINCH_OWNERS) ? 2 : 0;
+  __device__ __forceinline__ float *residuals(const Job &job, uint32_t array, uint32_t at) const {
     float *const arrays = (float *)((uint8_t *)work_.residuals + CINCH_RESIDUALS_BYTES);
-    return arrays + (pair + (array ^ work_.residuals->turn)) * work_.span + job.first + mine(at);
+    return arrays + (array ^ work_.residuals->turn) * work_.span + job.first + mine(at);
   }
 
   // Adds what the last call dropped. A residual that would make a finite value infinite is dropped.
-  __device__ __noinline__ void add_residuals(const Job &job, bool owner, uint32_t at,
+  __device__ __noinline__ void add_residuals(const Job &job, uint32_t at,
                                              float (&x)[HELD]) const {
-    const float *now = residuals(job, owner, 0, at);
+    const float *now = residuals(job, 0, at);
     const uint32_t there = valid(job, at);
 #pragma unroll
     for (uint32_t k = 0; k < HELD; ++k) {
@@ -560,10 +553,10 @@ class CodedSimple {
 
   // Keeps what `codes` dropped of x, and leaves in `x` what they decode to. Where the difference is
   // not finite the old residual stays, so that a block with a NaN neither poisons nor loses it.
-  __device__ __noinline__ void keep_residuals(const Job &job, bool owner, uint32_t at,
+  __device__ __noinline__ void keep_residuals(const Job &job, uint32_t at,
                                               const Codes &codes, float (&x)[HELD]) const {
-    const float *now = residuals(job, owner, 0, at);
-    float *next = residuals(job, owner, 1, at);
+    const float *now = residuals(job, 0, at);
+    float *next = residuals(job, 1, at);
     const uint32_t there = valid(job, at);
     float decoded[HELD];
     codec_.decode(codes, decoded);

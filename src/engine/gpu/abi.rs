@@ -42,8 +42,6 @@ pub const ALIGNED: u8 = 4;
 pub const FACTOR_AT: u8 = 8;
 /// [`Work::flags`]: the codec draws, and the launch may be replayed.
 pub const REDRAW: u8 = 16;
-/// [`Work::flags`]: finished sums have residuals of their own.
-pub const OWNERS: u8 = 32;
 
 /// Parameters of a codec, or the bytes of an element where nothing but bytes is moved.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -193,12 +191,8 @@ pub struct OneshotArgs {
     pub flags: u8,
     /// Bytes of an element.
     pub element_bytes: u8,
-    /// 1: the input has a block for each rank; 0: all get the same.
-    pub scatters: u8,
-    /// 1: the input or the output has a block for each rank.
-    pub blocks: u8,
     /// Nothing.
-    pub unused: [u8; 3],
+    pub unused: [u8; 5],
 }
 
 const _: () = assert!(size_of::<Step>() == 24 && size_of::<Work>() == 152);
@@ -252,7 +246,7 @@ mod tests {
             first_block channels first_lane stages steps nsteps combine flags unused codec);
         fields!("cinch_args", Args, comm far nworks nsteps npeers unused blob);
         fields!("cinch_oneshot_args", OneshotArgs, comm area half epoch input output count factor
-            signature combine flags element_bytes scatters blocks unused);
+            signature combine flags element_bytes unused);
         fields!("cinch_comm_view", CommView, inbox outbox cursors control timeout_ns rank nranks
             fifo protocol unused);
         for (name, number) in NUMBERS {
@@ -285,7 +279,6 @@ mod tests {
         ("CINCH_ALIGNED", ALIGNED as usize),
         ("CINCH_FACTOR_AT", FACTOR_AT as usize),
         ("CINCH_REDRAW", REDRAW as usize),
-        ("CINCH_OWNERS", OWNERS as usize),
         ("CINCH_RESIDUALS_BYTES", RESIDUALS_BYTES),
         ("CINCH_ARGS_BYTES", ARGS_BYTES),
         ("CINCH_BLOB_BYTES", BLOB_BYTES),

@@ -7,7 +7,7 @@ use crate::codec::{KERNEL_CODECS, kernel_family};
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::{Context, Function, Module, kernels};
 use crate::plan::{Plan, Request, Resident};
-use crate::types::{CodecKind, DType, Protocol, ScaleRule};
+use crate::types::{CodecKind, Collective, DType, Protocol, ScaleRule};
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -203,10 +203,17 @@ pub fn name_for(plan: &Plan) -> String {
         Protocol::Simple => "",
         Protocol::Ll => "_ll",
         Protocol::Ll128 => "_ll128",
-        Protocol::Fused if plan.collective.reduces() => {
-            return format!("cinch_oneshot_{}", plan.dtype);
+        Protocol::Fused => {
+            let scatters = matches!(
+                plan.collective,
+                Collective::ReduceScatter | Collective::AllToAll
+            );
+            let begin = if scatters { "scatter_" } else { "" };
+            return match plan.collective.reduces() {
+                true => format!("cinch_oneshot_{begin}{}", plan.dtype),
+                false => format!("cinch_oneshot_{begin}move"),
+            };
         }
-        Protocol::Fused => return "cinch_oneshot_move".into(),
     };
     if plan.codec.is_some() {
         format!(
@@ -228,14 +235,15 @@ fn names() -> Vec<String> {
         .iter()
         .map(|suffix| format!("cinch_move{suffix}"))
         .collect();
-    names.push("cinch_oneshot_move".into());
+    let fused = |does: &str| ["", "scatter_"].map(|begin| format!("cinch_oneshot_{begin}{does}"));
+    names.extend(fused("move"));
     for dtype in DType::ALL {
         names.extend(
             suffixes
                 .iter()
                 .map(|suffix| format!("cinch_raw_{dtype}{suffix}")),
         );
-        names.push(format!("cinch_oneshot_{dtype}"));
+        names.extend(fused(&dtype.to_string()));
     }
     let families: BTreeSet<&str> = KERNEL_CODECS.into_iter().map(kernel_family).collect();
     for family in families {
@@ -279,6 +287,9 @@ mod tests {
                     "CINCH_ONESHOT" => {
                         found.insert(format!("cinch_oneshot_{first}"));
                     }
+                    "CINCH_ONESHOTS" => found.extend(
+                        ["", "scatter_"].map(|begin| format!("cinch_oneshot_{begin}{first}")),
+                    ),
                     _ => {}
                 }
             }

@@ -12,7 +12,7 @@ use crate::gpu::{Context, Function, Stream};
 use crate::mem::abi::{CommView, Protocol as Fifo};
 use crate::plan::{Plan, Request};
 use crate::sys::cuda::{CuContext, CuGraph, CuGraphNode, capture_status};
-use crate::types::{Collective, Protocol, ReduceOp, SIGNATURE_WORDS};
+use crate::types::{Protocol, ReduceOp, SIGNATURE_WORDS};
 use std::ffi::c_uint;
 use std::sync::Arc;
 use std::time::Duration;
@@ -91,11 +91,8 @@ impl Prepared {
             return Ok(None);
         }
         let (combine, factor, flags) = pack::arithmetic(&self.plan, call.request.op)?;
-        let collective = self.plan.collective;
         Ok(Some(Fused {
             at: call.at(),
-            scatters: matches!(collective, Collective::ReduceScatter | Collective::AllToAll),
-            blocks: collective != Collective::AllReduce,
             combine: combine as u8,
             flags: flags | pack::aligned(call.at()),
             factor,
@@ -107,9 +104,6 @@ impl Prepared {
 /// What one fused exchange has of its own.
 pub(super) struct Fused {
     at: Addresses,
-    /// Whether each rank gets another block of the input, and whether there are blocks at all.
-    scatters: bool,
-    blocks: bool,
     combine: u8,
     flags: u8,
     factor: u64,
@@ -138,9 +132,7 @@ impl Fused {
             combine: self.combine,
             flags: self.flags,
             element_bytes: run.plan.dtype.size() as u8,
-            scatters: u8::from(self.scatters),
-            blocks: u8::from(self.blocks),
-            unused: [0; 3],
+            unused: [0; 5],
         };
         let blocks = run.plan.channels as u32;
         // SAFETY: the fused kernel takes `cinch_oneshot_args`; the addresses in it are of the

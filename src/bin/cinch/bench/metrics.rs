@@ -4,16 +4,19 @@ use cinch::codec;
 use cinch::simd::Isa;
 use cinch::{Algorithm, CodecSpec, Collective, DType};
 
-/// Elements of a call (`Call::count`) whose larger buffer holds about `bytes`, rounded down; of an
-/// all_gather or reduce_scatter, to 16 bytes a rank.
+/// Elements of a call (`Call::count`) whose larger buffer holds about `bytes`, rounded down; where it has
+/// a block for each rank, to blocks of a multiple of 16 bytes, as in nccl-tests.
 pub fn count_of(collective: Collective, dtype: DType, nranks: usize, bytes: usize) -> usize {
     let elements = bytes / dtype.size();
     match collective {
-        Collective::AllGather | Collective::ReduceScatter => {
+        Collective::AllGather
+        | Collective::ReduceScatter
+        | Collective::AllToAll
+        | Collective::Gather
+        | Collective::Scatter => {
             let granule = 16 / dtype.size();
             elements / nranks / granule * granule
         }
-        Collective::AllToAll | Collective::Gather | Collective::Scatter => elements / nranks,
         _ => elements,
     }
 }
