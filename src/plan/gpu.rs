@@ -8,7 +8,7 @@ use super::tuning::Way;
 use super::{Geometry, Request, chunk_max, granule};
 use crate::codec::Codec;
 use crate::error::Result;
-use crate::mem::{BoxShape, abi};
+use crate::mem::{BoxShape, abi, abi::LINE_BYTES};
 use crate::schedule::{self, CostCounts};
 use crate::types::{Algorithm, CodecKind, Collective, Protocol};
 
@@ -215,7 +215,12 @@ pub(super) fn cut(
             let granule = granule.max(CODED_TILE);
             (granule, granule, most / granule * granule)
         }
-        false => (granule, SMALLEST_CHUNK / size, most),
+        // Whole lines: 2 MB of an all_to_all over 4 H200 took 15.3 us in chunks of 8,128 bytes, and 12.9
+        // in chunks of 8,192.
+        false => {
+            let granule = granule.max(LINE_BYTES / size);
+            (granule, SMALLEST_CHUNK / size, most / granule * granule)
+        }
     };
     let even_load = even_load(request, protocol);
     let most = match way.chunk / size / granule {
