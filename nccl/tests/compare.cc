@@ -42,6 +42,11 @@ struct Counts {
         skipped++;
         std::printf("skip %s: %s\n", what.c_str(), why.c_str());
     }
+    // How far it has come, for whoever ends it early.
+    void tell(const std::string &behind) const {
+        std::printf("behind %s: %d passed, %d failed so far\n", behind.c_str(), passed, failed);
+        std::fflush(stdout);
+    }
 };
 
 bool wanted(const Options &options, const Type &type) {
@@ -157,6 +162,7 @@ void check_collectives(const Options &options, const Cuda &cuda, const Library &
                 }
             }
         }
+        counts.tell(std::to_string(ranks) + " ranks, " + type.name);
     }
     try {
         if (world) world->finish();
@@ -254,8 +260,7 @@ int main(int argc, char **argv) {
             check_collectives(options, cuda, ours, beside, ranks, counts);
             check_patterns(options, cuda, ours, ranks, counts);
             if (beside) check_patterns(options, cuda, *beside, ranks, counts);
-            std::printf("%d ranks: %d passed so far, %d failed\n", ranks, counts.passed, counts.failed);
-            std::fflush(stdout);
+            counts.tell(std::to_string(ranks) + " ranks, patterns");
         }
     } catch (const Failure &failure) {
         counts.fail("compare", failure.what());
