@@ -295,12 +295,14 @@ mod tests {
 
     #[test]
     fn committed_rows_are_drawn() {
-        let records = read(&baseline("gpu-h200x4.jsonl")).unwrap();
-        assert_eq!(records.len(), 44);
+        let path = baseline("gpu-h200x2.jsonl");
+        let records = read(&path).unwrap();
+        let lines = std::fs::read_to_string(&path).unwrap().lines().count();
+        assert_eq!((records.len(), lines > 30), (lines, true));
         let text = report(&records);
-        // all_reduce of f32 and of bf16, all_gather of f32.
-        assert_eq!(text.matches("<svg").count(), 3);
-        assert_eq!(text.matches("<tr>").count(), 3 + 44);
+        // all_reduce of f32 and of bf16.
+        assert_eq!(text.matches("<svg").count(), 2);
+        assert_eq!(text.matches("<tr>").count(), 2 + lines);
         assert!(!text.contains("class=\"bad\""));
         for word in [
             "NVIDIA H200",
@@ -328,7 +330,7 @@ mod tests {
 
     #[test]
     fn every_figure_of_a_row_is_where_it_belongs() {
-        let records = read(&baseline("gpu-h200x4.jsonl")).unwrap();
+        let records = read(&baseline("gpu-h200x2.jsonl")).unwrap();
         let mut record = records[0].clone();
         record.symmetric = Some(Versus {
             nccl: "2.28.9".into(),
@@ -344,7 +346,7 @@ mod tests {
             text.contains("<tr class=\"bad\">") && text.contains("NCCL, symmetric windows, graph")
         );
         // 8 bytes: a launch and a message.
-        assert!(text.contains("<td>2.74</td>"));
+        assert!(text.contains("<td>2.75</td>"));
         let line = serde_json::to_string(&record).unwrap();
         let again: Record = serde_json::from_str(&line).unwrap();
         assert_eq!(again.symmetric.unwrap().ratio, 4.5);
