@@ -21,10 +21,14 @@ fn sizes() -> impl Iterator<Item = usize> {
 
 /// Predicted seconds, by size, of the cheapest way of every call; what falls, as sentences.
 fn falls(limits: &Limits, codecs: &[&str]) -> Vec<String> {
+    falls_of(Planner::new(limits.clone(), 0, Isa::Scalar), codecs)
+}
+
+fn falls_of(planner: Planner, codecs: &[&str]) -> Vec<String> {
+    let limits = planner.limits();
     let mut found = Vec::new();
     for collective in Collective::ALL {
         for codec in codecs {
-            let planner = Planner::new(limits.clone(), 0, Isa::Scalar);
             let mut slowest: (f64, usize) = (0.0, 0);
             for size in sizes() {
                 let blocks = match collective {
@@ -73,6 +77,24 @@ fn time_on_gpus_with_many_channels_never_falls_when_size_grows() {
             ..GpuLimits::new(&shape, Resident::both(132), 128)
         });
         let found = falls(&limits, &["raw", "linear8", "dynamic8"]);
+        assert!(found.is_empty(), "{found:#?}");
+    }
+}
+
+/// With the tables of the library: within them, at their ends, and where they end and the model begins.
+#[test]
+fn time_by_tables_of_the_library_never_falls_when_size_grows() {
+    for nranks in [2, 4] {
+        let site = Site {
+            gpu: "NVIDIA H200".into(),
+            ranks: nranks,
+            links: "NVLink".into(),
+        };
+        let tuning = Tuning::of_library(&vec![site; nranks]).unwrap();
+        assert!(matches!(tuning, Tuning::Table(_)), "{tuning}");
+        let mut planner = Planner::new(limits(nranks, 132), 0, Isa::Scalar);
+        planner.tune(tuning);
+        let found = falls_of(planner, &["raw", "linear8", "dynamic8"]);
         assert!(found.is_empty(), "{found:#?}");
     }
 }

@@ -163,6 +163,11 @@ fn a_protocol_that_is_asked_for_is_taken_where_it_can_be() {
             Protocol::Simple,
         ),
         (
+            Protocol::Fused,
+            request(Collective::Broadcast, 1, "raw"),
+            Protocol::Ll,
+        ),
+        (
             Protocol::Ll,
             all_reduce(1 << 20, "linear8"),
             Protocol::Simple,
@@ -170,6 +175,21 @@ fn a_protocol_that_is_asked_for_is_taken_where_it_can_be() {
     ];
     for (asked, request, taken) in cases {
         assert_eq!(plan(asking(asked), &request).protocol, taken, "{asked}");
+    }
+    // The limit of a fused kernel is one of blocks, where there are any.
+    let most = limits(4, 132).gpu.unwrap().oneshot_bytes / 4;
+    for collective in [
+        Collective::AllReduce,
+        Collective::AllGather,
+        Collective::ReduceScatter,
+        Collective::AllToAll,
+    ] {
+        let taken = |count| {
+            let request = request(collective, count, "raw");
+            plan(asking(Protocol::Fused), &request).protocol
+        };
+        assert_eq!(taken(most), Protocol::Fused, "{collective}");
+        assert_ne!(taken(most + 1), Protocol::Fused, "{collective}");
     }
     // Lines do not arrive whole here.
     let plan = plan(asking(Protocol::Ll128), &all_reduce(1 << 18, "raw"));

@@ -319,6 +319,9 @@ fn forget_nan(dtype: DType, element: &mut [u8]) {
         DType::F32 => (0x7f80_0000u64, 31),
         DType::F16 => (0x7c00, 15),
         DType::BF16 => (0x7f80, 15),
+        DType::F64 => (0x7ff0_0000_0000_0000, 63),
+        DType::F8E4M3 => (0x7e, 7),
+        DType::F8E5M2 => (0x7c, 7),
         _ => return,
     };
     let mut word = [0; 8];

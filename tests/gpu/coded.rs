@@ -179,7 +179,7 @@ fn compare(setup: &Setup, nranks: usize, gpus: usize) -> Verdict {
 }
 
 /// What every rank has after every case, by case; cut as `limits` say, or as the ranks do.
-fn outputs(
+pub fn outputs(
     world: &World,
     cases: &[Case],
     limits: Option<Limits>,

@@ -1,7 +1,8 @@
 //! Every collective, type and operation, by every algorithm and protocol, against the definition.
 
+use crate::coded;
 use crate::cover::{self, PROTOCOLS, RANKS, Rng};
-use crate::harness::{Check, Setup, Verdict, ensure};
+use crate::harness::{Check, Setup, Stop, Verdict, ensure};
 use crate::options::Options;
 use crate::world::World;
 use cinch::types::Protocol;
@@ -39,6 +40,13 @@ pub fn checks(options: &Options) -> Vec<Check> {
         let check = Check::new(name, gpus, move |setup| some(setup, nranks, gpus, true));
         checks.push(check);
     }
+    // More ranks than a fused kernel polls at once.
+    for nranks in [2, 5, 12] {
+        let check = Check::new(format!("raw/same-bits-n{nranks}"), 1, move |setup| {
+            same_bits(setup, nranks)
+        });
+        checks.push(check.within(120).also_on_host());
+    }
     // What compute-sanitizer runs, which lets one kernel of a GPU run at a time; see scripts/test-gpu.
     checks.push(Check::new("sanitize/threads-n2-gpus2", 2, sanitized).within(280));
     let alone = Check::new("raw/n1", 1, |setup| some(setup, 1, 1, false));
@@ -71,6 +79,32 @@ fn sanitized(setup: &Setup) -> Verdict {
         ran += world.judge(&cases)?;
     }
     Ok(format!("{ran} cases"))
+}
+
+/// What fused kernels do has the bits of the schedules that they stand for.
+fn same_bits(setup: &Setup, nranks: usize) -> Verdict {
+    let mut rng = Rng::new(setup.options.seed ^ 0xb175);
+    let cases = cover::exchanges(&mut rng, nranks);
+    let run = |protocol| {
+        let mut world = World::new(setup, nranks, 1);
+        world.config.protocol = Some(protocol);
+        Ok::<_, Stop>(coded::outputs(&world, &cases, None)?.0)
+    };
+    let fused = run(Protocol::Fused)?;
+    for (case, done) in cases.iter().zip(&fused) {
+        case.judge(&case.inputs(nranks), done, 0.0)
+            .map_err(Stop::Wrong)?;
+    }
+    for protocol in [Protocol::Ll, Protocol::Simple] {
+        let others = run(protocol)?;
+        for (number, case) in cases.iter().enumerate() {
+            for (rank, other) in others[number].iter().enumerate() {
+                case.same_numbers(&fused[number][rank].output, &other.output, rank, nranks)
+                    .map_err(|why| Stop::Wrong(format!("{why} (what {protocol} has)")))?;
+            }
+        }
+    }
+    Ok(format!("{} cases", cases.len()))
 }
 
 /// Random cases, `nranks` ranks on `gpus` GPUs.

@@ -247,6 +247,30 @@ fn spreads(collective: Collective) -> bool {
     )
 }
 
+/// Every operation and type of what fused kernels do, each by the schedule that they stand for.
+pub fn exchanges(rng: &mut Rng, nranks: usize) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (collective, op) in works() {
+        let algorithm = match collective {
+            Collective::AllReduce => Algorithm::OneShot,
+            Collective::AllGather | Collective::ReduceScatter | Collective::AllToAll => {
+                Algorithm::Direct
+            }
+            _ => continue,
+        };
+        for dtype in DType::ALL {
+            let call = Call {
+                op,
+                algorithm: Some(algorithm),
+                ..Call::new(collective, dtype, rng.pick(&[1, 7, 77, 1000, 4097]))
+            };
+            let (in_place, shifted) = (rng.below(2) == 0, rng.below(2) == 0);
+            cases.push(finish(call, nranks, in_place, shifted, false, rng));
+        }
+    }
+    cases
+}
+
 /// `number` random cases with up to `most` elements a buffer.
 pub fn random(rng: &mut Rng, nranks: usize, number: usize, most: usize) -> Vec<Case> {
     let works = works();

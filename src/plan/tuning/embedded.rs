@@ -5,7 +5,7 @@ use crate::error::Result;
 use std::sync::{Arc, OnceLock};
 
 /// Every table: its name, and its text, as `cinch tune` wrote it, but for lines that it says were left
-/// out. This is the one list of them.
+/// out or are of another run. This is the one list of them.
 const TABLES: &[(&str, &str)] = &[
     ("h200x2.tune", include_str!("../tuned/h200x2.tune")),
     ("h200x4.tune", include_str!("../tuned/h200x4.tune")),

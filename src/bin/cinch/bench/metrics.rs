@@ -161,7 +161,9 @@ mod tests {
         assert_eq!(count_of(AllGather, DType::F32, 4, 1024), 64);
         assert_eq!(count_of(AllGather, DType::F32, 4, 1000), 60);
         assert_eq!(count_of(ReduceScatter, DType::I8, 3, 100), 32);
-        assert_eq!(count_of(AllToAll, DType::F64, 3, 100), 4);
+        for blocks in [AllToAll, Gather, Scatter] {
+            assert_eq!(count_of(blocks, DType::F32, 4, 1000), 60);
+        }
         assert_eq!(count_of(AllGather, DType::F64, 8, 64), 0);
         for collective in Collective::ALL {
             let count = count_of(collective, DType::F16, 4, 1 << 20);

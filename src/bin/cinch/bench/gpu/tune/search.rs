@@ -90,7 +90,8 @@ impl Point {
 
 /// Factor between the sizes that are measured first.
 const COARSE: usize = 4;
-/// Factor between neighbours that choose differently below which nothing between them is measured.
+/// Factor between neighbours that choose differently below which nothing between them is measured, unless
+/// the time at the border between them would be a cliff.
 const FINE: f64 = 1.25;
 /// Repetitions by which ways are thrown out, and by which those that stay are compared.
 const TRIAL: usize = 1;
@@ -263,7 +264,9 @@ impl Search {
         let between = match () {
             () if agree => None,
             () if ratio > FINE => Some((low as f64 * high as f64).sqrt() as usize),
-            () if border.1 > SAME * ends[1].1 => Some(border.0.clamp(low + 1, high - 1)),
+            () if border.1 > SAME * ends[1].1 && high - low > 1 => {
+                Some(border.0.clamp(low + 1, high - 1))
+            }
             () => None,
         };
         if let Some(between) = between {
