@@ -3,7 +3,7 @@
 use super::sample::Sampler;
 use super::stats::Counters;
 use super::{CommInfo, Communicator, Side, costs, device};
-use crate::bootstrap::{self, ExchangeRef, Star, UniqueId};
+use crate::bootstrap::{self, ExchangeRef, PeerInfo, Star, UniqueId};
 use crate::config::{CodecPolicy, Config, TuningChoice, launcher_environment};
 use crate::engine::HostEngine;
 use crate::error::{Error, ErrorKind, Result};
@@ -316,36 +316,53 @@ pub(super) fn split(
     let leads = members
         .first()
         .is_some_and(|&(_, rank)| rank == comm.rank());
-    let id = leads.then(|| UniqueId::create(&config));
-    let said = match &id {
-        None => Vec::new(),
-        Some(Ok(id)) => id.as_bytes().to_vec(),
-        // Said instead of an id, so that nobody waits for one.
-        Some(Err(error)) => error.to_string().into_bytes(),
+    let said = match leads {
+        true => invitation(&UniqueId::create(&config)),
+        false => Vec::new(),
     };
-    let ids = comm.exchange.all_gather(&said)?;
+    let all = comm.exchange.all_gather(&said)?;
     let Some(&(_, leader)) = members.first() else {
         return Ok(None);
     };
-    let id: &[u8; 128] = ids[leader].as_slice().try_into().map_err(|_| {
-        let why = String::from_utf8_lossy(&ids[leader]);
-        Error::new(
-            ErrorKind::Remote,
-            format!("{} cannot lead a split: {why}", comm.peers()[leader]),
-        )
-    })?;
+    let id = invited(&all[leader], &comm.peers()[leader])?;
     let rank = members
         .iter()
         .position(|&(_, rank)| rank == comm.rank())
         .ok_or_else(|| Error::internal("a rank is missing from its own split"))?;
-    by_id(
-        &UniqueId::from_bytes(id)?,
-        rank,
-        members.len(),
-        config,
-        fault,
-    )
-    .map(Some)
+    by_id(&id, rank, members.len(), config, fault).map(Some)
+}
+
+/// First byte of what the leader of a split says: an id follows.
+const MEET: u8 = 1;
+/// The same: the reason follows why there is no id.
+const CANNOT_MEET: u8 = 2;
+
+/// What the leader of a split says to its ranks. A reason comes instead of an id, so that nobody
+/// waits for one.
+fn invitation(id: &Result<UniqueId>) -> Vec<u8> {
+    match id {
+        Ok(id) => [&[MEET], id.as_bytes().as_slice()].concat(),
+        Err(error) => [&[CANNOT_MEET], error.to_string().as_bytes()].concat(),
+    }
+}
+
+/// The id that `leader` said in an [`invitation`].
+fn invited(said: &[u8], leader: &PeerInfo) -> Result<UniqueId> {
+    match said {
+        [MEET, id @ ..] => UniqueId::from_slice(id)
+            .map_err(|error| error.context(format!("the split that {leader} leads"))),
+        [CANNOT_MEET, why @ ..] => Err(Error::new(
+            ErrorKind::Remote,
+            format!(
+                "{leader} cannot lead a split: {}",
+                String::from_utf8_lossy(why)
+            ),
+        )),
+        _ => Err(Error::new(
+            ErrorKind::Mismatch,
+            format!("{leader} leads a split in another format: use one version"),
+        )),
+    }
 }
 
 pub(super) fn shrink(
@@ -378,4 +395,33 @@ pub(super) fn shrink(
     let own = members.iter().take_while(|&&other| other < rank).count();
     let id = refuge.meeting(&members, &config)?;
     by_id(&id, own, members.len(), config, fault)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bootstrap::Exchange;
+
+    /// Also a reason that is as long as an id.
+    #[test]
+    fn ids_and_reasons_of_splits_are_told_apart() {
+        let faults = [Fault::new(), Fault::new()];
+        let world = bootstrap::LocalExchange::world(2, &faults);
+        let leader = &world[0].peers()[1];
+        let id = UniqueId::create_for_one_host(&Config::default()).unwrap();
+        let len = id.as_bytes().len();
+        assert!(invited(&invitation(&Ok(id)), leader).unwrap() == id);
+        let name = Error::invalid_argument("").to_string().len();
+        for length in [0, len - name - 1, len - name, len] {
+            let why = Error::invalid_argument("x".repeat(length));
+            let error = invited(&invitation(&Err(why.clone())), leader).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Remote, "{length}: {error}");
+            let said = format!("{leader} cannot lead a split: {why}");
+            assert_eq!(error.message(), said);
+        }
+        for nonsense in [vec![], vec![3; len + 1]] {
+            let error = invited(&nonsense, leader).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Mismatch, "{error}");
+        }
+    }
 }
