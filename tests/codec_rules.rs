@@ -5,7 +5,7 @@ use cinch::comm::{Call, Exact};
 use cinch::config::Origin;
 use cinch::mem::UserBuffers;
 use cinch::testing::{local_world, try_local_world};
-use cinch::{Collective, Communicator, Config, DType, ErrorKind, ReduceOp, UniqueId};
+use cinch::{Algorithm, Collective, Communicator, Config, DType, ErrorKind, ReduceOp, UniqueId};
 
 fn config(settings: &[(&str, &str)]) -> Config {
     let mut config = Config::default();
@@ -203,6 +203,32 @@ fn samples_measure_the_error() {
             // Uniform data of absmax 0.5 and RMS 0.289 in steps of 1/254: 0.0039 an encode.
             assert!((0.002..0.02).contains(&one.worst_error), "{one:?}");
         }
+    }
+}
+
+/// A call that is refused on one rank only is no coded sum there either.
+#[test]
+fn a_refused_call_is_not_counted_among_the_samples() {
+    let config = config(&[("CINCH_CODEC", "linear8"), ("CINCH_CODEC_SAMPLE", "2")]);
+    let stats = local_world(2, &config, |comm| {
+        if comm.rank() == 0 {
+            let call = Call {
+                algorithm: Some(Algorithm::Tree),
+                ..Call::new(Collective::ReduceScatter, DType::F32, 100)
+            };
+            let mut block = [0u8; 400];
+            let refused = comm.call(&call, UserBuffers::new(&[0; 800], &mut block));
+            let error = refused.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+        }
+        for _ in 0..3 {
+            let mut data = input(comm.rank(), 100);
+            comm.all_reduce_in_place(&mut data, ReduceOp::Sum).unwrap();
+        }
+        comm.codec_stats()
+    });
+    for one in stats {
+        assert_eq!((one.sampled, one.coded_calls), (2, 3));
     }
 }
 

@@ -402,11 +402,12 @@ impl Communicator {
                     engine.run(&calls)
                 }
             };
-            let sampled = part[0].1.slice.is_some();
             match ran {
                 Ok(ran) => reports.extend(ran),
-                // Of a sample, more may be queued than its last part says.
-                Err(error) if reports.is_empty() && !sampled && engine.is_untouched() => {
+                Err(error) if reports.is_empty() && engine.is_untouched() => {
+                    for (_, picked) in calls {
+                        self.unpick(picked);
+                    }
                     return Err(error);
                 }
                 Err(error) => return self.settle(Err(error)),
@@ -461,3 +462,7 @@ impl Communicator {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "device_tests.rs"]
+mod tests;

@@ -330,6 +330,11 @@ impl<'a> Group<'a> {
                     for other in queued {
                         other.fail(error.clone().context(why));
                     }
+                    for entry in &self.calls {
+                        if let Some(Buffers::Gpu(_)) = entry.buffers {
+                            entry.comm.unpick(&entry.picked);
+                        }
+                    }
                     return Err(error);
                 }
             }

@@ -177,7 +177,9 @@ impl Communicator {
         let request = call.request(picked.choice.codec);
         let mut engine = self.engine()?;
         let _guard = PanicGuard(self);
-        let run = engine.prepare(request, buffers)?;
+        let run = engine
+            .prepare(request, buffers)
+            .inspect_err(|_| self.unpick(&picked))?;
         let result = match &picked.slice {
             Some(slice) => self.sample(&mut engine, run, slice),
             None => engine.run(run),

@@ -55,6 +55,8 @@ pub(super) struct Picked {
     pub choice: Choice,
     /// The slice that is compared.
     pub slice: Option<Slice>,
+    /// Whether it is one of the coded sums of which every k-th is sampled.
+    counted: bool,
 }
 
 /// From one look at a slice that has not arrived to the next.
@@ -83,26 +85,22 @@ impl Communicator {
         let choice = self.choose(call)?;
         let every = u64::from(self.policy.sample);
         let request = call.request(choice.codec);
+        let picked = |slice, counted| Picked {
+            choice,
+            slice,
+            counted,
+        };
         if every == 0 || !sampled || !choice.codec.is_lossy() || self.nranks() == 1 {
-            return Ok(Picked {
-                choice,
-                slice: None,
-            });
+            return Ok(picked(None, false));
         }
         let mut state = self.sampler.state();
         let number = state.coded;
         let Some(slice) = Slice::of(&request, self.nranks(), number / every) else {
-            return Ok(Picked {
-                choice,
-                slice: None,
-            });
+            return Ok(picked(None, false));
         };
         state.coded += 1;
         if !number.is_multiple_of(every) {
-            return Ok(Picked {
-                choice,
-                slice: None,
-            });
+            return Ok(picked(None, true));
         }
         self.collect(&mut state)?;
         let choice = self.choose(call)?;
@@ -110,7 +108,24 @@ impl Communicator {
         if slice.is_some() && self.gpu().is_some() {
             state.due = Due::Accepted;
         }
-        Ok(Picked { choice, slice })
+        Ok(Picked {
+            choice,
+            slice,
+            counted: true,
+        })
+    }
+
+    /// Takes back what [`Communicator::pick`] decided about a call that was refused. The next coded
+    /// sum has its number: on other ranks it may not have been refused.
+    pub(super) fn unpick(&self, picked: &Picked) {
+        if !picked.counted {
+            return;
+        }
+        let mut state = self.sampler.state();
+        state.coded -= 1;
+        if picked.slice.is_some() {
+            state.due = Due::None;
+        }
     }
 
     /// The verdict of the sample before.

@@ -25,7 +25,7 @@ mod residuals;
 #[path = "slices_tests.rs"]
 mod slices;
 
-const WAIT: Duration = Duration::from_secs(20);
+pub(crate) const WAIT: Duration = Duration::from_secs(20);
 
 /// A launch, as a kernel saw it.
 #[derive(Clone)]
@@ -35,15 +35,15 @@ enum Seen {
 }
 
 /// A GPU and what was launched on it.
-struct Bench {
-    process: Process,
-    context: Arc<Context>,
+pub(crate) struct Bench {
+    pub(crate) process: Process,
+    pub(crate) context: Arc<Context>,
     kernels: Arc<Kernels>,
     seen: Arc<Mutex<Vec<Seen>>>,
 }
 
 impl Bench {
-    fn new() -> Bench {
+    pub(crate) fn new() -> Bench {
         let gpus = Gpus::new(2);
         let process = gpus.process();
         let seen: Arc<Mutex<Vec<Seen>>> = Arc::default();
@@ -105,16 +105,16 @@ impl Bench {
         }
     }
 
-    fn stream(&self) -> Stream {
+    pub(crate) fn stream(&self) -> Stream {
         Stream::new(&self.context).unwrap()
     }
 
-    fn memory(&self, bytes: usize) -> DeviceMemory {
+    pub(crate) fn memory(&self, bytes: usize) -> DeviceMemory {
         DeviceMemory::zeroed(&self.context, bytes.max(4), WAIT).unwrap()
     }
 
     /// Engines of all ranks of a communicator.
-    fn ranks(&self, nranks: usize, resident: usize, config: &Config) -> Vec<Rank> {
+    pub(crate) fn ranks(&self, nranks: usize, resident: usize, config: &Config) -> Vec<Rank> {
         let faults: Vec<Arc<Fault>> = (0..nranks).map(|_| Fault::new()).collect();
         let exchanges = LocalExchange::world_with(nranks, &faults, config);
         let ranks = exchanges.into_iter().zip(faults).enumerate();
@@ -125,7 +125,7 @@ impl Bench {
                     context: self.context.clone(),
                     kernels: self.kernels.clone(),
                     wiring: wires.clone(),
-                    exchange,
+                    exchange: exchange.clone(),
                     fault: fault.clone(),
                     resident: Resident::both(resident),
                     network: None,
@@ -134,6 +134,7 @@ impl Bench {
                 Rank {
                     engine,
                     wires,
+                    exchange,
                     fault,
                 }
             })
@@ -146,10 +147,11 @@ impl Bench {
     }
 }
 
-struct Rank {
-    engine: GpuEngine,
+pub(crate) struct Rank {
+    pub(crate) engine: GpuEngine,
     wires: Arc<Wires>,
-    fault: Arc<Fault>,
+    pub(crate) exchange: ExchangeRef,
+    pub(crate) fault: Arc<Fault>,
 }
 
 /// Connections that lead nowhere.
@@ -231,10 +233,18 @@ fn call<'a>(
     output: &'a DeviceMemory,
     stream: &Stream,
 ) -> GpuCall<'a> {
+    let buffers = buffers(input, output, stream);
+    GpuCall { request, buffers }
+}
+
+pub(crate) fn buffers<'a>(
+    input: &'a DeviceMemory,
+    output: &'a DeviceMemory,
+    stream: &Stream,
+) -> DeviceBuffers<'a> {
     let place = |memory: &DeviceMemory| (memory.address(), memory.bytes());
     // SAFETY: live until the call has run, which it has when it returns.
-    let buffers = unsafe { DeviceBuffers::new(place(input), place(output), stream.handle().0) };
-    GpuCall { request, buffers }
+    unsafe { DeviceBuffers::new(place(input), place(output), stream.handle().0) }
 }
 
 /// A launch as the interpreter of the tests takes it.

@@ -271,6 +271,12 @@ impl GpuEngine {
     /// streams are of another context, or mix captures in a way that has no order. What a launch
     /// fails with after that fails the communicator.
     pub fn run(&mut self, calls: &[GpuCall<'_>]) -> Result<Vec<Report>> {
+        let (prepared, capture) = self.admit(calls)?;
+        self.start(calls, &prepared, capture)
+    }
+
+    /// Refuses what cannot run. What each call takes that can, and the capture that all belong to.
+    fn admit(&mut self, calls: &[GpuCall<'_>]) -> Result<(Vec<Arc<Prepared>>, Option<u64>)> {
         self.untouched = true;
         let mut prepared = Vec::with_capacity(calls.len());
         for call in calls {
@@ -284,6 +290,16 @@ impl GpuEngine {
         });
         self.residuals.check(fed, capture.is_some())?;
         self.untouched = false;
+        Ok((prepared, capture))
+    }
+
+    /// Queues calls that were admitted together, or some of them.
+    fn start(
+        &mut self,
+        calls: &[GpuCall<'_>],
+        prepared: &[Arc<Prepared>],
+        capture: Option<u64>,
+    ) -> Result<Vec<Report>> {
         let mut reports = Vec::with_capacity(calls.len());
         let mut messages = Vec::new();
         for (index, call) in calls.iter().enumerate() {
@@ -293,12 +309,12 @@ impl GpuEngine {
             if call.request.collective == Collective::SendRecv {
                 messages.push((index, signature));
             } else if call.request.count > 0 {
-                self.messages(calls, &prepared, &messages, capture)?;
+                self.messages(calls, prepared, &messages, capture)?;
                 messages.clear();
                 self.collective(call, run, signature, capture)?;
             }
         }
-        self.messages(calls, &prepared, &messages, capture)?;
+        self.messages(calls, prepared, &messages, capture)?;
         Ok(reports)
     }
 
@@ -580,4 +596,4 @@ mod fake_kernel;
 mod interpreter;
 #[cfg(test)]
 #[path = "engine_tests.rs"]
-mod tests;
+pub(crate) mod tests;

@@ -2,6 +2,8 @@
 
 use super::*;
 use crate::codec::{KERNEL_CODECS, kernel_family};
+use crate::engine::gpu::Slices;
+use crate::plan::Slice;
 use crate::types::{CodecKind, ScaleRule};
 
 #[test]
@@ -62,6 +64,36 @@ fn what_cannot_run_is_refused_before_anything_is_launched() {
         assert!(error.message().contains("same capture"), "{error}");
         Ok(())
     });
+    assert!(bench.take().is_empty());
+}
+
+/// Also what a sampled call is compared with, and what saves its input.
+#[test]
+fn what_cannot_be_sampled_is_refused_before_anything_is_queued() {
+    let bench = Bench::new();
+    let stream = bench.stream();
+    let mut ranks = bench.ranks(2, 16, &simple());
+    let engine = &mut ranks[0].engine;
+    let memory = bench.memory(4096);
+    let slices = Slices::new(&bench.context, WAIT).unwrap();
+    let coded = |dtype| {
+        let problem = Problem::new(Collective::AllReduce, dtype, 2, 1000);
+        request(&problem, "linear8")
+    };
+    // Of the second, only the exact sum has no kernel.
+    for (call_of, slice_of, said) in [
+        (DType::F16, DType::F16, "cinch_coded_linear8_f16"),
+        (DType::F32, DType::F16, "cinch_raw_f16"),
+    ] {
+        let copies = bench.process.calls("cuMemcpyAsync");
+        let slice = Slice::of(&coded(slice_of), 2, 0).unwrap();
+        let call = call(coded(call_of), &memory, &memory, &stream);
+        let error = slices.run(engine, &call, &slice).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+        assert!(error.message().contains(said), "{error}");
+        assert!(engine.is_untouched(), "{error}");
+        assert_eq!(bench.process.calls("cuMemcpyAsync"), copies);
+    }
     assert!(bench.take().is_empty());
 }
 

@@ -38,7 +38,8 @@ impl Slices {
         })
     }
 
-    /// Runs a coded call, and behind it what its slice is compared with.
+    /// Runs a coded call, and behind it what its slice is compared with: all of it, or nothing if
+    /// some of it is refused.
     ///
     /// # Errors
     /// As [`GpuEngine::run`].
@@ -50,6 +51,11 @@ impl Slices {
     ) -> Result<super::Report> {
         let stream = engine.stream(call.buffers.stream());
         let base = self.device.address();
+        let (exact, all, own) = (0, REGION, 2 * REGION);
+        let between = |request, from, to| self.call(request, (from, to), slice, &stream);
+        let mut calls = vec![*call, between(slice.exact_sum(), exact, exact)];
+        calls.extend(slice.gather().map(|gather| between(gather, own, all)));
+        let (prepared, capture) = engine.admit(&calls)?;
         // The call may overwrite its input.
         for (block, place) in slice.input_places().enumerate() {
             let at = Addresses {
@@ -58,21 +64,17 @@ impl Slices {
             };
             copy(&stream, at, slice.part_bytes())?;
         }
-        let reports = engine.run(std::slice::from_ref(call))?;
+        let reports = engine.start(&calls[..1], &prepared[..1], capture)?;
         let coded = match slice.gather() {
-            Some(_) => base + 2 * REGION as u64,
-            None => base + REGION as u64,
+            Some(_) => own,
+            None => all,
         };
         let at = Addresses {
             input: call.buffers.output().0 + slice.output_place() as u64,
-            output: coded,
+            output: base + coded as u64,
         };
         copy(&stream, at, slice.part_bytes())?;
-        let (exact, all) = (0, REGION);
-        self.queue(engine, slice.exact_sum(), (exact, exact), slice, &stream)?;
-        if let Some(gather) = slice.gather() {
-            self.queue(engine, gather, (2 * REGION, all), slice, &stream)?;
-        }
+        engine.start(&calls[1..], &prepared[1..], capture)?;
         for region in [exact, all] {
             let at = Addresses {
                 input: base + region as u64,
@@ -109,19 +111,18 @@ impl Slices {
         })
     }
 
-    /// Queues an exact call between two regions.
-    fn queue(
+    /// An exact call between two regions.
+    fn call(
         &self,
-        engine: &mut GpuEngine,
         request: Request,
         (from, to): (usize, usize),
         slice: &Slice,
         stream: &Stream,
-    ) -> Result<()> {
+    ) -> GpuCall<'static> {
         let place = |at: usize| (self.device.address() + at as u64, slice.bytes());
         // SAFETY: regions of our own memory, which lives as long as the engine that may use it
         // (the owner drops it behind the engine); the stream is the call's, which is live.
         let buffers = unsafe { DeviceBuffers::new(place(from), place(to), stream.handle().0) };
-        engine.run(&[GpuCall { request, buffers }]).map(drop)
+        GpuCall { request, buffers }
     }
 }
