@@ -4,12 +4,11 @@
 use crate::boundary::Progress;
 use crate::coll_config::{Choice, ncclCollConfig_t};
 use crate::comm;
-use crate::group::{self, Buffers};
+use crate::group;
 use crate::op;
 use crate::types::*;
 use cinch::comm::Call;
-use cinch::mem::{DeviceBuffers, UserBuffers};
-use cinch::types::Extent;
+use cinch::mem::{Buffers, DeviceBuffers, UserBuffers};
 use cinch::{Collective, Error, Result};
 use std::ffi::{c_int, c_void};
 use std::ptr::{null, null_mut};
@@ -194,8 +193,8 @@ impl Request {
         };
         let input = self.collective.input_extent(is_root);
         let output = self.collective.output_extent(is_root);
-        let input_bytes = buffer_bytes("sendbuff", self.sendbuff, input, &call, nranks)?;
-        let output_bytes = buffer_bytes("recvbuff", self.recvbuff, output, &call, nranks)?;
+        let input_bytes = call.buffer_bytes("sendbuff", self.sendbuff.addr(), input, nranks)?;
+        let output_bytes = call.buffer_bytes("recvbuff", self.recvbuff.addr(), output, nranks)?;
         // A buffer that is not used may be anything; it must not look like an overlap.
         let sendbuff = if input_bytes == 0 {
             null()
@@ -227,40 +226,5 @@ impl Request {
             })
         };
         group::submit(communicator, &call, buffers)
-    }
-}
-
-/// No 64-bit processor has more address bits: a larger buffer cannot exist.
-const MAX_BUFFER_BYTES: u64 = 1 << 56;
-
-fn buffer_bytes(
-    name: &str,
-    buffer: *const c_void,
-    extent: Extent,
-    call: &Call,
-    nranks: usize,
-) -> Result<usize> {
-    let bytes = extent
-        .elements(call.count, nranks)
-        .and_then(|elements| elements.checked_mul(call.dtype.size()))
-        .filter(|&bytes| bytes as u64 <= MAX_BUFFER_BYTES)
-        .filter(|&bytes| buffer.addr().checked_add(bytes).is_some());
-    let what = || {
-        format!(
-            "{} of {} {} among {nranks} ranks",
-            call.collective, call.count, call.dtype
-        )
-    };
-    match bytes {
-        None => Err(Error::invalid_argument(format!(
-            "{} needs a {name} beyond the end of memory",
-            what()
-        ))),
-        Some(0) => Ok(0),
-        Some(bytes) if buffer.is_null() => Err(Error::invalid_argument(format!(
-            "{name} is NULL, but {} needs {bytes} bytes there on this rank",
-            what()
-        ))),
-        Some(bytes) => Ok(bytes),
     }
 }

@@ -9,7 +9,7 @@ use crate::boundary::Progress;
 use crate::types::*;
 use crate::versioned;
 use cinch::comm::{Call, Group};
-use cinch::mem::{DeviceBuffers, UserBuffers};
+use cinch::mem::Buffers;
 use cinch::{Communicator, Error, Result};
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -73,14 +73,6 @@ thread_local! {
     static OPEN: RefCell<Option<OpenGroup>> = const { RefCell::new(None) };
 }
 
-/// The buffers of a call: where they are is the communicator's choice.
-pub(crate) enum Buffers {
-    /// In host memory.
-    Host(UserBuffers<'static>),
-    /// On a GPU.
-    Gpu(DeviceBuffers<'static>),
-}
-
 #[derive(Default)]
 struct OpenGroup {
     depth: u32,
@@ -92,7 +84,12 @@ struct OpenGroup {
 }
 
 impl OpenGroup {
-    fn add(&mut self, comm: Arc<Communicator>, call: &Call, buffers: Buffers) -> Result<()> {
+    fn add(
+        &mut self,
+        comm: Arc<Communicator>,
+        call: &Call,
+        buffers: Buffers<'static>,
+    ) -> Result<()> {
         // SAFETY: `calls` holds the communicator, which does not move, for longer than `group`
         // lives.
         let borrowed: &'static Communicator = unsafe { &*Arc::as_ptr(&comm) };
@@ -161,7 +158,11 @@ fn close(open: &mut Option<OpenGroup>) -> Result<Option<OpenGroup>> {
 }
 
 /// Runs a call, or records it if a group is open.
-pub(crate) fn submit(comm: Arc<Communicator>, call: &Call, buffers: Buffers) -> Result<Progress> {
+pub(crate) fn submit(
+    comm: Arc<Communicator>,
+    call: &Call,
+    buffers: Buffers<'static>,
+) -> Result<Progress> {
     if OPEN.with_borrow(Option::is_some) {
         OPEN.with_borrow_mut(|open| open.get_or_insert_default().add(comm, call, buffers))?;
         return Ok(Progress::Done);

@@ -8,7 +8,7 @@ use crate::codec::EncodeStats;
 use crate::engine::Batch;
 use crate::engine::gpu::GpuCall;
 use crate::error::{Error, Result};
-use crate::mem::{DeviceBuffers, UserBuffers};
+use crate::mem::{Buffers, DeviceBuffers, UserBuffers};
 use crate::plan::Request;
 use crate::types::Collective;
 
@@ -25,45 +25,6 @@ struct Entry<'a> {
     call: Call,
     picked: Picked,
     buffers: Option<Buffers<'a>>,
-}
-
-#[derive(Debug)]
-enum Buffers<'a> {
-    Host(UserBuffers<'a>),
-    Gpu(DeviceBuffers<'a>),
-}
-
-impl<'a> Buffers<'a> {
-    fn output_bytes(&self) -> usize {
-        match self {
-            Buffers::Host(buffers) => buffers.output_bytes(),
-            Buffers::Gpu(buffers) => buffers.output().1,
-        }
-    }
-
-    /// Addresses of input and output.
-    fn places(&self) -> (usize, usize) {
-        match self {
-            Buffers::Host(buffers) => (buffers.input_address(), buffers.output_address()),
-            Buffers::Gpu(buffers) => (buffers.input().0 as usize, buffers.output().0 as usize),
-        }
-    }
-
-    /// The buffers of a message to oneself: those of its send and its receive as one, and what is
-    /// left for the receive.
-    fn joined(send: Buffers<'a>, recv: Buffers<'a>) -> Option<(Buffers<'a>, Buffers<'a>)> {
-        match (send, recv) {
-            (Buffers::Host(send), Buffers::Host(recv)) => Some((
-                Buffers::Host(UserBuffers::joined(send, recv)),
-                Buffers::Host(UserBuffers::new(&[], &mut [])),
-            )),
-            (Buffers::Gpu(send), Buffers::Gpu(recv)) => Some((
-                Buffers::Gpu(DeviceBuffers::joined(send, recv)),
-                Buffers::Gpu(recv.emptied()),
-            )),
-            _ => None,
-        }
-    }
 }
 
 impl<'a> Group<'a> {

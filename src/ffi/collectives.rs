@@ -5,7 +5,7 @@
 //! queued; on a communicator of host memory it is NULL, and the call has run when it returns.
 
 use super::error::cinch_result_t;
-use super::group::{self, Buffers};
+use super::group;
 use super::handle::{self, cinch_comm_t, rank_of};
 use super::op;
 use super::report::Target;
@@ -13,8 +13,8 @@ use super::types::cinch_collective_t::{self, *};
 use super::types::{self, collective_number, dtype_number, op_number};
 use crate::comm::Call;
 use crate::error::{Error, Result};
-use crate::mem::{DeviceBuffers, UserBuffers};
-use crate::types::{Algorithm, CodecChoice, Collective, Extent};
+use crate::mem::{Buffers, DeviceBuffers, UserBuffers};
+use crate::types::{Algorithm, CodecChoice, Collective};
 use std::ffi::{c_int, c_void};
 use std::ptr::{null, null_mut};
 
@@ -361,8 +361,8 @@ impl Request {
                 )
             }
         };
-        let input_bytes = buffer_bytes("sendbuf", self.sendbuf, input, &call, nranks)?;
-        let output_bytes = buffer_bytes("recvbuf", self.recvbuf, output, &call, nranks)?;
+        let input_bytes = call.buffer_bytes("sendbuf", self.sendbuf.addr(), input, nranks)?;
+        let output_bytes = call.buffer_bytes("recvbuf", self.recvbuf.addr(), output, nranks)?;
         // A buffer that is not used may be anything; it must not look like an overlap.
         let sendbuf = if input_bytes == 0 {
             null()
@@ -394,102 +394,5 @@ impl Request {
             })
         };
         group::submit(&handle, &call, buffers, self.report)
-    }
-}
-
-/// No 64-bit processor has more address bits: a larger buffer cannot exist.
-const MAX_BUFFER_BYTES: u64 = 1 << 56;
-
-fn buffer_bytes(
-    name: &str,
-    buffer: *const c_void,
-    extent: Extent,
-    call: &Call,
-    nranks: usize,
-) -> Result<usize> {
-    let bytes = extent
-        .elements(call.count, nranks)
-        .and_then(|elements| elements.checked_mul(call.dtype.size()))
-        .filter(|&bytes| bytes as u64 <= MAX_BUFFER_BYTES && isize::try_from(bytes).is_ok())
-        .filter(|&bytes| buffer.addr().checked_add(bytes).is_some());
-    let what = || {
-        format!(
-            "{} of {} {} among {nranks} ranks",
-            call.collective, call.count, call.dtype
-        )
-    };
-    match bytes {
-        None => Err(Error::invalid_argument(format!(
-            "{} needs a {name} beyond the end of memory",
-            what()
-        ))),
-        Some(0) => Ok(0),
-        Some(bytes) if buffer.is_null() => Err(Error::invalid_argument(format!(
-            "{name} is NULL, but {} needs {bytes} bytes there on this rank",
-            what()
-        ))),
-        Some(bytes) => Ok(bytes),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::types::DType;
-
-    #[test]
-    fn impossible_buffers_are_refused() {
-        let word = 0u64;
-        let here: *const c_void = std::ptr::from_ref(&word).cast();
-        let ask = |buffer, extent, count, dtype| {
-            let call = Call::new(Collective::AllGather, dtype, count);
-            buffer_bytes("recvbuf", buffer, extent, &call, 4)
-        };
-        assert_eq!(ask(here, Extent::CountPerRank, 2, DType::F32).unwrap(), 32);
-        assert_eq!(ask(null(), Extent::Count, 0, DType::F32).unwrap(), 0);
-        assert_eq!(ask(null(), Extent::Unused, 9, DType::F32).unwrap(), 0);
-        for (buffer, extent, count, dtype, said) in [
-            (null(), Extent::Count, 1, DType::F64, "needs 8 bytes there"),
-            (here, Extent::Count, usize::MAX, DType::I8, "beyond the end"),
-            (
-                here,
-                Extent::Count,
-                usize::MAX / 2,
-                DType::I8,
-                "beyond the end",
-            ),
-            (
-                here,
-                Extent::Count,
-                usize::MAX / 4,
-                DType::F32,
-                "beyond the end",
-            ),
-            (
-                here,
-                Extent::CountPerRank,
-                usize::MAX / 4 + 1,
-                DType::I8,
-                "beyond the end",
-            ),
-            (
-                here,
-                Extent::CountPerRank,
-                usize::MAX / 16,
-                DType::F64,
-                "beyond the end",
-            ),
-            (
-                std::ptr::without_provenance(usize::MAX - 7),
-                Extent::Count,
-                9,
-                DType::I8,
-                "beyond the end",
-            ),
-        ] {
-            let error = ask(buffer, extent, count, dtype).unwrap_err();
-            assert!(error.message().contains(said), "{error}");
-            assert!(error.message().contains("recvbuf"), "{error}");
-        }
     }
 }

@@ -9,7 +9,7 @@ use super::handle::Handle;
 use super::report::Target;
 use crate::comm::{Call, Communicator, Group};
 use crate::error::{Error, Result};
-use crate::mem::{DeviceBuffers, UserBuffers};
+use crate::mem::Buffers;
 use std::cell::RefCell;
 use std::sync::Arc;
 
@@ -58,14 +58,6 @@ thread_local! {
     static OPEN: RefCell<Option<OpenGroup>> = const { RefCell::new(None) };
 }
 
-/// The buffers of a call: where they are is the communicator's choice.
-pub(super) enum Buffers {
-    /// In host memory.
-    Host(UserBuffers<'static>),
-    /// On a GPU.
-    Gpu(DeviceBuffers<'static>),
-}
-
 #[derive(Default)]
 struct OpenGroup {
     depth: u32,
@@ -81,7 +73,7 @@ impl OpenGroup {
         &mut self,
         handle: &Arc<Handle>,
         call: &Call,
-        buffers: Buffers,
+        buffers: Buffers<'static>,
         report: Target,
     ) -> Result<()> {
         // SAFETY: `keep` holds the handle, which does not move, for longer than `group` lives.
@@ -139,7 +131,7 @@ fn close(open: &mut Option<OpenGroup>) -> Result<Option<OpenGroup>> {
 pub(super) fn submit(
     handle: &Arc<Handle>,
     call: &Call,
-    buffers: Buffers,
+    buffers: Buffers<'static>,
     report: Target,
 ) -> Result<()> {
     if OPEN.with_borrow(Option::is_some) {

@@ -2,6 +2,7 @@
 
 pub mod abi;
 mod boxes;
+mod buffers;
 mod control;
 mod device_buffers;
 mod doorbell;
@@ -11,6 +12,7 @@ mod staging;
 mod user;
 
 pub use boxes::{BoxShape, PRIVATE_BYTES};
+pub use buffers::Buffers;
 pub use control::ControlWords;
 pub use device_buffers::DeviceBuffers;
 pub use doorbell::{DOORBELL_BYTES, Ringer, Sleeper};
