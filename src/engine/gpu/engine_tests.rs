@@ -206,7 +206,7 @@ impl Wiring for Wires {
     }
 }
 
-fn request(problem: &Problem, codec: &str) -> Request {
+pub(super) fn request(problem: &Problem, codec: &str) -> Request {
     Request {
         collective: problem.collective,
         dtype: problem.dtype,

@@ -4,13 +4,14 @@
 mod world;
 
 use super::super::GpuCall;
+use super::super::tests::request;
 use super::*;
 use crate::error::ErrorKind;
 use crate::gpu::{CaptureMode, Graph, Stream};
 use crate::mem::DeviceBuffers;
 use crate::testing::Problem;
 use crate::types::{Algorithm, Collective, DType, ReduceOp, TransportKind};
-use world::{World, inputs, request, small};
+use world::{World, inputs, small};
 
 const WAIT: Duration = Duration::from_secs(60);
 

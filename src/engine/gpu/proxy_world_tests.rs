@@ -5,6 +5,7 @@ use super::super::super::abi::Args;
 use super::super::super::fake_kernel::Kernel;
 use super::super::super::kernels::Kernels;
 use super::super::super::pack::Blob;
+use super::super::super::tests::request;
 use super::super::super::{GpuCall, GpuEngine, Parts, Wiring};
 use super::WAIT;
 use crate::bootstrap::{ExchangeRef, LocalExchange};
@@ -177,27 +178,6 @@ impl Rank {
         let buffers =
             unsafe { DeviceBuffers::new(place(input), place(output), self.stream.handle().0) };
         GpuCall { request, buffers }
-    }
-}
-
-pub(super) fn request(problem: &Problem, codec: &str) -> Request {
-    let peer = match problem.collective {
-        Collective::SendRecv => problem.peer,
-        _ => 0,
-    };
-    Request {
-        collective: problem.collective,
-        dtype: problem.dtype,
-        op: problem.op,
-        count: problem.count,
-        root: problem.root,
-        peer,
-        codec: codec.parse().unwrap(),
-        auto: false,
-        intra: codec.parse().unwrap(),
-        algorithm: None,
-        tensor: None,
-        feedback: None,
     }
 }
 
