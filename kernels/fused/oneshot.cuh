@@ -137,34 +137,23 @@ struct OneshotCall {
 template <class E, Sends SENDS = Sends::THE_SAME>
 struct OneshotSum {
   static constexpr bool SCATTERS = SENDS == Sends::A_BLOCK_EACH;
-  using Acc = typename E::Acc;
-  static constexpr uint32_t SIZE = sizeof(typename E::Storage);
-  static constexpr int N = 8 / SIZE;
-
-  static __device__ __forceinline__ void unpack(uint64_t word, Acc (&x)[2 * N]) {
-    E::unpack(make_uint4((uint32_t)word, (uint32_t)(word >> 32), 0, 0), x);
-  }
-
-  static __device__ __forceinline__ uint64_t pack(Acc (&x)[2 * N]) {
-#pragma unroll
-    for (int k = N; k < 2 * N; ++k) x[k] = x[0];
-    const uint4 v = E::pack(x);
-    return v.x | (uint64_t)v.y << 32;
-  }
+  using Packet = PacketElements<E>;
+  using Acc = typename Packet::Acc;
+  static constexpr int N = Packet::N;
 
   static __device__ __forceinline__ void packets(const cinch_oneshot_args &args, uint64_t epoch,
                                                  uint32_t *stopped) {
-    const OneshotCall<SENDS, SCATTERS> call(args, SIZE, epoch, stopped);
+    const OneshotCall<SENDS, SCATTERS> call(args, 8 / N, epoch, stopped);
     const uint32_t own_rank = args.comm.rank;
     const bool premultiplies = (args.flags & CINCH_PREMULTIPLY) != 0;
     const uint64_t factor =
         args.flags & CINCH_FACTOR_AT ? E::factor_at(args.factor) : args.factor;
     const auto contribution = [&](uint64_t word, Acc (&x)[2 * N]) {
-      unpack(word, x);
+      Packet::unpack(word, x);
       if (!premultiplies) return word;
 #pragma unroll
       for (int k = 0; k < N; ++k) x[k] = E::premultiply(x[k], factor);
-      return pack(x);
+      return Packet::pack(x);
     };
     call.each([&](uint32_t i) {
       uint64_t own = 0;
@@ -172,7 +161,7 @@ struct OneshotSum {
       if (i < call.pieces) {
         own = contribution(call.load(own_rank, i), mine);
         // As the peers see it, rounded to the element type, where they have the same sum.
-        if (premultiplies && !SCATTERS) unpack(own, mine);
+        if (premultiplies && !SCATTERS) Packet::unpack(own, mine);
       }
       call.send(i, own, [&](uint32_t peer) {
         Acc unused[2 * N];
@@ -186,7 +175,7 @@ struct OneshotSum {
 #pragma unroll
           for (int k = 0; k < N; ++k) term[k] = mine[k];
         } else {
-          unpack(payload, term);
+          Packet::unpack(payload, term);
         }
 #pragma unroll
         for (int k = 0; k < N; ++k) {
@@ -198,7 +187,7 @@ struct OneshotSum {
 #pragma unroll
         for (int k = 0; k < N; ++k) sum[k] = E::divide(sum[k], args.comm.nranks);
       }
-      call.store(0, i, pack(sum));
+      call.store(0, i, Packet::pack(sum));
       return true;
     });
   }

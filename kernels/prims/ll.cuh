@@ -20,6 +20,25 @@ __device__ __forceinline__ void store_ll(uint8_t *slot, uint32_t i, uint64_t pay
                make_uint4((uint32_t)payload, flag, (uint32_t)(payload >> 32), flag));
 }
 
+// The elements of a packet's 8 bytes, N of them. E converts 16 bytes at a time.
+template <class E>
+struct PacketElements {
+  using Acc = typename E::Acc;
+  static constexpr int N = 8 / sizeof(typename E::Storage);
+
+  static __device__ __forceinline__ void unpack(uint64_t payload, Acc (&into)[2 * N]) {
+    E::unpack(make_uint4((uint32_t)payload, (uint32_t)(payload >> 32), 0, 0), into);
+  }
+
+  // Of the first N; the others may be anything.
+  static __device__ __forceinline__ uint64_t pack(Acc (&from)[2 * N]) {
+#pragma unroll
+    for (int k = N; k < 2 * N; ++k) from[k] = from[0];
+    const uint4 v = E::pack(from);
+    return v.x | (uint64_t)v.y << 32;
+  }
+};
+
 // Reads packet `i` of sources first to first + POLLED - 1 of `count`, but not of source `except`,
 // as soon as each is complete. `flag(r)` is what the packets of source r carry, `name(r)` its rank.
 // False if the wait ended early.
@@ -93,32 +112,20 @@ class RawLL {
     step(job, i, bytes);
   }
 
-  using Acc = typename E::Acc;
-  static constexpr int N = 8 / sizeof(typename E::Storage);
-
-  static __device__ __forceinline__ void unpack(uint64_t payload, Acc (&into)[2 * N]) {
-    E::unpack(make_uint4((uint32_t)payload, (uint32_t)(payload >> 32), 0, 0), into);
-  }
-
-  static __device__ __forceinline__ uint64_t pack(const Acc (&from)[2 * N]) {
-    const uint4 v = E::pack(from);
-    return v.x | (uint64_t)v.y << 32;
-  }
+  using Packet = PacketElements<E>;
+  using Acc = typename Packet::Acc;
+  static constexpr int N = Packet::N;
 
   // `own`: cinch_own of an own contribution; absent for what was received.
   __device__ __forceinline__ void add(Acc (&sum)[2 * N], bool &started, uint64_t payload,
                                       uint32_t own) const {
     Acc term[2 * N];
-    unpack(payload, term);
+    Packet::unpack(payload, term);
     if (own != CINCH_OWN_ABSENT && (work_.flags & CINCH_PREMULTIPLY)) {
 #pragma unroll
       for (int k = 0; k < N; ++k) term[k] = E::premultiply(term[k], work_.factor);
       // What the peers see of it is rounded to the element type.
-      if (own == CINCH_OWN_CODED) {
-#pragma unroll
-        for (int k = N; k < 2 * N; ++k) term[k] = term[0];
-        unpack(pack(term), term);
-      }
+      if (own == CINCH_OWN_CODED) Packet::unpack(Packet::pack(term), term);
     }
 #pragma unroll
     for (int k = 0; k < N; ++k) {
@@ -171,9 +178,7 @@ class RawLL {
       for (int k = 0; k < N; ++k) {
         if (does.divides) sum[k] = E::divide(sum[k], comm_.nranks);
       }
-#pragma unroll
-      for (int k = N; k < 2 * N; ++k) sum[k] = sum[0];
-      result = pack(sum);
+      result = Packet::pack(sum);
     }
     for (uint32_t t = 0; t < job.nsend; ++t) store_ll(job.target(t), i, result, job.target_flag(t));
     if (job.writes()) store_word(job.output, i, bytes, size, aligned, result);

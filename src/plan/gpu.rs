@@ -163,11 +163,8 @@ fn possible(
         Protocol::Simple | Protocol::Ll => true,
         Protocol::Ll128 => gpu.ll128,
         Protocol::Fused => {
-            let (_, only) = FUSED
-                .into_iter()
-                .find(|(collective, _)| *collective == request.collective)
-                .unzip();
-            only == Some(algorithm) && request.count * request.dtype.size() <= gpu.oneshot_bytes
+            FUSED.contains(&(request.collective, algorithm))
+                && request.count * request.dtype.size() <= gpu.oneshot_bytes
         }
     }
 }

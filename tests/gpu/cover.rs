@@ -247,7 +247,8 @@ fn spreads(collective: Collective) -> bool {
     )
 }
 
-/// Every operation and type of what fused kernels do, each by the schedule that they stand for.
+/// Every operation and type of what fused kernels do, each by the schedule that they stand for, in messages
+/// that fit the smallest area of such kernels.
 pub fn exchanges(rng: &mut Rng, nranks: usize) -> Vec<Case> {
     let mut cases = Vec::new();
     for (collective, op) in works() {
@@ -262,7 +263,7 @@ pub fn exchanges(rng: &mut Rng, nranks: usize) -> Vec<Case> {
             let call = Call {
                 op,
                 algorithm: Some(algorithm),
-                ..Call::new(collective, dtype, rng.pick(&[1, 7, 77, 1000, 4097]))
+                ..Call::new(collective, dtype, rng.pick(&[1, 7, 77, 1000, 2047]))
             };
             let (in_place, shifted) = (rng.below(2) == 0, rng.below(2) == 0);
             cases.push(finish(call, nranks, in_place, shifted, false, rng));

@@ -261,13 +261,13 @@ impl Search {
         // Where two ways meet the time is a guess, which a way that cannot run at the other end makes
         // a poor one: above the time of the larger size it is a cliff, or a wrong guess.
         let border = choose::border(&pair[0], &pair[1], (ends[0].0, ends[1].0));
-        let between = match () {
-            () if agree => None,
-            () if ratio > FINE => Some((low as f64 * high as f64).sqrt() as usize),
-            () if border.1 > SAME * ends[1].1 && high - low > 1 => {
-                Some(border.0.clamp(low + 1, high - 1))
-            }
-            () => None,
+        let between = if agree {
+            None
+        } else if ratio > FINE {
+            Some((low as f64 * high as f64).sqrt() as usize)
+        } else {
+            let is_cliff = border.1 > SAME * ends[1].1 && high - low > 1;
+            is_cliff.then(|| border.0.clamp(low + 1, high - 1))
         };
         if let Some(between) = between {
             let before = self.points.len();
