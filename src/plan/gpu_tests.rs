@@ -113,7 +113,8 @@ fn chunks_fit_slots_and_channels_fit_the_gpu() {
                             assert!(plan.channels <= lanes);
                         }
                         if collective == Collective::SendRecv {
-                            let blocks = 2 * plan.channels * gpu.peers_at_once(nranks);
+                            let bytes = 4 * count;
+                            let blocks = 2 * plan.channels * gpu.peers_at_once(nranks, bytes);
                             assert!(blocks <= resident.max(2));
                         }
                     }
@@ -121,6 +122,30 @@ fn chunks_fit_slots_and_channels_fit_the_gpu() {
             }
         }
     }
+}
+
+/// The larger a message between two ranks, the more channels it has, and the fewer of them are on their
+/// way at once: what one rank of a pair launches, the other one does.
+#[test]
+fn a_large_message_has_the_blocks_of_several_peers() {
+    let limits = limits(8, 66);
+    let gpu = limits.gpu.unwrap();
+    let channels = |bytes: usize| {
+        let request = request(Collective::SendRecv, bytes / 4, "raw");
+        plan(limits.clone(), &request).channels
+    };
+    let cases = [
+        (1 << 20, 7, 4),
+        (2 << 20, 4, 8),
+        (4 << 20, 2, 16),
+        (8 << 20, 1, 32),
+        (1 << 30, 1, 33),
+    ];
+    for (bytes, peers, most) in cases {
+        assert_eq!(gpu.peers_at_once(8, bytes), peers, "{bytes}");
+        assert_eq!(channels(bytes), most, "{bytes}");
+    }
+    assert_eq!(gpu.peers_at_once(8, 0), 7);
 }
 
 #[test]

@@ -33,18 +33,17 @@ impl GpuEngine {
             stream.wait_event(&reached)?;
         }
         let gpu = self.planner.limits().gpu;
-        let at_once = gpu.map_or(1, |gpu| gpu.peers_at_once(self.nranks));
         let mut earlier: HashMap<(usize, usize), usize> = HashMap::new();
         // What both ends know of a message, in the order in which both launch.
-        let mut launches: BTreeMap<(usize, usize, &str), Vec<usize>> = BTreeMap::new();
+        let mut launches: BTreeMap<(usize, usize, usize, &str), Vec<usize>> = BTreeMap::new();
         for (position, &(index, _)) in messages.iter().enumerate() {
             let request = &calls[index].request;
             if request.count == 0 {
                 continue;
             }
             let pair = (request.root, request.peer);
+            let bytes = request.count * request.dtype.size();
             if pair.0 == pair.1 {
-                let bytes = request.count * request.dtype.size();
                 self.queue(&stream, capture, |_| {
                     copy(&stream, calls[index].at(), bytes)
                 })?;
@@ -53,7 +52,9 @@ impl GpuEngine {
             let turn = earlier.entry(pair).or_default();
             let distance = (pair.1 + self.nranks - pair.0) % self.nranks;
             let name = prepared[index].function.name();
-            let key = (*turn, (distance - 1) / at_once, name);
+            // Only messages with as many peers at once share a launch, so that its blocks fit.
+            let at_once = gpu.map_or(1, |gpu| gpu.peers_at_once(self.nranks, bytes));
+            let key = (*turn, at_once, (distance - 1) / at_once, name);
             launches.entry(key).or_default().push(position);
             *turn += 1;
         }

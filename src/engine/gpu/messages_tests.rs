@@ -77,9 +77,10 @@ fn a_message_to_oneself_joins_the_stream_of_its_receive() {
 fn messages_of_a_group_meet() {
     let bench = Bench::new();
     let stream = bench.stream();
-    for (nranks, resident) in [(2, 2), (4, 3), (4, 132), (5, 4), (5, 16)] {
+    for (nranks, resident) in [(2, 2), (4, 3), (4, 12), (4, 132), (5, 4), (5, 16)] {
         let mut ranks = bench.ranks(nranks, resident, &simple());
-        let counts = [3usize, 70_000, 1];
+        // The second one is large enough for fewer peers at once than the others.
+        let counts = [3usize, 140_000, 1];
         let word = |from: usize, to: usize, k: usize| (100 * from + 10 * to + k) as f32;
         let mut launches = Vec::new();
         let mut outputs = Vec::new();
