@@ -1,5 +1,5 @@
-// The fused exchanges of small messages: all-gather and all-to-all, and all-reduce and reduce-scatter
-// of each element type.
+// The fused exchanges of small messages: all-gather and all-to-all, and all-reduce, in one trip and in
+// two, and reduce-scatter of each element type.
 #include "fused/oneshot.cuh"
 
 #define CINCH_ONESHOT(name, ...)                                           \
@@ -10,7 +10,8 @@
 
 #define CINCH_ONESHOTS(type, Type)                \
   CINCH_ONESHOT(type, OneshotSum<Type>)           \
-  CINCH_ONESHOT(scatter_##type, OneshotSum<Type, Sends::A_BLOCK_EACH>)
+  CINCH_ONESHOT(scatter_##type, OneshotSum<Type, Sends::A_BLOCK_EACH>) \
+  CINCH_ONESHOT(twice_##type, OneshotSum<Type, Sends::A_PART_EACH>)
 
 namespace cinch {
 

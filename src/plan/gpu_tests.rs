@@ -57,13 +57,12 @@ fn sizes_choose_protocol_and_algorithm() {
         );
         (plan.algorithm, plan.protocol)
     };
-    for bytes in [8, 1 << 10, 16 << 10, 64 << 10] {
+    for bytes in [8, 1 << 10, 16 << 10] {
         assert_eq!(chosen(bytes, "raw"), (Algorithm::OneShot, Protocol::Fused));
     }
-    assert_eq!(
-        chosen(512 << 10, "raw"),
-        (Algorithm::Direct, Protocol::Ll128)
-    );
+    for bytes in [128 << 10, 512 << 10] {
+        assert_eq!(chosen(bytes, "raw"), (Algorithm::Direct, Protocol::Fused));
+    }
     for bytes in [2 << 20, 16 << 20, 64 << 20, 1 << 30] {
         assert_eq!(chosen(bytes, "raw"), (Algorithm::Direct, Protocol::Simple));
     }
@@ -201,13 +200,14 @@ fn a_protocol_that_is_asked_for_is_taken_where_it_can_be() {
     for (asked, request, taken) in cases {
         assert_eq!(plan(asking(asked), &request).protocol, taken, "{asked}");
     }
-    // The limit of a fused kernel is one of blocks, where there are any.
-    let most = limits(4, 132).gpu.unwrap().oneshot_bytes / 4;
-    for collective in [
-        Collective::AllReduce,
-        Collective::AllGather,
-        Collective::ReduceScatter,
-        Collective::AllToAll,
+    // The limit of a fused kernel is one of blocks, where there are any; of an all-reduce in two trips,
+    // half of that for each rank's part.
+    let block = limits(4, 132).gpu.unwrap().oneshot_bytes / 4;
+    for (collective, most) in [
+        (Collective::AllReduce, 4 * block / 2),
+        (Collective::AllGather, block),
+        (Collective::ReduceScatter, block),
+        (Collective::AllToAll, block),
     ] {
         let taken = |count| {
             let request = request(collective, count, "raw");

@@ -252,14 +252,17 @@ fn spreads(collective: Collective) -> bool {
 pub fn exchanges(rng: &mut Rng, nranks: usize) -> Vec<Case> {
     let mut cases = Vec::new();
     for (collective, op) in works() {
-        let algorithm = match collective {
-            Collective::AllReduce => Algorithm::OneShot,
+        let algorithms: &[Algorithm] = match collective {
+            Collective::AllReduce => &[Algorithm::OneShot, Algorithm::Direct],
             Collective::AllGather | Collective::ReduceScatter | Collective::AllToAll => {
-                Algorithm::Direct
+                &[Algorithm::Direct]
             }
             _ => continue,
         };
-        for dtype in DType::ALL {
+        let calls = algorithms
+            .iter()
+            .flat_map(|&algorithm| DType::ALL.map(|dtype| (algorithm, dtype)));
+        for (algorithm, dtype) in calls {
             let call = Call {
                 op,
                 algorithm: Some(algorithm),

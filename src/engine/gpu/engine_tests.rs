@@ -81,6 +81,7 @@ impl Bench {
         for name in [
             "cinch_oneshot_f32",
             "cinch_oneshot_scatter_f32",
+            "cinch_oneshot_twice_f32",
             "cinch_oneshot_move",
             "cinch_oneshot_scatter_move",
         ] {

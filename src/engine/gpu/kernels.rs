@@ -7,7 +7,7 @@ use crate::codec::{KERNEL_CODECS, kernel_family};
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::{Context, Function, Module, kernels};
 use crate::plan::{Plan, Request, Resident};
-use crate::types::{CodecKind, Collective, DType, Protocol, ScaleRule};
+use crate::types::{Algorithm, CodecKind, Collective, DType, Protocol, ScaleRule};
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -204,11 +204,11 @@ pub fn name_for(plan: &Plan) -> String {
         Protocol::Ll => "_ll",
         Protocol::Ll128 => "_ll128",
         Protocol::Fused => {
-            let scatters = matches!(
-                plan.collective,
-                Collective::ReduceScatter | Collective::AllToAll
-            );
-            let begin = if scatters { "scatter_" } else { "" };
+            let begin = match (plan.collective, plan.algorithm) {
+                (Collective::ReduceScatter | Collective::AllToAll, _) => "scatter_",
+                (Collective::AllReduce, Algorithm::Direct) => "twice_",
+                _ => "",
+            };
             return match plan.collective.reduces() {
                 true => format!("cinch_oneshot_{begin}{}", plan.dtype),
                 false => format!("cinch_oneshot_{begin}move"),
@@ -235,15 +235,20 @@ fn names() -> Vec<String> {
         .iter()
         .map(|suffix| format!("cinch_move{suffix}"))
         .collect();
-    let fused = |does: &str| ["", "scatter_"].map(|begin| format!("cinch_oneshot_{begin}{does}"));
-    names.extend(fused("move"));
+    let fused = |begins: &[&str], does: &str| {
+        begins
+            .iter()
+            .map(|begin| format!("cinch_oneshot_{begin}{does}"))
+            .collect::<Vec<_>>()
+    };
+    names.extend(fused(&["", "scatter_"], "move"));
     for dtype in DType::ALL {
         names.extend(
             suffixes
                 .iter()
                 .map(|suffix| format!("cinch_raw_{dtype}{suffix}")),
         );
-        names.extend(fused(&dtype.to_string()));
+        names.extend(fused(&["", "scatter_", "twice_"], &dtype.to_string()));
     }
     let families: BTreeSet<&str> = KERNEL_CODECS.into_iter().map(kernel_family).collect();
     for family in families {
@@ -288,7 +293,8 @@ mod tests {
                         found.insert(format!("cinch_oneshot_{first}"));
                     }
                     "CINCH_ONESHOTS" => found.extend(
-                        ["", "scatter_"].map(|begin| format!("cinch_oneshot_{begin}{first}")),
+                        ["", "scatter_", "twice_"]
+                            .map(|begin| format!("cinch_oneshot_{begin}{first}")),
                     ),
                     _ => {}
                 }
