@@ -12,8 +12,9 @@
 //! | gather, scatter | a block to, or from, the root | S; root of a scatter: S (N-1) |
 //! | send_recv | the message | S |
 //!
-//! Sums are formed in rank order, so a result does not depend on who owns its chunk. A rank sends
-//! first to its neighbour, so that nobody is everybody's first.
+//! Sums are formed in rank order, so a result does not depend on who owns its chunk, but for a
+//! pre-multiplied sum: the owner adds its own product before it is rounded to the element type. A rank
+//! sends first to its neighbour, so that nobody is everybody's first.
 //!
 //! Stages: phase i stands in stage i where there are two phases; in exchanges of one phase the
 //! receiving half stands two stages after the sending half. Both need two slots, and both let a

@@ -7,6 +7,7 @@ use crate::harness::{Check, Setup, Stop, Verdict, ensure};
 use crate::options::Options;
 use crate::world::World;
 use cinch::gpu::Context;
+use cinch::testing::random_word;
 use cinch::types::Protocol;
 use std::sync::Arc;
 use std::time::Instant;
@@ -47,7 +48,8 @@ fn soak(setup: &Setup, gpus: usize) -> Verdict {
     let (mut worlds, mut ran) = (0, 0);
     let mut warm = free()?;
     while begin.elapsed() < length || worlds < WARM {
-        let mut rng = Rng::new(setup.options.seed.wrapping_add(worlds as u64));
+        // Runs with neighbouring seeds have no world in common.
+        let mut rng = Rng::new(random_word(setup.options.seed, worlds as u64));
         let nranks = match gpus {
             1 => rng.pick(&[2, 3, 4, 5, 7, 8]),
             _ => rng.pick(&[2, gpus, gpus, gpus + 1]),
