@@ -223,7 +223,8 @@ struct cinch_args {
 };
 
 /* What the fused exchange of small messages is launched with. Box of the pair: `area` holds two
- * halves of `half` bytes, used in turn; packets of 8 payload and 8 flag bytes. */
+ * halves of `half` bytes, used in turn, of which a call in two trips has a half for each; packets of 8
+ * payload and 8 flag bytes. */
 struct cinch_oneshot_args {
   struct cinch_comm_view comm;
   uint64_t area;   /* offset in a box */

@@ -21,7 +21,8 @@
 //! [`Table::parse`](crate::plan::Table::parse) has the format. A line is a range of sizes, by collective
 //! and by what the wire carries: the codec, and the bytes of an element before it. Ranges of one
 //! collective and codec meet without a gap, and each has the times measured at its ends, so that two
-//! neighbours have one time where they meet: no cliff. A test walks the tables of the library, and the
+//! neighbours have one time where they meet, or two that differ by little where a table is of several runs:
+//! no cliff. A test walks the tables of the library, and the
 //! model, and fails where a larger message is faster than a smaller one by more than 5 %.
 //!
 //! # Measuring one

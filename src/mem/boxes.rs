@@ -28,6 +28,8 @@ const DEPTH: usize = 2;
 /// Slots of a lane of simple where there is room. The two messages that an all-reduce has for each pass
 /// alternate: with two slots the next pass waits until the peer is through with this one.
 const DEEP: usize = 2 * DEPTH;
+/// And where there is less: a slot that holds a power of two of elements is worth more than a fourth one.
+const LESS_DEEP: usize = DEEP - 1;
 
 /// The layout of one box, the same for all pairs of a communicator. Offsets are multiples of 128.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,7 +44,7 @@ pub struct BoxShape {
 /// What is chosen; the rest follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Sizes {
-    /// Payload bytes of a message of a fused kernel, at most.
+    /// Payload bytes from a rank to another in a fused kernel, at most.
     oneshot: usize,
     /// Payload bytes of a simple slot, and lanes.
     simple: (usize, usize),
@@ -156,7 +158,7 @@ impl BoxShape {
         self.fifos[protocol as usize]
     }
 
-    /// Payload bytes that a message of a fused kernel may have.
+    /// Payload bytes from a rank to another in a fused kernel, at most.
     pub fn oneshot_bytes(&self) -> usize {
         self.sizes.oneshot
     }
@@ -190,13 +192,19 @@ impl BoxShape {
     }
 }
 
+/// Payload bytes of a slot for as many codes of 8 bits, and two numbers for each 256 of them. Messages
+/// mostly are powers of two, and so should chunks be, that all lanes have as many of them.
+const fn slot_of(codes: usize) -> usize {
+    codes / 32 * 33
+}
+
 /// Sizes from large to small. Large messages want all lanes, and slots that still hide the cost of
 /// a message; small ones want the one-shot, which goes after the slots have shrunk to that.
 fn ladder(max_lanes: usize) -> Vec<Sizes> {
     let kib = |number: usize| number << 10;
     let mut sizes = Sizes {
         oneshot: kib(256),
-        simple: (kib(256), max_lanes),
+        simple: (slot_of(kib(256)), max_lanes),
         depth: DEEP,
         ll: (kib(16), max_lanes.min(16)),
         ll128: (kib(16), max_lanes.min(64)),
@@ -206,19 +214,20 @@ fn ladder(max_lanes: usize) -> Vec<Sizes> {
         change(&mut sizes);
         ladder.push(sizes);
     };
-    for slot in [128, 64, 48] {
-        step(&|sizes| sizes.simple.0 = kib(slot));
+    for slot in [128, 64] {
+        step(&|sizes| sizes.simple.0 = slot_of(kib(slot)));
     }
+    step(&|sizes| sizes.depth = LESS_DEEP);
     step(&|sizes| sizes.ll128.0 = kib(8));
-    for slot in [32, 24, 16] {
-        step(&|sizes| sizes.simple.0 = kib(slot));
+    for slot in [32, 16] {
+        step(&|sizes| (sizes.simple.0, sizes.depth) = (slot_of(kib(slot)), DEEP));
+        step(&|sizes| sizes.depth = LESS_DEEP);
     }
-    step(&|sizes| (sizes.simple.0, sizes.depth) = (kib(24), DEPTH));
     step(&|sizes| sizes.oneshot = kib(128));
     step(&|sizes| sizes.ll.0 = kib(8));
     step(&|sizes| sizes.ll128.1 = max_lanes.min(16));
     step(&|sizes| sizes.oneshot = kib(64));
-    step(&|sizes| sizes.simple.0 = kib(16));
+    step(&|sizes| sizes.depth = DEPTH);
     for lanes in [64, 32] {
         step(&|sizes| sizes.simple.1 = max_lanes.min(lanes));
     }
@@ -306,11 +315,14 @@ mod tests {
                         assert!(fifo.stride.is_multiple_of(128) && fifo.depth >= 2, "{what}");
                     }
                     let simple = shape.fifo(Protocol::Simple);
-                    assert!(simple.slot_bytes.is_multiple_of(8 << 10), "{what}");
-                    assert!(
-                        (16 << 10..=512 << 10).contains(&simple.slot_bytes),
+                    let codes = simple.slot_bytes / 33 * 32;
+                    assert!(codes.is_multiple_of(8 << 10), "{what}");
+                    assert_eq!(
+                        slot_of(codes as usize),
+                        simple.slot_bytes as usize,
                         "{what}"
                     );
+                    assert!((16 << 10..=512 << 10).contains(&codes), "{what}");
                     for (at, bytes) in shape.trial_places() {
                         let inside = |piece: &&(u64, u64)| piece.0 + 128 == at;
                         let piece = pieces.iter().find(inside).expect("a simple slot");
@@ -327,14 +339,14 @@ mod tests {
             let fifo = BoxShape::new(nranks, BUDGET, lanes)
                 .unwrap()
                 .fifo(Protocol::Simple);
-            (fifo.slot_bytes >> 10, fifo.lanes, fifo.depth)
+            (fifo.slot_bytes / 33 * 32 >> 10, fifo.lanes, fifo.depth)
         };
         assert_eq!(simple(2, 64), (128, 64, 4));
         assert_eq!(simple(4, 64), (64, 64, 4));
-        assert_eq!(simple(8, 64), (24, 64, 4));
+        assert_eq!(simple(8, 64), (32, 64, 3));
         assert_eq!(simple(2, MAX_LANES), (64, 128, 4));
         assert_eq!(simple(4, MAX_LANES), (32, 128, 4));
-        assert_eq!(simple(8, MAX_LANES), (24, 128, 2));
+        assert_eq!(simple(8, MAX_LANES), (16, 128, 3));
         assert_eq!(simple(16, MAX_LANES), (16, 64, 2));
         assert_eq!(simple(32, MAX_LANES), (16, 32, 2));
         let two = BoxShape::new(2, BUDGET, 64).unwrap();
@@ -354,13 +366,16 @@ mod tests {
         assert_eq!(eight.oneshot_bytes(), 256 << 10);
         // Few lanes get large slots.
         let narrow = BoxShape::new(8, BUDGET, 4).unwrap().fifo(Protocol::Simple);
-        assert_eq!((narrow.slot_bytes, narrow.lanes), (256 << 10, 4));
+        assert_eq!(
+            (narrow.slot_bytes as usize, narrow.lanes),
+            (slot_of(256 << 10), 4)
+        );
     }
 
     #[test]
     fn a_larger_budget_never_gives_less() {
         let mut last = 0;
-        for budget in (1 << 20..=256 << 20).step_by(1 << 20) {
+        for budget in (1 << 20..=288 << 20).step_by(1 << 20) {
             if let Ok(shape) = BoxShape::new(8, budget, 64) {
                 assert!(shape.bytes() >= last);
                 last = shape.bytes();

@@ -16,8 +16,8 @@ use crate::types::{Algorithm, CodecKind, Collective, Protocol};
 const RAW_CHANNELS: usize = 64;
 /// From this many bytes on a message is large.
 const LARGE_BYTES: usize = 8 << 20;
-/// What the fused kernels do, everybody's message going to everybody at once, and the schedule that
-/// does the same.
+/// What the fused kernels do, in which everybody sends something to everybody, and the schedule that does
+/// the same.
 const FUSED: [(Collective, Algorithm); 5] = [
     (Collective::AllReduce, Algorithm::OneShot),
     (Collective::AllReduce, Algorithm::Direct),
@@ -77,7 +77,7 @@ impl Resident {
 pub struct GpuLimits {
     /// Payload bytes of a slot, and lanes, of simple, ll and ll128.
     pub fifos: [(usize, usize); abi::PROTOCOLS],
-    /// Payload bytes of a message of a fused kernel, at most.
+    /// Payload bytes from a rank to another in a fused kernel, of both trips together, at most.
     pub oneshot_bytes: usize,
     /// What may be launched at once.
     pub resident: Resident,
@@ -106,8 +106,7 @@ impl GpuLimits {
         }
     }
 
-    /// Most channels of a call. Both ends of a message must arrive at one number, and a rank may
-    /// send to and receive from everybody in one launch.
+    /// Most channels of a call. Both ends of a message must arrive at one number.
     fn channels(&self, request: &Request, protocol: Protocol, nranks: usize) -> usize {
         // Encoding takes instructions, and so multiprocessors, whatever the size.
         let all = request.codec.is_lossy() || bytes(request, nranks) >= LARGE_BYTES;
@@ -136,7 +135,12 @@ impl GpuLimits {
     pub fn peers_at_once(&self, nranks: usize, bytes: usize) -> usize {
         let each_way = (self.resident.channels / 2).max(1);
         let everybody = nranks.saturating_sub(1).max(1);
-        (each_way / self.message_channels(bytes, nranks)).min(everybody)
+        let room = (each_way / self.message_channels(bytes, nranks)).min(everybody);
+        // Messages of a group share launches where they come to the same: a few numbers, then.
+        match room == everybody {
+            true => room,
+            false => 1 << room.ilog2(),
+        }
     }
 }
 
@@ -298,8 +302,8 @@ mod costs {
     pub const WIRE_RING: f64 = 300e9;
     /// Bytes a second that one channel sends.
     pub const WIRE_CHANNEL: f64 = 12e9;
-    /// The same of a block of a fused kernel that has its share: 2 KiB by one block over 8 H200, 28 KiB of
-    /// packets, took 0.7 us longer than 8 bytes.
+    /// The same of a block of a fused kernel: 2 KiB by one block over 8 H200, 28 KiB of packets, took 0.7 us
+    /// longer than 8 bytes.
     pub const WIRE_FUSED: f64 = 40e9;
     /// Seconds for each byte of elements that is loaded or stored.
     pub const ELEMENT_BYTE: f64 = 0.1e-12;
@@ -345,7 +349,7 @@ pub(super) fn seconds(
         (false, false) => WIRE[1],
     };
     let blocks = match candidate.protocol {
-        // Threads send, not blocks: the last block brings what it has elements for.
+        // The last block brings what it has elements for.
         Protocol::Fused => {
             let shares = wire_bytes as f64 / FUSED_SHARE as f64;
             shares.clamp(1.0, candidate.channels as f64) * WIRE_FUSED

@@ -200,7 +200,7 @@ fn ways(
             found.push(candidate);
         }
     }
-    // Asked for the fused kernel where one algorithm has it: the others are not what was asked.
+    // Asked for the fused kernel where an algorithm has it: the others are not what was asked.
     if gpu
         .protocol
         .is_some_and(|asked| found.iter().any(|one| one.protocol == asked))

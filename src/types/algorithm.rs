@@ -157,7 +157,7 @@ pub enum Protocol {
     Ll = 1,
     /// 120 payload bytes and 8 flag bytes a line; where a line of 128 bytes arrives whole.
     Ll128 = 2,
-    /// A fused kernel, in packets of its own: everybody's small message to everybody.
+    /// A fused kernel, in packets of its own: something small from everybody to everybody, once or twice.
     Fused = 3,
 }
 

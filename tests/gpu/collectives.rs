@@ -6,6 +6,7 @@ use crate::harness::{Check, Setup, Stop, Verdict, ensure};
 use crate::options::Options;
 use crate::world::World;
 use cinch::types::Protocol;
+use cinch::{Algorithm, Collective, ReduceOp};
 use std::time::Duration;
 
 pub fn checks(options: &Options) -> Vec<Check> {
@@ -85,12 +86,13 @@ fn sanitized(setup: &Setup) -> Verdict {
 fn same_bits(setup: &Setup, nranks: usize) -> Verdict {
     let mut rng = Rng::new(setup.options.seed ^ 0xb175);
     let cases = cover::exchanges(&mut rng, nranks);
-    let run = |protocol| {
+    let run = |protocol, channels| {
         let mut world = World::new(setup, nranks, 1);
         world.config.protocol = Some(protocol);
+        world.config.gpu_channels = channels;
         coded::outputs(&world, &cases, None)
     };
-    let (fused, limits) = run(Protocol::Fused)?;
+    let (fused, limits) = run(Protocol::Fused, None)?;
     // Else another protocol would have run, and be compared with itself.
     if let Some(gpu) = limits.gpu {
         let largest = cases
@@ -105,9 +107,24 @@ fn same_bits(setup: &Setup, nranks: usize) -> Verdict {
         case.judge(&case.inputs(nranks), done, 0.0)
             .map_err(Stop::Wrong)?;
     }
-    for protocol in [Protocol::Ll, Protocol::Simple] {
-        let (others, _) = run(protocol)?;
+    // One block goes round several times.
+    let others = [
+        (Protocol::Fused, Some(1)),
+        (Protocol::Ll, None),
+        (Protocol::Simple, None),
+    ];
+    for (protocol, channels) in others {
+        let (others, _) = run(protocol, channels)?;
         for (number, case) in cases.iter().enumerate() {
+            // An owner adds its own product before it is rounded, and who owns an element hangs on the cut.
+            let call = &case.call;
+            let rounds = call.dtype.is_float() && call.dtype.size() <= 2;
+            let is_owned = call.collective == Collective::AllReduce
+                && call.algorithm == Some(Algorithm::Direct)
+                && matches!(call.op, ReduceOp::PreMulSum(_));
+            if protocol != Protocol::Fused && rounds && is_owned {
+                continue;
+            }
             for (rank, other) in others[number].iter().enumerate() {
                 case.same_numbers(&fused[number][rank].output, &other.output, rank, nranks)
                     .map_err(|why| Stop::Wrong(format!("{why} (what {protocol} has)")))?;

@@ -263,11 +263,6 @@ pub fn exchanges(rng: &mut Rng, nranks: usize) -> Vec<Case> {
             .iter()
             .flat_map(|&algorithm| DType::ALL.map(|dtype| (algorithm, dtype)));
         for (algorithm, dtype) in calls {
-            // An owner adds its own product before it is rounded, and who owns an element hangs on the cut.
-            let twice = (collective, algorithm) == (Collective::AllReduce, Algorithm::Direct);
-            if twice && matches!(op, ReduceOp::PreMulSum(_)) {
-                continue;
-            }
             let call = Call {
                 op,
                 algorithm: Some(algorithm),

@@ -405,6 +405,14 @@ fn small_exchanges_are_fused_too() {
         let (_, seen) = run(collective, DType::F32, 65 << 10);
         assert!(!matches!(seen[0], Seen::Fused(..)), "{collective}");
     }
+    // A part to each of the others, 64 bytes a granule, and this rank's sum to each.
+    let (report, seen) = run(Collective::AllReduce, DType::F32, 60_000);
+    let [Seen::Fused(name, _, _)] = &seen[..] else {
+        panic!("all_reduce of 240 kB is not fused")
+    };
+    assert_eq!(name, "cinch_oneshot_twice_f32");
+    assert_eq!(report.algorithm, Algorithm::Direct);
+    assert_eq!(report.wire_bytes, (240_000 - 60_032) + 3 * 60_032);
     // What not everybody waits for would overtake itself.
     for collective in [
         Collective::Broadcast,

@@ -172,9 +172,6 @@ fn codec_words(plan: &Plan, operation: u64) -> abi::CodecWords {
 
 /// Payload bytes that a rank sends in all passes.
 fn wire_bytes(plan: &Plan, packed: &PackedSchedule) -> u64 {
-    if plan.protocol == Protocol::Fused {
-        return ((plan.pattern.nranks - 1) * plan.wire_bytes(plan.count)) as u64;
-    }
     let mut sends = vec![0u64; plan.pattern.parts()];
     for step in &packed.steps {
         sends[usize::from(step.part)] += u64::from(step.nsend);

@@ -1,8 +1,8 @@
 //! Runs plans on a GPU: packs them for the kernels, and launches those on the caller's stream.
 //!
-//! A call is one launch. Sends and receives between two collectives of a group are one launch
-//! together: the k-th message of each pair and direction goes with the k-th launch, and both ends
-//! arrive at the same k. No host thread waits in a call for anything but locks; what a kernel
+//! A call is one launch. Sends and receives between two collectives of a group share launches: the k-th
+//! message of each pair and direction goes with others that are k-th too, with so many peers at once that
+//! all their blocks fit, and both ends arrive at the same launch. No host thread waits in a call for anything but locks; what a kernel
 //! waits for too long, and what it finds wrong, the [`Watchdog`] turns into the communicator's
 //! fault. What goes to ranks of other hosts a thread of this rank carries: the proxy.
 
