@@ -339,7 +339,7 @@ mod tests {
             let fifo = BoxShape::new(nranks, BUDGET, lanes)
                 .unwrap()
                 .fifo(Protocol::Simple);
-            (fifo.slot_bytes / 33 * 32 >> 10, fifo.lanes, fifo.depth)
+            (fifo.slot_bytes / 33 * 32 / 1024, fifo.lanes, fifo.depth)
         };
         assert_eq!(simple(2, 64), (128, 64, 4));
         assert_eq!(simple(4, 64), (64, 64, 4));

@@ -9,6 +9,7 @@ use std::sync::{Arc, OnceLock};
 const TABLES: &[(&str, &str)] = &[
     ("h200x2.tune", include_str!("../tuned/h200x2.tune")),
     ("h200x4.tune", include_str!("../tuned/h200x4.tune")),
+    ("h200x8.tune", include_str!("../tuned/h200x8.tune")),
 ];
 
 /// The tables, parsed once a process.
