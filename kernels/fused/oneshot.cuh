@@ -7,8 +7,8 @@
 // keep each in its sender's block; store. A thread does all of it; where peers get a block each, all
 // threads of the block share the packets to all of them, and then each waits for its own ones.
 // Launch: any number of blocks that are resident at once, ONESHOT_THREADS threads; each block takes an
-// equal share of the packets, one behind the other. A multiprocessor stores no more than about 44 GB/s into peers' memory,
-// so that a message should be spread over blocks long before their threads are short.
+// equal share of the packets, one behind the other. A multiprocessor stores no more than about 44 GB/s
+// into peers' memory, so that a message should be spread over blocks long before their threads are short.
 // Bytes out: (N - 1) * 2 * S, of a message or block of S bytes; in two trips (N - 1) / N * 4 * S.
 //
 // Two halves of the area are used in turn. A peer writes half h again two calls later; it has
