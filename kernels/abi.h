@@ -36,6 +36,7 @@ enum {
   CINCH_SMALL_BLOCK_THREADS = 352,
   CINCH_SMALL_STAGE_BYTES = 6400,
   CINCH_ONESHOT_THREADS = 512, /* of a fused kernel */
+  CINCH_GRANULE_BYTES = 64,    /* of raw elements: where chunks of them may be cut */
   CINCH_MAX_BATCH = 32       /* steps of a batch */
 };
 

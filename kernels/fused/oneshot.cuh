@@ -30,8 +30,7 @@ namespace cinch {
 
 constexpr uint32_t ONESHOT_THREADS = CINCH_ONESHOT_THREADS;
 
-// Bytes of which parts are multiples: plan::granule.
-constexpr uint32_t GRANULE = 64;
+constexpr uint32_t GRANULE = CINCH_GRANULE_BYTES;
 
 // Words that a thread loads before it sends the first of them.
 constexpr uint32_t SENT = 4;

@@ -298,8 +298,9 @@ mod costs {
     pub const HOP_LL128: f64 = 1.3e-6;
     /// Of a fused kernel: 3.2 to 3.4 us in one trip over 4 and 8 H200, and 5.4 us and the wire's in two.
     pub const HOP_FUSED: f64 = 1.5e-6;
-    /// What each peer beyond a few adds to a hop of an interpreter: over 8 H200 a one-shot in `ll` takes 2.7
-    /// us longer than over 4, and a direct all-reduce in `ll128` 5.8 us.
+    /// What each peer beyond a few adds to a hop of an interpreter. Without it, an all-reduce over 8 H200
+    /// was expected to take 5.2 us of 32 bytes by one-shot in `ll`, and 9.9 us of 512 KiB by direct in
+    /// `ll128`: it took 7.7 and 15.5 us.
     pub const HOP_PEER: f64 = 0.65e-6;
     pub const FEW_PEERS: usize = 3;
     /// Bytes a second that a rank sends to all others, through a switch and without one, and to

@@ -506,9 +506,12 @@ fn pattern(
     }
 }
 
+/// Bytes of raw elements at which chunks may be cut: a cache line.
+pub const GRANULE_BYTES: usize = 64;
+
 /// Elements at which chunks may be cut: whole scale blocks, whole cache lines.
 pub fn granule(dtype: DType, codec: Option<&dyn Codec>) -> usize {
-    let line = 64 / dtype.size();
+    let line = GRANULE_BYTES / dtype.size();
     match codec {
         None => line,
         Some(codec) => codec.granule().max(line),

@@ -305,6 +305,7 @@ mod tests {
             "CINCH_ONESHOT_THREADS",
             crate::engine::gpu::kernels::FUSED_THREADS as usize,
         ),
+        ("CINCH_GRANULE_BYTES", crate::plan::GRANULE_BYTES),
     ];
 
     /// A C program that prints the same lines from the header.
