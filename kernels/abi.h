@@ -37,6 +37,7 @@ enum {
   CINCH_SMALL_STAGE_BYTES = 6400,
   CINCH_ONESHOT_THREADS = 512, /* of a fused kernel */
   CINCH_GRANULE_BYTES = 64,    /* of raw elements: where chunks of them may be cut */
+  CINCH_KEPT_STEPS = 96,       /* of a pass, that an interpreter keeps in shared memory */
   CINCH_MAX_BATCH = 32       /* steps of a batch */
 };
 

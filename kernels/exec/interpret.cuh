@@ -88,7 +88,7 @@ __device__ __forceinline__ Range range_of(const cinch_work &work, uint64_t pass,
 
 // Steps and peers that fit are kept in shared memory. Of longer lists steps are read where they are,
 // and each batch's peers copied: a batch has a peer once in each direction.
-constexpr uint32_t KEPT_STEPS = 96;
+constexpr uint32_t KEPT_STEPS = CINCH_KEPT_STEPS;
 constexpr uint32_t KEPT_PEERS = 512;
 constexpr uint32_t BATCH_PEERS = 2 * CINCH_MAX_RANKS;
 

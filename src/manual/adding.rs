@@ -30,7 +30,7 @@
 //!    randomness, time proportional to the rank's own steps.
 //! 2. One line in the table of generators. The verifier then proves, for many rank counts, that
 //!    each output chunk holds each contribution exactly once, that sends meet receives in order on
-//!    each connection, and that two slots are enough.
+//!    each connection, and that the slots that `Pattern::slots` says are enough.
 //! 3. Sums are formed in an order that does not depend on arrival. If several ranks form the same
 //!    sum each for itself, they take their own contribution through the codec.
 //! 4. The cost model learns its counts. Selection stays a function of the call and of what all

@@ -6,7 +6,7 @@ use std::ops::Range;
 /// The cut of `count` elements into passes of `parts` chunks each.
 ///
 /// `count` is that of the message for collectives whose chunks are parts of it, that of one
-/// rank's block (then `parts` is 1) for those whose chunks are blocks.
+/// rank's block for those whose chunks are parts of blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     count: usize,

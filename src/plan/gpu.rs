@@ -32,6 +32,12 @@ const FUSED_BLOCKS: usize = 64;
 const FUSED_SHARE: usize = 512;
 /// Bytes of a message between two ranks for which it should have one more channel.
 const MESSAGE_SHARE: usize = 256 << 10;
+/// Strands of a ring in a direction, at most. 8 ranks on 2 H200, every hop over NVLink, 64 blocks a GPU,
+/// slots of 33 KiB: an all-reduce carries 255 GB/s a GPU on one strand, 238 on two (one in each
+/// direction), 348 on four; with slots of 66 KiB 322, 291, 357, and 346 on six.
+const RING_ABREAST: usize = 2;
+/// Steps of a pass that a kernel keeps in shared memory: more are read from afar in each pass.
+pub const KEPT_STEPS: usize = 96;
 /// Bytes of elements of a packet.
 const PACKET_BYTES: usize = 8;
 /// Bytes of elements below which a chunk is not cut further: a message costs more than it brings.
@@ -77,6 +83,8 @@ impl Resident {
 pub struct GpuLimits {
     /// Payload bytes of a slot, and lanes, of simple, ll and ll128.
     pub fifos: [(usize, usize); abi::PROTOCOLS],
+    /// Slots of a connection, of simple.
+    pub depth: usize,
     /// Payload bytes from a rank to another in a fused kernel, of both trips together, at most.
     pub oneshot_bytes: usize,
     /// What may be launched at once.
@@ -98,6 +106,7 @@ impl GpuLimits {
         };
         GpuLimits {
             fifos: abi::Protocol::ALL.map(fifo),
+            depth: shape.fifo(abi::Protocol::Simple).depth as usize,
             oneshot_bytes: shape.oneshot_bytes(),
             resident,
             channels,
@@ -117,6 +126,24 @@ impl GpuLimits {
         };
         let lanes = self.fifos[protocol as usize].1;
         cap.min(self.channels).min(lanes).min(resident).max(1)
+    }
+
+    /// Strands of a ring, 1 of other algorithms: both directions, where they lead to different ranks, and
+    /// in each as many as leave a slot to the next, but no more than bring anything. With two slots a
+    /// second direction alone costs more than it brings.
+    ///
+    /// A coded ring has one strand, as on the host, that both give the same bits; so has one between
+    /// hosts, whose proxies have slots of their own.
+    fn strands(&self, request: &Request, limits: &Limits, way: Way) -> usize {
+        let is_simple_ring = (way.algorithm, way.protocol) == (Algorithm::Ring, Protocol::Simple)
+            && schedule::has_strands(request.collective);
+        let is_open = !request.codec.is_lossy() && !request.crosses(&limits.hosts);
+        if !is_simple_ring || !is_open || self.depth < 3 {
+            return 1;
+        }
+        let most = KEPT_STEPS / (2 * limits.nranks - 1);
+        let abreast = RING_ABREAST.min(self.depth - 1);
+        (schedule::directions(limits.nranks) * abreast).min(most.max(1))
     }
 
     /// Channels that a message of `bytes` between two ranks may have: as many as there is room for if
@@ -304,9 +331,9 @@ mod costs {
     pub const HOP_PEER: f64 = 0.65e-6;
     pub const FEW_PEERS: usize = 3;
     /// Bytes a second that a rank sends to all others, through a switch and without one, and to
-    /// its neighbour.
+    /// its neighbour, on one strand of a ring and on several.
     pub const WIRE: [f64; 2] = [330e9, 165e9];
-    pub const WIRE_RING: f64 = 300e9;
+    pub const WIRE_RING: [f64; 2] = [300e9, 345e9];
     /// Bytes a second that one channel sends.
     pub const WIRE_CHANNEL: f64 = 12e9;
     /// The same of a block of a fused kernel: 2 KiB by one block over 8 H200, 28 KiB of packets, took 0.7 us
@@ -355,7 +382,7 @@ pub(super) fn seconds(
         _ => hop + HOP_PEER * (counts.connections / 2).saturating_sub(FEW_PEERS) as f64,
     };
     let fastest = match (ring, gpu.ll128) {
-        (true, _) => WIRE_RING,
+        (true, _) => WIRE_RING[usize::from(candidate.strands > 1)],
         (false, true) => WIRE[0],
         (false, false) => WIRE[1],
     };
@@ -412,7 +439,8 @@ pub(super) fn candidate(
     (way, between): (Way, Algorithm),
 ) -> Result<Candidate> {
     let (algorithm, protocol) = (way.algorithm, way.protocol);
-    let pattern = super::pattern(request, limits, (algorithm, between));
+    let strands = gpu.strands(request, limits, way);
+    let pattern = super::pattern(request, limits, (algorithm, between), strands);
     let leaving = super::select::leaving(&pattern, limits)?;
     let (geometry, channels) = cut(request, limits, gpu, codec, way, pattern.parts())?;
     let chunk = geometry.chunk();
@@ -422,6 +450,7 @@ pub(super) fn candidate(
     let mut candidate = Candidate {
         algorithm,
         between,
+        strands,
         geometry,
         channels,
         counts: CostCounts::default(),

@@ -1,7 +1,7 @@
 use super::gpu::*;
 use super::*;
 use crate::mem::BoxShape;
-use crate::schedule::Hosts;
+use crate::schedule::{self, Hosts};
 use crate::simd::Isa;
 use crate::types::{CodecSpec, DType, ReduceOp, TransportKind};
 
@@ -63,8 +63,11 @@ fn sizes_choose_protocol_and_algorithm() {
     for bytes in [128 << 10, 512 << 10] {
         assert_eq!(chosen(bytes, "raw"), (Algorithm::Direct, Protocol::Fused));
     }
-    for bytes in [2 << 20, 16 << 20, 64 << 20, 1 << 30] {
+    for bytes in [2 << 20, 16 << 20] {
         assert_eq!(chosen(bytes, "raw"), (Algorithm::Direct, Protocol::Simple));
+    }
+    for bytes in [64 << 20, 1 << 30] {
+        assert_eq!(chosen(bytes, "raw"), (Algorithm::Ring, Protocol::Simple));
     }
     for bytes in [16 << 20, 1 << 30] {
         let wanted = (Algorithm::Direct, Protocol::Simple);
@@ -378,4 +381,64 @@ fn a_kernel_has_one_codec_for_both_levels() {
     for word in ["intra=raw", "inter=linear8", "one codec"] {
         assert!(error.message().contains(word), "{error}");
     }
+}
+
+/// A ring has as many strands as its slots and the kernel's memory for steps allow, and one where its
+/// bits or its messages have to be those of the host.
+#[test]
+fn rings_have_the_slots_that_they_need() {
+    let ring = |limits: &Limits, collective, codec: &str| {
+        let mut asked = request(collective, 1 << 20, codec);
+        asked.algorithm = Some(Algorithm::Ring);
+        let plan = plan(limits.clone(), &asked);
+        assert_eq!(plan.algorithm, Algorithm::Ring);
+        (
+            plan.pattern.strands,
+            plan.pattern.slots(),
+            plan.schedule.steps.len(),
+        )
+    };
+    let mut found = std::collections::BTreeSet::new();
+    for nranks in 2..=32 {
+        for budget in [16, 64, 256, 1024] {
+            let Ok(shape) = BoxShape::new(nranks, budget << 20, 64) else {
+                continue;
+            };
+            let mut limits = limits(nranks, 132);
+            let gpu = GpuLimits {
+                protocol: Some(Protocol::Simple),
+                ..GpuLimits::new(&shape, Resident::both(132), 64)
+            };
+            let depth = gpu.depth;
+            limits.gpu = Some(gpu);
+            for collective in [
+                Collective::AllReduce,
+                Collective::AllGather,
+                Collective::ReduceScatter,
+                Collective::Broadcast,
+                Collective::Reduce,
+            ] {
+                let (strands, slots, steps) = ring(&limits, collective, "raw");
+                assert!(
+                    slots <= depth && steps <= KEPT_STEPS,
+                    "{nranks} {collective}"
+                );
+                let is_chain = !schedule::has_strands(collective);
+                assert!(
+                    strands == 1 || (depth > 2 && !is_chain),
+                    "{nranks} {collective}"
+                );
+                found.insert(strands);
+            }
+            assert_eq!(ring(&limits, Collective::AllGather, "linear8").0, 1);
+            if nranks % 2 == 0 {
+                limits.hosts = Hosts::even(2, nranks / 2);
+                assert_eq!(ring(&limits, Collective::AllReduce, "raw").0, 1);
+            }
+        }
+    }
+    assert!(
+        [1, 2, 3, 4].iter().all(|strands| found.contains(strands)),
+        "{found:?}"
+    );
 }

@@ -16,7 +16,7 @@ mod tuning;
 pub use cost::{Machine, Work, seconds};
 pub use explain::explain;
 pub use geometry::Geometry;
-pub use gpu::{GpuLimits, Resident};
+pub use gpu::{GpuLimits, KEPT_STEPS, Resident};
 pub use measured::{Affine, MeasuredCosts};
 pub use select::{Candidate, Limits, candidates};
 pub use slice::{SLICE_ELEMENTS, Slice};
@@ -207,17 +207,14 @@ impl Plan {
     /// First element, in its buffer, of a chunk that lies at `place`.
     #[inline]
     pub fn start(&self, place: Place, pass: usize) -> usize {
-        match place {
-            Place::Part { index, .. } => self.geometry.range(pass, index).start,
-            Place::Block(block) => block * self.count + self.geometry.range(pass, 0).start,
-        }
+        let block = place.block.unwrap_or(0);
+        block * self.count + self.geometry.range(pass, place.part).start
     }
 
     /// Elements of `chunk` in pass `pass`.
     #[inline]
     pub fn elements(&self, chunk: usize, pass: usize) -> usize {
-        let part = if self.pattern.parts() == 1 { 0 } else { chunk };
-        self.geometry.range(pass, part).len()
+        self.geometry.range(pass, self.pattern.part(chunk)).len()
     }
 }
 
@@ -373,7 +370,12 @@ impl Planner {
             }
         };
         let (best, [intra, codec]) = best;
-        let pattern = pattern(request, &self.limits, (best.algorithm, best.between));
+        let pattern = pattern(
+            request,
+            &self.limits,
+            (best.algorithm, best.between),
+            best.strands,
+        );
         let intra = match best.algorithm {
             Algorithm::Hierarchical => intra,
             _ => codec.clone(),
@@ -441,7 +443,7 @@ impl Planner {
             return Ok(Err(match &self.tuning {
                 Tuning::Model(why) => why.clone(),
                 _ => format!(
-                    "no {} of {} in the table",
+                    "no {} of {} and this size in the table",
                     request.collective,
                     WireClass::of(request)
                 ),
@@ -494,6 +496,7 @@ fn pattern(
     request: &Request,
     limits: &Limits,
     (algorithm, between): (Algorithm, Algorithm),
+    strands: usize,
 ) -> Pattern {
     Pattern {
         collective: request.collective,
@@ -503,6 +506,7 @@ fn pattern(
         peer: request.peer,
         hosts: limits.hosts.clone(),
         between,
+        strands,
     }
 }
 

@@ -37,6 +37,8 @@ pub struct Candidate {
     pub algorithm: Algorithm,
     /// What a hierarchical one does between hosts; without meaning for others.
     pub between: Algorithm,
+    /// Strands of its ring, if it is one; else 1.
+    pub strands: usize,
     /// Its cut of the message.
     pub geometry: Geometry,
     /// Lanes that would have work.
@@ -55,10 +57,12 @@ pub struct Candidate {
 pub type Codecs<'a> = [Option<&'a dyn Codec>; 2];
 
 impl Candidate {
-    /// The algorithm's name, of a hierarchical one with what it does between hosts.
+    /// The algorithm's name, of a hierarchical one with what it does between hosts, of a ring of several
+    /// strands with their number.
     pub fn name(&self) -> String {
         match self.algorithm {
             Algorithm::Hierarchical => format!("{}/{}", self.algorithm, self.between),
+            Algorithm::Ring if self.strands > 1 => format!("{}/{}", self.algorithm, self.strands),
             flat => flat.name().into(),
         }
     }
@@ -296,7 +300,7 @@ fn cheapest_cut(
         true => (request, codecs),
         false => (&one, [codecs[Level::Inter as usize]; 2]),
     };
-    let pattern = super::pattern(request, limits, (algorithm, between));
+    let pattern = super::pattern(request, limits, (algorithm, between), 1);
     let leaving = leaving(&pattern, limits)?;
     let (granule, most) = self::cut(request, limits, codecs)?;
     let cut = |most| Geometry::new(request.count, pattern.parts(), granule, most);
@@ -364,6 +368,7 @@ fn candidate(
     Ok(Candidate {
         algorithm,
         between,
+        strands: pattern.strands,
         geometry,
         channels,
         counts,
@@ -420,7 +425,7 @@ mod tests {
                         continue;
                     }
                     let request = gpu_tests::request(Collective::AllReduce, 1 << 20, "raw");
-                    let pattern = crate::plan::pattern(&request, &limits, (algorithm, between));
+                    let pattern = crate::plan::pattern(&request, &limits, (algorithm, between), 1);
                     let mut sent = vec![0; hosts.count()];
                     for rank in 0..limits.nranks {
                         let counts =

@@ -3,33 +3,27 @@
 //!
 //! | collective | chunks of a pass | chunk c |
 //! | --- | --- | --- |
-//! | all_reduce, reduce, broadcast | ring: N for all_reduce, else 1; tree 2; oneshot 1; direct N; hierarchical: see there | part c of the pass's range; of N parts, rank c owns part c; of 2, tree c carries it |
-//! | all_gather, gather | N | rank c's block |
-//! | reduce_scatter, scatter | N | the block of rank c |
+//! | all_reduce, reduce, broadcast | ring: W N for all_reduce, else 1; tree 2; oneshot 1; direct N; hierarchical: see there | part c of the pass's range; of W N parts, rank c / W owns part c; of 2, tree c carries it |
+//! | all_gather, gather | W N | part c mod W of rank c / W's block |
+//! | reduce_scatter, scatter | W N | part c mod W of the block of rank c / W |
 //! | all_to_all | N * N | c = source * N + destination |
 //! | send_recv | 1 | the message |
 //!
-//! With one rank there is one chunk.
+//! W is the number of strands of a ring that is no chain, and otherwise 1. With one rank there is one chunk.
 
-use super::hierarchical;
 use super::hosts::Hosts;
+use super::{hierarchical, ring};
 use crate::types::{Algorithm, Collective};
 use std::ops::Range;
 
 /// Where a chunk lies in one buffer of one rank, within the range of a pass.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Place {
-    /// The buffer holds `count` elements; a pass takes a range of them, and the chunk is part
-    /// `index` of the `of` parts of that range.
-    Part {
-        /// Which part.
-        index: usize,
-        /// How many there are.
-        of: usize,
-    },
-    /// The buffer holds one block of `count` elements a rank; a pass takes the same range of
-    /// each, and the chunk is all of the range in this block.
-    Block(usize),
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Place {
+    /// Which block of a buffer that holds one of `count` elements for each rank, of which a pass takes
+    /// the same range; `None` of a buffer that holds `count` elements, of which it takes a range.
+    pub block: Option<usize>,
+    /// Which of the [`Pattern::parts`] of that range.
+    pub part: usize,
 }
 
 /// Whose contributions a finished chunk holds, each exactly once.
@@ -58,9 +52,10 @@ pub struct Pattern {
     pub hosts: Hosts,
     /// What a hierarchical schedule does between hosts. Not used otherwise.
     pub between: Algorithm,
+    /// Strands of a ring: into how many chunks it cuts what a rank owns, so that there is always one to
+    /// move while others travel. At least 1; not used by chains and other algorithms.
+    pub strands: usize,
 }
-
-const WHOLE: Place = Place::Part { index: 0, of: 1 };
 
 impl Pattern {
     /// A pattern of ranks of one host, with rank 0 as root and peer.
@@ -73,16 +68,18 @@ impl Pattern {
             peer: 0,
             hosts: Hosts::ONE,
             between: Algorithm::Direct,
+            strands: 1,
         }
     }
 
-    /// Parts into which a pass divides its range of a buffer of `count` elements; 1 where chunks
-    /// are blocks.
+    /// Parts into which a pass divides its range of `count` elements.
     pub fn parts(&self) -> usize {
         match (self.collective, self.algorithm) {
             _ if self.nranks == 1 => 1,
             (_, Algorithm::Hierarchical) => hierarchical::parts(self),
-            (Collective::AllReduce, Algorithm::Ring | Algorithm::Direct) => self.nranks,
+            (Collective::AllReduce, Algorithm::Ring) => self.nranks * ring::strands(self),
+            (_, Algorithm::Ring) => ring::strands(self),
+            (Collective::AllReduce, Algorithm::Direct) => self.nranks,
             (Collective::Broadcast | Collective::Reduce, Algorithm::Direct) => self.nranks,
             (
                 Collective::AllReduce | Collective::Broadcast | Collective::Reduce,
@@ -99,51 +96,63 @@ impl Pattern {
             Collective::AllGather
             | Collective::Gather
             | Collective::ReduceScatter
-            | Collective::Scatter => self.nranks,
+            | Collective::Scatter => self.nranks * self.parts(),
             Collective::AllToAll => self.nranks * self.nranks,
             Collective::SendRecv => 1,
         }
     }
 
+    /// Which part of the range of a pass `chunk` is, in every buffer that has it.
+    pub fn part(&self, chunk: usize) -> usize {
+        chunk % self.parts()
+    }
+
+    /// Slots that each connection needs, so that nobody waits for ever.
+    pub fn slots(&self) -> usize {
+        match self.algorithm {
+            Algorithm::Ring => ring::slots(self),
+            _ => 2,
+        }
+    }
+
     /// Where `chunk` lies in the input of `rank`; `None` if that rank contributes nothing to it.
     pub fn input(&self, rank: usize, chunk: usize) -> Option<Place> {
-        let (holds, place) = match self.collective {
-            Collective::AllReduce | Collective::Reduce => (true, self.part(chunk)),
-            Collective::Broadcast => (rank == self.root, self.part(chunk)),
-            Collective::AllGather | Collective::Gather => (rank == chunk, WHOLE),
-            Collective::ReduceScatter => (true, Place::Block(chunk)),
-            Collective::Scatter => (rank == self.root, Place::Block(chunk)),
-            Collective::AllToAll => (
-                rank == chunk / self.nranks,
-                Place::Block(chunk % self.nranks),
-            ),
-            Collective::SendRecv => (rank == self.root, WHOLE),
+        let block = chunk / self.parts();
+        let (holds, block) = match self.collective {
+            Collective::AllReduce | Collective::Reduce => (true, None),
+            Collective::Broadcast | Collective::SendRecv => (rank == self.root, None),
+            Collective::AllGather | Collective::Gather => (rank == block, None),
+            Collective::ReduceScatter => (true, Some(block)),
+            Collective::Scatter => (rank == self.root, Some(block)),
+            Collective::AllToAll => (rank == chunk / self.nranks, Some(chunk % self.nranks)),
         };
-        holds.then_some(place)
+        let part = self.part(chunk);
+        holds.then_some(Place { block, part })
     }
 
     /// Where `chunk` lies in the output of `rank`; `None` if that rank does not get it.
     pub fn output(&self, rank: usize, chunk: usize) -> Option<Place> {
-        let (gets, place) = match self.collective {
-            Collective::AllReduce | Collective::Broadcast => (true, self.part(chunk)),
-            Collective::Reduce => (rank == self.root, self.part(chunk)),
-            Collective::AllGather => (true, Place::Block(chunk)),
-            Collective::Gather => (rank == self.root, Place::Block(chunk)),
-            Collective::ReduceScatter | Collective::Scatter => (rank == chunk, WHOLE),
-            Collective::AllToAll => (
-                rank == chunk % self.nranks,
-                Place::Block(chunk / self.nranks),
-            ),
-            Collective::SendRecv => (rank == self.peer, WHOLE),
+        let block = chunk / self.parts();
+        let (gets, block) = match self.collective {
+            Collective::AllReduce | Collective::Broadcast => (true, None),
+            Collective::Reduce => (rank == self.root, None),
+            Collective::AllGather => (true, Some(block)),
+            Collective::Gather => (rank == self.root, Some(block)),
+            Collective::ReduceScatter | Collective::Scatter => (rank == block, None),
+            Collective::AllToAll => (rank == chunk % self.nranks, Some(chunk / self.nranks)),
+            Collective::SendRecv => (rank == self.peer, None),
         };
-        gets.then_some(place)
+        let part = self.part(chunk);
+        gets.then_some(Place { block, part })
     }
 
     /// The chunks that `rank` gets, without looking at those that it does not get.
     pub fn outputs(&self, rank: usize) -> impl Iterator<Item = usize> + use<> {
         let (range, step): (Range<usize>, usize) = match self.collective {
             Collective::AllToAll => (rank..self.chunks(), self.nranks),
-            Collective::ReduceScatter | Collective::Scatter => (rank..rank + 1, 1),
+            Collective::ReduceScatter | Collective::Scatter => {
+                (rank * self.parts()..(rank + 1) * self.parts(), 1)
+            }
             Collective::Reduce | Collective::Gather if rank != self.root => (0..0, 1),
             Collective::SendRecv if rank != self.peer => (0..0, 1),
             _ => (0..self.chunks(), 1),
@@ -160,7 +169,7 @@ impl Pattern {
             Collective::Broadcast | Collective::Scatter | Collective::SendRecv => {
                 Contributors::One(self.root)
             }
-            Collective::AllGather | Collective::Gather => Contributors::One(chunk),
+            Collective::AllGather | Collective::Gather => Contributors::One(chunk / self.parts()),
             Collective::AllToAll => Contributors::One(chunk / self.nranks),
         }
     }
@@ -171,13 +180,6 @@ impl Pattern {
             self.collective,
             Collective::AllReduce | Collective::AllGather | Collective::Broadcast
         )
-    }
-
-    fn part(&self, index: usize) -> Place {
-        Place::Part {
-            index,
-            of: self.parts(),
-        }
     }
 }
 
@@ -191,11 +193,12 @@ mod tests {
     fn chunks_tile_the_buffers() {
         for collective in Collective::ALL {
             for algorithm in Algorithm::ALL {
-                for nranks in 1..=6 {
+                for (nranks, strands) in (1..=6).flat_map(|n| [(n, 1), (n, 2), (n, 4)]) {
                     let pattern = Pattern {
                         root: nranks / 2,
                         peer: nranks - 1,
                         hosts: Hosts::new((0..nranks).map(|rank| rank % 2)),
+                        strands,
                         ..Pattern::flat(collective, algorithm, nranks)
                     };
                     for rank in 0..nranks {
@@ -236,19 +239,17 @@ mod tests {
 
     fn sorted(places: impl Iterator<Item = Place>) -> Vec<Place> {
         let mut places: Vec<_> = places.collect();
-        places.sort_by_key(|place| match *place {
-            Place::Part { index, .. } => index,
-            Place::Block(block) => block,
-        });
+        places.sort_unstable();
         places
     }
 
     fn tiles(pattern: &Pattern, extent: Extent) -> Vec<Place> {
-        let of = pattern.parts();
-        match extent {
+        let blocks: Vec<_> = match extent {
             Extent::Unused => Vec::new(),
-            Extent::Count => (0..of).map(|index| Place::Part { index, of }).collect(),
-            Extent::CountPerRank => (0..pattern.nranks).map(Place::Block).collect(),
-        }
+            Extent::Count => vec![None],
+            Extent::CountPerRank => (0..pattern.nranks).map(Some).collect(),
+        };
+        let places = |block| (0..pattern.parts()).map(move |part| Place { block, part });
+        blocks.into_iter().flat_map(places).collect()
     }
 }

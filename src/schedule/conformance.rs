@@ -74,8 +74,12 @@ pub(super) fn check_roles(pattern: &Pattern, schedules: &[Schedule]) {
 fn prove(pattern: &Pattern, passes: usize) {
     let schedules = schedules(pattern);
     check_roles(pattern, &schedules);
+    assert!(
+        pattern.slots() == SLOTS || pattern.strands > 1,
+        "{pattern:?}"
+    );
     let limits = Limits {
-        slots: SLOTS,
+        slots: pattern.slots(),
         passes,
     };
     let proof =
@@ -111,6 +115,35 @@ fn all_small_schedules_are_right() {
             verify(&pattern, &schedules(&pattern), limits).unwrap();
         }
     }
+}
+
+#[test]
+fn rings_of_several_strands_are_right() {
+    for nranks in 2..=17 {
+        for strands in 2..=5 {
+            let rings = patterns(nranks, &[0, nranks / 2]).into_iter();
+            for pattern in rings.filter(|pattern| pattern.algorithm == Algorithm::Ring) {
+                let pattern = Pattern { strands, ..pattern };
+                prove(&pattern, 3);
+                prove(&pattern, 1);
+            }
+        }
+    }
+}
+
+/// A ring needs the slots that it says: the ranks of one of four strands wait for each other with one less.
+#[test]
+fn strands_need_their_slots() {
+    let pattern = Pattern {
+        strands: 4,
+        ..pattern(Collective::AllReduce, Algorithm::Ring, 5)
+    };
+    assert_eq!(pattern.slots(), 3);
+    let limits = Limits {
+        slots: 2,
+        passes: 2,
+    };
+    assert!(verify(&pattern, &schedules(&pattern), limits).is_err());
 }
 
 #[test]

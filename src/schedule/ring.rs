@@ -6,7 +6,13 @@
 //! | reduce_scatter, all_gather | N-1 | (N-1) blocks |
 //! | broadcast, reduce (a chain from or to the root) | N-1 | S; the last rank none |
 //!
-//! Rank r sends to r+1. Chunk c starts at rank c+1 and is complete at rank c, which owns it.
+//! Rank r sends to r+1. What rank c owns starts at rank c+1 and is complete at rank c.
+//!
+//! Of W strands each carries a W-th of what every rank owns, a chunk of its own: odd ones the other way
+//! round, from r to r-1, where there are more than two ranks. All ranks do the same step of all strands,
+//! then the next: so they have W messages to move while one travels. A connection of a ring of one strand
+//! needs two slots, and one more for each further strand in its direction. A chain has one: its passes
+//! follow each other as closely, and in two directions its ends would wait for one another.
 //!
 //! All steps stand in one stage. Receiving message m and sending message m+1 are one fused step,
 //! and a connection is first in, first out: a cut between two stages at any m would have the
@@ -19,48 +25,94 @@ use crate::types::Collective;
 
 pub(super) const STAGES: usize = 1;
 
-pub(super) fn steps(pattern: &Pattern, rank: usize) -> Vec<Step> {
-    let ring = Ring {
-        nranks: pattern.nranks,
-        rank,
-    };
-    match pattern.collective {
-        Collective::AllReduce => {
-            let mut steps = ring.scatter_sums();
-            steps.push(ring.pass_on(Op::RecvReduceCopySend, ring.chunk(0)));
-            steps.extend(ring.spread());
-            steps
-        }
-        Collective::ReduceScatter => {
-            let mut steps = ring.scatter_sums();
-            steps.push(ring.end(Op::RecvReduceCopy, ring.chunk(0)));
-            steps
-        }
-        Collective::AllGather => {
-            let mut steps = vec![ring.begin(Op::RecvReduceCopySend, ring.chunk(0))];
-            steps.extend(ring.spread());
-            steps
-        }
-        Collective::Broadcast => vec![match ring.distance_from(pattern.root) {
-            0 => ring.begin(Op::RecvReduceCopySend, 0),
-            d if d < ring.nranks - 1 => ring.pass_on(Op::RecvCopySend, 0),
-            _ => ring.end(Op::Recv, 0),
-        }],
-        Collective::Reduce => vec![match ring.distance_from(pattern.root) {
-            0 => ring.end(Op::RecvReduceCopy, 0),
-            1 => ring.begin(Op::Send, 0),
-            _ => ring.pass_on(Op::RecvReduceSend, 0),
-        }],
-        _ => Vec::new(),
+/// Slots that each connection needs.
+pub(super) fn slots(pattern: &Pattern) -> usize {
+    1 + strands(pattern).div_ceil(directions(pattern.nranks))
+}
+
+/// Strands of this ring.
+pub(super) fn strands(pattern: &Pattern) -> usize {
+    match has_strands(pattern.collective) {
+        true => pattern.strands,
+        false => 1,
     }
 }
 
+/// Whether a ring of `collective` may have several strands: it is no chain.
+pub const fn has_strands(collective: Collective) -> bool {
+    matches!(
+        collective,
+        Collective::AllReduce | Collective::AllGather | Collective::ReduceScatter
+    )
+}
+
+/// Directions that lead to different ranks.
+pub const fn directions(nranks: usize) -> usize {
+    if nranks > 2 { 2 } else { 1 }
+}
+
+pub(super) fn steps(pattern: &Pattern, rank: usize) -> Vec<Step> {
+    let strands: Vec<_> = (0..strands(pattern))
+        .map(|strand| Ring::new(pattern, rank, strand).steps(pattern.collective, pattern.root))
+        .collect();
+    let longest = strands.iter().map(Vec::len).max().unwrap_or(0);
+    let nth = |at| {
+        let steps = strands.iter();
+        steps.filter_map(move |steps: &Vec<Step>| steps.get(at).cloned())
+    };
+    (0..longest).flat_map(nth).collect()
+}
+
+/// One strand of a ring as one rank sees it.
 struct Ring {
     nranks: usize,
     rank: usize,
+    strand: usize,
+    strands: usize,
 }
 
 impl Ring {
+    fn new(pattern: &Pattern, rank: usize, strand: usize) -> Ring {
+        Ring {
+            nranks: pattern.nranks,
+            rank,
+            strand,
+            strands: strands(pattern),
+        }
+    }
+
+    fn steps(&self, collective: Collective, root: usize) -> Vec<Step> {
+        match collective {
+            Collective::AllReduce => {
+                let mut steps = self.scatter_sums();
+                steps.push(self.pass_on(Op::RecvReduceCopySend, self.chunk(0)));
+                steps.extend(self.spread());
+                steps
+            }
+            Collective::ReduceScatter => {
+                let mut steps = self.scatter_sums();
+                steps.push(self.end(Op::RecvReduceCopy, self.chunk(0)));
+                steps
+            }
+            Collective::AllGather => {
+                let mut steps = vec![self.begin(Op::RecvReduceCopySend, self.chunk(0))];
+                steps.extend(self.spread());
+                steps
+            }
+            Collective::Broadcast => vec![match self.distance_from(root) {
+                0 => self.begin(Op::RecvReduceCopySend, 0),
+                d if d < self.nranks - 1 => self.pass_on(Op::RecvCopySend, 0),
+                _ => self.end(Op::Recv, 0),
+            }],
+            Collective::Reduce => vec![match self.distance_from(root) {
+                0 => self.end(Op::RecvReduceCopy, 0),
+                1 => self.begin(Op::Send, 0),
+                _ => self.pass_on(Op::RecvReduceSend, 0),
+            }],
+            _ => Vec::new(),
+        }
+    }
+
     /// Partial sums of all chunks but the own, from c+1 towards c.
     fn scatter_sums(&self) -> Vec<Step> {
         let mut steps = vec![self.begin(Op::Send, self.chunk(1))];
@@ -81,24 +133,33 @@ impl Ring {
         steps
     }
 
+    /// This strand's chunk of the rank that stands so many places before.
     fn chunk(&self, back: usize) -> usize {
-        (self.rank + self.nranks - back) % self.nranks
+        self.before(back) * self.strands + self.strand
     }
 
     fn distance_from(&self, root: usize) -> usize {
         (self.rank + self.nranks - root) % self.nranks
     }
 
+    /// The rank that stands so many places before; fewer than there are ranks.
+    fn before(&self, back: usize) -> usize {
+        match self.strand % directions(self.nranks) {
+            0 => (self.rank + self.nranks - back) % self.nranks,
+            _ => (self.rank + back) % self.nranks,
+        }
+    }
+
     fn begin(&self, op: Op, chunk: usize) -> Step {
-        Step::new(0, op, chunk).to([(self.rank + 1) % self.nranks])
+        Step::new(0, op, chunk).to([self.before(self.nranks - 1)])
     }
 
     fn end(&self, op: Op, chunk: usize) -> Step {
-        Step::new(0, op, chunk).from([(self.rank + self.nranks - 1) % self.nranks])
+        Step::new(0, op, chunk).from([self.before(1)])
     }
 
     fn pass_on(&self, op: Op, chunk: usize) -> Step {
         let end = self.end(op, chunk);
-        end.to([(self.rank + 1) % self.nranks])
+        end.to([self.before(self.nranks - 1)])
     }
 }

@@ -306,6 +306,7 @@ mod tests {
             crate::engine::gpu::kernels::FUSED_THREADS as usize,
         ),
         ("CINCH_GRANULE_BYTES", crate::plan::GRANULE_BYTES),
+        ("CINCH_KEPT_STEPS", crate::plan::KEPT_STEPS),
     ];
 
     /// A C program that prints the same lines from the header.

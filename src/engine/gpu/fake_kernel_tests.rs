@@ -40,7 +40,7 @@ impl<'a> Kernel<'a> {
     /// Runs all blocks to their ends, or until one has to stop.
     pub fn run(&self) {
         let nobody = vec![Vec::new(); self.view.nranks as usize];
-        let mut world = World::new(&nobody, self.codec);
+        let mut world = World::new(&nobody, self.codec, 2);
         let mut blocks: Vec<Block> = Vec::new();
         for work in &self.blob.works {
             for channel in 0..u64::from(work.channels) {

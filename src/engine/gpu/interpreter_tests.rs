@@ -1,5 +1,5 @@
 //! An interpreter of packed schedules that shares nothing with the kernels but the header, over
-//! connections of two slots. It starts a step as late as a kernel may.
+//! connections of as few slots as do. It starts a step as late as a kernel may.
 
 use super::abi::{self, Work};
 use super::pack::Blob;
@@ -7,13 +7,13 @@ use crate::codec::{Codec, Span};
 use crate::schedule::Op;
 use std::collections::{HashMap, VecDeque};
 
-const SLOTS: usize = 2;
-
 /// All ranks' launches, those of one rank one after the other. Addresses in works are of memory
 /// of f32 that lives as long.
 pub(super) struct World<'a> {
     launches: &'a [Vec<Blob>],
     codec: Option<&'a dyn Codec>,
+    /// Slots of a connection.
+    slots: usize,
     /// Messages on their way, by lane, sender and receiver.
     wires: HashMap<(usize, usize, usize), VecDeque<Vec<u8>>>,
 }
@@ -53,10 +53,15 @@ struct Block {
 }
 
 impl<'a> World<'a> {
-    pub(super) fn new(launches: &'a [Vec<Blob>], codec: Option<&'a dyn Codec>) -> World<'a> {
+    pub(super) fn new(
+        launches: &'a [Vec<Blob>],
+        codec: Option<&'a dyn Codec>,
+        slots: usize,
+    ) -> World<'a> {
         World {
             launches,
             codec,
+            slots,
             wires: HashMap::new(),
         }
     }
@@ -140,7 +145,7 @@ impl<'a> World<'a> {
         self.steps(block).iter().all(|step| {
             let (recv, send) = self.peers(block, step);
             recv.iter().all(|&from| held(from, block.rank) > 0)
-                && send.iter().all(|&to| held(block.rank, to) < SLOTS)
+                && send.iter().all(|&to| held(block.rank, to) < self.slots)
         })
     }
 

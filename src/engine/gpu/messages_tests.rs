@@ -118,7 +118,7 @@ fn messages_of_a_group_meet() {
             outputs.push(memory);
         }
         assert!(
-            World::new(&launches, None).run(),
+            World::new(&launches, None, 2).run(),
             "{nranks} ranks, {resident} blocks"
         );
         for (rank, memory) in outputs.iter().enumerate() {

@@ -6,8 +6,8 @@
 //! Consecutive steps of one stage and op that do not concern each other form a batch. A kernel
 //! takes the waits of a batch together, so that N waits cost one latency instead of N. A step of
 //! a batch may thus start later than in the host's walk, never earlier, and a rank may hold back
-//! what a peer waits for; that no rank then waits for ever at two slots a connection is shown by
-//! running every schedule (see the tests).
+//! what a peer waits for; that no rank then waits for ever at the slots that a pattern says it needs is
+//! shown by running every schedule (see the tests).
 
 use super::abi::{self, Combine, Work};
 use crate::error::{Error, ErrorKind, Result};
@@ -47,21 +47,10 @@ impl PackedSchedule {
         let mut peers = Vec::new();
         let mut steps = Vec::with_capacity(joined.len());
         for step in &joined {
-            let place = |place: Option<Place>| match place {
-                Some(Place::Block(block)) => (0, block as u16),
-                Some(Place::Part { index, .. }) => (index as u16, 0),
-                None => (0, 0),
-            };
-            let (in_part, in_block) = place(pattern.input(schedule.rank, step.chunk));
-            let (out_part, out_block) = place(pattern.output(schedule.rank, step.chunk));
             // A rank may forward a part that it neither reads nor keeps.
-            let part = if pattern.parts() == 1 {
-                0
-            } else {
-                step.chunk as u16
-            };
-            debug_assert!(in_part == 0 || in_part == part);
-            debug_assert!(out_part == 0 || out_part == part);
+            let block = |place: Option<Place>| place.and_then(|place| place.block).unwrap_or(0);
+            let in_block = block(pattern.input(schedule.rank, step.chunk)) as u16;
+            let out_block = block(pattern.output(schedule.rank, step.chunk)) as u16;
             let (own, own_after) = match step.own {
                 Own::Absent => (abi::OWN_ABSENT, 0),
                 Own::Exact { after } => (abi::OWN_EXACT, after),
@@ -73,7 +62,7 @@ impl PackedSchedule {
                 own_after,
                 batch: 0,
                 stage: numbered("stages", step.stage)?,
-                part,
+                part: pattern.part(step.chunk) as u16,
                 in_block,
                 out_block,
                 peers: numbered("peers", peers.len())?,

@@ -20,26 +20,48 @@ struct Case {
     codec: Option<Arc<dyn Codec>>,
     hosts: Hosts,
     between: Algorithm,
+    strands: usize,
 }
 
 impl Case {
-    fn plan(&self, rank: usize) -> Plan {
+    fn pattern(&self) -> Pattern {
         let Problem {
             collective,
             nranks,
             root,
             peer,
-            count,
-            dtype,
             ..
         } = self.problem;
-        let pattern = Pattern {
+        Pattern {
             root,
             peer,
             hosts: self.hosts.clone(),
             between: self.between,
+            strands: self.strands,
             ..Pattern::flat(collective, self.algorithm, nranks)
-        };
+        }
+    }
+
+    /// Makes the message one of all overlaps of passes, with a ragged end.
+    fn fill(&mut self) {
+        let pattern = self.pattern();
+        let stages = pattern.schedule(0).unwrap().stages;
+        self.problem.count = self.channels * (stages + 2) * pattern.parts() * 2 - 1;
+    }
+
+    /// As few as do.
+    fn slots(&self) -> usize {
+        self.pattern().slots()
+    }
+
+    fn plan(&self, rank: usize) -> Plan {
+        let Problem {
+            collective,
+            count,
+            dtype,
+            ..
+        } = self.problem;
+        let pattern = self.pattern();
         let geometry = Geometry::new(count, pattern.parts(), self.granule, self.chunk_max);
         Plan {
             collective,
@@ -84,7 +106,7 @@ impl Case {
                 vec![blob]
             })
             .collect();
-        let ended = World::new(&launches, self.codec.as_deref()).run();
+        let ended = World::new(&launches, self.codec.as_deref(), self.slots()).run();
         ended.then_some(outputs)
     }
 
@@ -103,10 +125,11 @@ impl Case {
     fn check(&self) {
         let inputs = self.inputs(Numbers::Small);
         let what = format!(
-            "{} by {}/{} on {} ranks, {}, {} channels",
+            "{} by {}/{} of {} strands on {} ranks, {}, {} channels",
             self.problem.collective,
             self.algorithm,
             self.between,
+            self.strands,
             self.problem.nranks,
             self.hosts,
             self.channels
@@ -137,17 +160,7 @@ fn case_on(
     if collective != Collective::SendRecv {
         problem.root = nranks / 2;
     }
-    let pattern = Pattern {
-        root: problem.root,
-        peer: problem.peer,
-        hosts: hosts.clone(),
-        between,
-        ..Pattern::flat(collective, algorithm, nranks)
-    };
-    // All overlaps of passes, and a ragged end.
-    let stages = pattern.schedule(0).unwrap().stages;
-    problem.count = channels * (stages + 2) * pattern.parts() * 2 - 1;
-    Case {
+    let mut case = Case {
         problem,
         algorithm,
         channels,
@@ -156,10 +169,13 @@ fn case_on(
         codec: None,
         hosts,
         between,
-    }
+        strands: 1,
+    };
+    case.fill();
+    case
 }
 
-/// Two slots a connection, batches as packed, every overlap of passes: nobody waits for ever, and
+/// As few slots a connection as do, batches as packed, every overlap of passes: nobody waits for ever, and
 /// everybody gets what the reference gives.
 #[test]
 fn packed_schedules_end_and_are_right() {
@@ -173,6 +189,24 @@ fn packed_schedules_end_and_are_right() {
                         case(collective, algorithm, nranks, channels).check();
                     }
                 }
+            }
+        }
+    }
+}
+
+/// The same of rings of several strands.
+#[test]
+fn strands_end_and_are_right() {
+    for nranks in (2..=17).chain([32]) {
+        for collective in Collective::ALL {
+            if !crate::schedule::algorithms(collective).contains(&Algorithm::Ring) {
+                continue;
+            }
+            for strands in 2..=5 {
+                let mut case = case(collective, Algorithm::Ring, nranks, 2);
+                case.strands = strands;
+                case.fill();
+                case.check();
             }
         }
     }

@@ -408,11 +408,9 @@ fn is_coded(own: Own) -> bool {
 /// Where a place lies when input and output are one buffer: the larger one, of which the smaller
 /// is the rank's own block. Blocks count from the own one, because some ranks write no other.
 fn cell(pattern: &Pattern, rank: usize, place: Place) -> usize {
-    match place {
-        // Where the other buffer has blocks, this one is whole: part 0 of 1, and block 0 there.
-        Place::Part { index, .. } => index,
-        Place::Block(block) => (block + pattern.nranks - rank) % pattern.nranks,
-    }
+    // Where the other buffer has blocks, this one is the own one there.
+    let block = place.block.unwrap_or(rank);
+    (block + pattern.nranks - rank) % pattern.nranks * pattern.parts() + place.part
 }
 
 /// All connections that anybody sends on, each a ring of slots.

@@ -106,6 +106,7 @@ fn prove(candidate: &Candidate, request: &Request, limits: &Limits) -> cinch::Re
         root: request.root,
         hosts: limits.hosts.clone(),
         between: candidate.between,
+        strands: candidate.strands,
         ..Pattern::flat(request.collective, candidate.algorithm, limits.nranks)
     };
     let since = Instant::now();
