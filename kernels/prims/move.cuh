@@ -19,20 +19,52 @@ __device__ __forceinline__ uint32_t whole_tiles(const Job &job, uint32_t bytes) 
   return job.aligned ? bytes / TILE_BYTES : 0;
 }
 
-// A tile that is not whole, of elements of `size` bytes.
-__device__ __forceinline__ void move_ragged_tile(const Job &job, uint32_t tile, uint32_t bytes,
-                                                 uint32_t size) {
+// What is left of an aligned chunk behind its whole tiles: the pieces that are single accesses. Says
+// how many pieces of the chunk are.
+__device__ __forceinline__ uint32_t move_last_tile(const Job &job, uint32_t tile, uint32_t bytes,
+                                                   uint32_t size, bool writes) {
+  const uint32_t inside = bytes & ~15u, first = tile * TILE_PIECES + lane_id();
+  const uint8_t *source = job.nrecv == 0 ? job.input : job.source(0);
+  uint4 v[UNROLL];
+#pragma unroll
+  for (uint32_t u = 0; u < UNROLL; ++u) {
+    v[u] = load_piece<Pieces::INSIDE>(source, first + u * WARP, inside, size);
+  }
+#pragma unroll 1
+  for (uint32_t t = 0; t < job.nsend; ++t) {
+    uint8_t *target = job.target(t);
+#pragma unroll
+    for (uint32_t u = 0; u < UNROLL; ++u) {
+      store_piece<Pieces::INSIDE>(target, first + u * WARP, inside, size, v[u]);
+    }
+  }
+  if (writes) {
+#pragma unroll
+    for (uint32_t u = 0; u < UNROLL; ++u) {
+      store_piece<Pieces::INSIDE>(job.output, first + u * WARP, inside, size, v[u]);
+    }
+  }
+  return inside / 16;
+}
+
+// A tile that is not whole, of elements of `size` bytes. Out of line, so that what it keeps does not
+// burden the loop of whole ones.
+static __device__ __noinline__ void move_ragged_tile(const Job &job, uint32_t tile, uint32_t bytes,
+                                                     uint32_t size) {
   const uint32_t pieces = (bytes + 15) / 16;
   const bool from_input = job.nrecv == 0;
   const bool writes = job.writes() && !(from_input && job.output == job.input);
+  uint32_t i = tile * TILE_PIECES + lane_id();
+  if (job.aligned) i = max(i, move_last_tile(job, tile, bytes, size, writes) + lane_id());
 #pragma unroll 1
-  for (uint32_t i = tile * TILE_PIECES + lane_id(); i < min(pieces, (tile + 1) * TILE_PIECES);
-       i += WARP) {
-    const uint4 v = from_input ? load_piece<false>(job.input, i, bytes, size)
-                               : load_piece<true>(job.source(0), i, bytes, size);
+  for (; i < min(pieces, (tile + 1) * TILE_PIECES); i += WARP) {
+    const uint4 v = from_input ? load_piece<Pieces::ANY>(job.input, i, bytes, size)
+                               : load_piece<Pieces::WHOLE>(job.source(0), i, bytes, size);
 #pragma unroll 1
-    for (uint32_t t = 0; t < job.nsend; ++t) store_piece<true>(job.target(t), i, bytes, size, v);
-    if (writes) store_piece<false>(job.output, i, bytes, size, v);
+    for (uint32_t t = 0; t < job.nsend; ++t) {
+      store_piece<Pieces::WHOLE>(job.target(t), i, bytes, size, v);
+    }
+    if (writes) store_piece<Pieces::ANY>(job.output, i, bytes, size, v);
   }
 }
 

@@ -44,14 +44,16 @@ class RawSimple {
       if (job.usual) {
         sum_whole_tile(job, tile);
       } else {
-        sum_tile<true>(job, tile, bytes);
+        sum_tile<Pieces::WHOLE>(job, tile, bytes);
       }
     }
-#pragma unroll 1
-    for (uint32_t tile = max(first, whole); tile < last; ++tile) sum_tile<false>(job, tile, bytes);
+    if (whole < last) sum_ragged_tiles(work_, nranks_, job, max(first, whole), last);
   }
 
  private:
+  __device__ __forceinline__ RawSimple(const cinch_work &work, uint32_t nranks)
+      : work_(work), nranks_(nranks) {}
+
   using Acc = typename E::Acc;
   static constexpr uint32_t SIZE = sizeof(typename E::Storage);
   static constexpr uint32_t N = 16 / SIZE;
@@ -76,38 +78,38 @@ class RawSimple {
     }
   }
 
-  template <bool WHOLE>
+  template <Pieces P>
   __device__ __forceinline__ void load(const uint8_t *from, uint32_t first, uint32_t bytes,
                                        Terms &into) const {
     uint4 v[TOGETHER];
 #pragma unroll
     for (uint32_t u = 0; u < TOGETHER; ++u) {
-      v[u] = load_piece<WHOLE>(from, first + u * WARP, bytes, SIZE);
+      v[u] = load_piece<P>(from, first + u * WARP, bytes, SIZE);
     }
 #pragma unroll
     for (uint32_t u = 0; u < TOGETHER; ++u) E::unpack(v[u], into.at[u]);
   }
 
   // A slot holds whole pieces, but not whole tiles.
-  template <bool WHOLE>
+  template <Pieces P>
   __device__ __forceinline__ void load_source(const uint8_t *from, uint32_t first, uint32_t bytes,
                                               Terms &into) const {
     uint4 v[TOGETHER];
 #pragma unroll
     for (uint32_t u = 0; u < TOGETHER; ++u) {
       const uint32_t i = first + u * WARP;
-      v[u] = WHOLE || 16 * i < bytes ? load_piece<true>(from, i, bytes, SIZE)
-                                     : make_uint4(0, 0, 0, 0);
+      constexpr Pieces IN_SLOT = P == Pieces::WHOLE ? P : Pieces::INSIDE;
+      v[u] = load_piece<IN_SLOT>(from, i, bytes, SIZE);
     }
 #pragma unroll
     for (uint32_t u = 0; u < TOGETHER; ++u) E::unpack(v[u], into.at[u]);
   }
 
   // The own contribution, multiplied if it is to be.
-  template <bool WHOLE>
+  template <Pieces P>
   __device__ __forceinline__ void load_own(const Job &job, uint32_t first, uint32_t bytes,
                                            Terms &into) const {
-    load<WHOLE>(job.input, first, bytes, into);
+    load<P>(job.input, first, bytes, into);
     if (!(work_.flags & CINCH_PREMULTIPLY)) return;
 #pragma unroll
     for (uint32_t u = 0; u < TOGETHER; ++u) {
@@ -120,13 +122,13 @@ class RawSimple {
     }
   }
 
-  template <bool WHOLE>
+  template <Pieces P>
   __device__ __forceinline__ void add_sources(const Job &job, uint32_t first, uint32_t bytes,
                                               uint32_t begin, uint32_t end, Terms &sum) const {
 #pragma unroll 1
     for (uint32_t r = begin; r < end; ++r) {
       Terms term;
-      load_source<WHOLE>(job.source(r), first, bytes, term);
+      load_source<P>(job.source(r), first, bytes, term);
       add(sum, term);
     }
   }
@@ -161,48 +163,68 @@ class RawSimple {
           }
         }
       }
-      finish<true>(job, sum, (uint32_t)(at / 16), 0);
+      finish<Pieces::WHOLE>(job, sum, (uint32_t)(at / 16), 0);
     }
   }
 
-  template <bool WHOLE>
+  template <Pieces P>
   __device__ __forceinline__ void sum_tile(const Job &job, uint32_t tile, uint32_t bytes) const {
 #pragma unroll 1
     for (uint32_t part = 0; part < UNROLL; part += TOGETHER) {
       const uint32_t first = tile * TILE_PIECES + part * WARP + lane_id();
-      if (!WHOLE && 16 * first >= bytes) return;
-      sum_pieces<WHOLE>(job, first, bytes);
+      if (P != Pieces::WHOLE && 16 * first >= bytes) return;
+      sum_pieces<P>(job, first, bytes);
     }
   }
 
-  template <bool WHOLE>
+  // Tiles that are not whole. Out of line, so that what they keep does not burden the loop of whole
+  // ones.
+  static __device__ __noinline__ void sum_ragged_tiles(const cinch_work &work, uint32_t nranks,
+                                                       const Job &job, uint32_t first,
+                                                       uint32_t last) {
+    const RawSimple mover(work, nranks);
+    const uint32_t bytes = job.elements * SIZE, pieces = bytes / 16;
+    uint32_t tile = first;
+    if (job.aligned) {
+      // What most calls end with: pieces are single accesses but for the very last one.
+      mover.template sum_tile<Pieces::INSIDE>(job, tile, 16 * pieces);
+      if (bytes % 16 != 0 && pieces / TILE_PIECES == tile && lane_id() == 0) {
+        mover.template sum_pieces<Pieces::ANY>(job, pieces, bytes);
+      }
+      ++tile;
+    }
+#pragma unroll 1
+    for (; tile < last; ++tile) mover.template sum_tile<Pieces::ANY>(job, tile, bytes);
+  }
+
+  template <Pieces P>
   __device__ __forceinline__ void sum_pieces(const Job &job, uint32_t first,
                                              uint32_t bytes) const {
     Terms sum;
     const uint32_t after = job.reads() ? job.own_after : NO_OWN;
     if (job.nrecv == 0 || after == 0) {
-      load_own<WHOLE>(job, first, bytes, sum);
-      add_sources<WHOLE>(job, first, bytes, 0, job.nrecv, sum);
+      load_own<P>(job, first, bytes, sum);
+      add_sources<P>(job, first, bytes, 0, job.nrecv, sum);
     } else {
-      load_source<WHOLE>(job.source(0), first, bytes, sum);
-      add_sources<WHOLE>(job, first, bytes, 1, min(after, (uint32_t)job.nrecv), sum);
+      load_source<P>(job.source(0), first, bytes, sum);
+      add_sources<P>(job, first, bytes, 1, min(after, (uint32_t)job.nrecv), sum);
       if (after <= job.nrecv) {
         Terms own;
-        load_own<WHOLE>(job, first, bytes, own);
+        load_own<P>(job, first, bytes, own);
         add(sum, own);
-        add_sources<WHOLE>(job, first, bytes, after, job.nrecv, sum);
+        add_sources<P>(job, first, bytes, after, job.nrecv, sum);
       }
     }
     if (job.op == CINCH_REDUCE) {
       Terms term;
-      load<WHOLE>(job.output, first, bytes, term);
+      load<P>(job.output, first, bytes, term);
       add(sum, term);
     }
-    finish<WHOLE>(job, sum, first, bytes);
+    finish<P>(job, sum, first, bytes);
   }
 
   // Sends and stores the sum of a lane's pieces, of which `first` is the first.
-  template <bool WHOLE>
+  template <Pieces P>
   __device__ __forceinline__ void finish(const Job &job, Terms &sum, uint32_t first,
                                          uint32_t bytes) const {
     if (job.is_final() && (work_.flags & CINCH_AVERAGE)) {
@@ -221,14 +243,16 @@ class RawSimple {
 #pragma unroll
       for (uint32_t u = 0; u < TOGETHER; ++u) {
         const uint32_t i = first + u * WARP;
-        if (WHOLE || 16 * i < bytes) store_piece<true>(target, i, bytes, SIZE, v[u]);
+        if (P == Pieces::WHOLE || 16 * i < bytes) {
+          store_piece<Pieces::WHOLE>(target, i, bytes, SIZE, v[u]);
+        }
       }
     }
     if (!job.writes()) return;
 #pragma unroll
     for (uint32_t u = 0; u < TOGETHER; ++u) {
       const uint32_t i = first + u * WARP;
-      if (WHOLE || 16 * i < bytes) store_piece<WHOLE>(job.output, i, bytes, SIZE, v[u]);
+      if (P == Pieces::WHOLE || 16 * i < bytes) store_piece<P>(job.output, i, bytes, SIZE, v[u]);
     }
   }
 

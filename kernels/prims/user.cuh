@@ -1,7 +1,7 @@
 // Reading and writing the user's buffers in pieces of 16 or 8 bytes, whatever their alignment.
 //
-// WHOLE: the buffer is aligned to the piece and the piece lies inside it, so that it is one access;
-// otherwise a piece is put together from elements, out of line.
+// A piece that lies inside a buffer that is aligned to it is one access; any other is put together from
+// elements, out of line.
 #pragma once
 
 #include "ptx/memory.cuh"
@@ -47,21 +47,33 @@ static __device__ __noinline__ void scatter(uint8_t *at, uint32_t size, uint32_t
   }
 }
 
+// What is known of the pieces that a step works on.
+enum class Pieces {
+  WHOLE,   // all are single accesses
+  INSIDE,  // those that begin before the end are: it is a multiple of 16, or memory goes on behind it
+  ANY,
+};
+
 // Piece `i` (of 16 bytes) of a buffer of `bytes`, in elements of `size` bytes; zeros beyond its
 // end.
-template <bool WHOLE>
+template <Pieces P>
 __device__ __forceinline__ uint4 load_piece(const uint8_t *buffer, uint32_t i, uint32_t bytes,
                                             uint32_t size) {
   const uint8_t *at = buffer + 16 * (uint64_t)i;
-  if (WHOLE) return load_vector(at);
+  if (P == Pieces::WHOLE) return load_vector(at);
+  if (P == Pieces::INSIDE) return 16 * i < bytes ? load_vector(at) : make_uint4(0, 0, 0, 0);
   return gather(at, size, bytes > 16 * i ? bytes - 16 * i : 0);
 }
 
-template <bool WHOLE>
+template <Pieces P>
 __device__ __forceinline__ void store_piece(uint8_t *buffer, uint32_t i, uint32_t bytes,
                                             uint32_t size, uint4 value) {
   uint8_t *at = buffer + 16 * (uint64_t)i;
-  if (WHOLE) return store_vector(at, value);
+  if (P == Pieces::WHOLE) return store_vector(at, value);
+  if (P == Pieces::INSIDE) {
+    if (16 * i < bytes) store_vector(at, value);
+    return;
+  }
   scatter(at, size, bytes > 16 * i ? bytes - 16 * i : 0, value);
 }
 

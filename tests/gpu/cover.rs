@@ -19,8 +19,8 @@ pub const PROTOCOLS: [Option<Protocol>; 5] = [
 ];
 /// Elements of the largest buffer of a large case.
 const LARGE: usize = 1 << 20;
-/// Counts; the last stands for [`LARGE`].
-const COUNTS: [usize; 8] = [0, 1, 3, 17, 257, 1000, 4096 + 1, LARGE];
+/// Counts; the last two stand for large ones, of which one is no multiple of anything.
+const COUNTS: [usize; 9] = [0, 1, 3, 17, 257, 1000, 4096 + 1, LARGE + 1, LARGE];
 const OPS: [ReduceOp; 6] = [
     ReduceOp::Sum,
     ReduceOp::Prod,
@@ -194,9 +194,9 @@ fn possible() -> usize {
 fn case(mut call: Call, choice: &Choice, nranks: usize, rng: &mut Rng) -> Case {
     let [.., count, algorithm, place, shift] = *choice;
     call.count = COUNTS[count];
-    let large = call.count == LARGE;
+    let large = call.count >= LARGE;
     if large && spreads(call.collective) {
-        call.count = LARGE / nranks;
+        call.count = call.count.div_ceil(nranks);
     }
     call.algorithm = Algorithm::FLAT.get(algorithm.wrapping_sub(1)).copied();
     finish(call, nranks, place == 1, shift == 1, large, rng)
