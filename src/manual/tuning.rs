@@ -1,7 +1,8 @@
 //! # How a way is chosen on GPUs
 //!
 //! Calls on GPUs differ in four things: the algorithm, the protocol, the number of blocks and the size
-//! of a chunk: a [`Way`](crate::plan::Way). Which is the fastest is looked up, in this order:
+//! of a chunk: a [`Way`](crate::plan::Way). (The strands of a ring follow from these, the slots that there
+//! is memory for and the collective; `--explain` shows `ring/4` for four.) Which is the fastest is looked up, in this order:
 //!
 //! 1. What was asked for: `Call::algorithm`, `CINCH_ALGO`, `CINCH_PROTO`, `CINCH_GPU_CHANNELS`. Of what
 //!    that leaves open the cost model chooses.
@@ -9,9 +10,9 @@
 //!    library are in `src/plan/tuned`, listed in `src/plan/tuning/embedded.rs`; `CINCH_TUNING=PATH`
 //!    takes another one where it fits, `CINCH_TUNING=off` none. All ranks say their GPU and links when they join,
 //!    and compare the file's fingerprint: a table counts on all ranks or on none.
-//! 3. The cost model, where no table fits, where it has no line for the collective and the codec, or
-//!    where its way cannot be taken here (less buffer memory, links that tear lines). Its constants
-//!    are fitted to the H200.
+//! 3. The cost model, where no table fits, where it has no line for the collective and the codec, where
+//!    it leaves the size to the model because kernels have changed since, or where its way cannot be
+//!    taken here (less buffer memory, links that tear lines). Its constants are fitted to the H200.
 //!
 //! `cinch bench --device gpu --explain` ends each size with the line of the table that decided, or with
 //! why the model did.

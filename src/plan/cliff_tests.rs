@@ -96,7 +96,7 @@ fn time_on_gpus_with_many_channels_never_falls_when_size_grows() {
 /// lines serve; and before and behind them, where the model does.
 #[test]
 fn time_by_tables_of_the_library_never_falls_when_size_grows() {
-    for nranks in [2, 4] {
+    for nranks in [2, 4, 8] {
         let site = Site {
             gpu: "NVIDIA H200".into(),
             ranks: nranks,

@@ -15,7 +15,7 @@ use sha2::{Digest, Sha256};
 use std::fmt;
 use std::sync::Arc;
 
-/// One way of kernels to run a call: everything by which candidates differ.
+/// One way of kernels to run a call: everything that is chosen. Strands of a ring follow from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Way {
     /// The schedule.
@@ -93,6 +93,15 @@ impl Entry {
     }
 }
 
+/// From which size on calls are left to the model, although smaller ones are not.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct End {
+    collective: Collective,
+    wire: WireClass,
+    /// In bytes of the larger buffer.
+    from: usize,
+}
+
 /// What a table was measured on, and how.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Header {
@@ -119,6 +128,8 @@ pub struct Table {
     pub header: Header,
     /// The choices, each with its line in the file.
     entries: Vec<(usize, Entry)>,
+    /// Where some of them end.
+    ends: Vec<End>,
     /// Of the text.
     fingerprint: String,
 }
@@ -146,22 +157,28 @@ pub struct Line {
 
 impl Table {
     /// The choice for calls of `collective` with a larger buffer of `bytes`. Sizes a little beyond both
-    /// ends of what was measured take the nearer end's, those far beyond none. Where elements of this size were not measured and
-    /// nothing is done to them on the way, those of another size count.
+    /// ends of what was measured take the nearer end's, those far beyond none, and none those that a line
+    /// leaves to the model. Where raw elements of this size were not measured, those of another size count:
+    /// wire and waits take the time, and the sums little of it.
     pub fn choice(&self, collective: Collective, wire: WireClass, bytes: usize) -> Option<Choice> {
         let of = |wire: WireClass| {
             let lines = self.entries.iter();
             lines.filter(move |(_, entry)| entry.collective == collective && entry.wire == wire)
         };
-        let moves = wire.codec == CodecKind::Raw && !collective.reduces();
+        let is_raw = wire.codec == CodecKind::Raw;
         let sizes = [wire.element_bytes, 4, 2, 1, 8];
-        let known = sizes[..if moves { sizes.len() } else { 1 }]
+        let known = sizes[..if is_raw { sizes.len() } else { 1 }]
             .iter()
             .map(|&element_bytes| WireClass {
                 element_bytes,
                 ..wire
             })
             .find(|&wire| of(wire).next().is_some())?;
+        let is_over =
+            |end: &End| (end.collective, end.wire) == (collective, known) && end.from <= bytes;
+        if self.ends.iter().any(is_over) {
+            return None;
+        }
         let mut nearest = None;
         for (number, entry) in of(known) {
             if entry.from <= bytes || nearest.is_none() {
@@ -220,12 +237,18 @@ impl Table {
         found
     }
 
-    fn new(name: &str, header: Header, entries: Vec<(usize, Entry)>, text: &str) -> Table {
+    fn new(
+        name: &str,
+        header: Header,
+        (entries, ends): (Vec<(usize, Entry)>, Vec<End>),
+        text: &str,
+    ) -> Table {
         let digest = Sha256::digest(text.as_bytes());
         Table {
             name: name.into(),
             header,
             entries,
+            ends,
             fingerprint: digest[..8]
                 .iter()
                 .map(|byte| format!("{byte:02x}"))

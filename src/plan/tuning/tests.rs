@@ -76,9 +76,9 @@ fn choices_are_by_size() {
         choice.line.map(|line| line.number)
     };
     assert_eq!(line(Collective::AllReduce, raw(4)), Some(10));
-    // What only moves is bytes; sums and codes are of elements.
+    // What is raw is bytes; codes are of elements.
     assert_eq!(line(Collective::AllGather, raw(2)), Some(13));
-    assert_eq!(line(Collective::AllReduce, raw(2)), None);
+    assert_eq!(line(Collective::AllReduce, raw(2)), Some(10));
     assert_eq!(line(Collective::Broadcast, raw(4)), None);
     let linear8 = |element_bytes| WireClass {
         codec: CodecKind::Linear8,
@@ -86,6 +86,25 @@ fn choices_are_by_size() {
     };
     assert_eq!(line(Collective::AllReduce, linear8(4)), Some(12));
     assert_eq!(line(Collective::AllReduce, linear8(2)), None);
+}
+
+#[test]
+fn sizes_that_are_left_to_the_model_have_no_choice() {
+    let last = "all_reduce raw/4 65536 4194304 ring simple 8 4096 6.000 48.000\n";
+    let text = TEXT.replace(last, &format!("{last}all_reduce raw/4 model 4194304\n"));
+    let table = Table::parse("t.tune", &text).unwrap();
+    let has = |wire, bytes| table.choice(Collective::AllReduce, wire, bytes).is_some();
+    assert!(has(raw(4), 4_194_303) && !has(raw(4), 4_194_304));
+    let linear8 = WireClass {
+        codec: CodecKind::Linear8,
+        element_bytes: 4,
+    };
+    assert!(has(linear8, 16_000));
+    for wrong in ["raw/4 model 65536", "raw/2 model 4194304", "raw/4 model x"] {
+        let text = text.replace("raw/4 model 4194304", wrong);
+        let error = Table::parse("t.tune", &text).unwrap_err();
+        assert!(error.message().contains("line 12"), "{error}");
+    }
 }
 
 #[test]
@@ -210,16 +229,17 @@ fn plans_are_those_of_the_table() {
     };
     assert!(planner.plan(&auto(4 << 20)).unwrap().spec.is_lossy());
     assert!(!planner.plan(&auto(1 << 10)).unwrap().spec.is_lossy());
-    // Of a type that was not measured, the model decides.
+    // Of codes of a type that was not measured, the model decides; raw elements are bytes.
     let model = Planner::new(limits(4, 132), 0, Isa::Scalar);
-    let halves = Request {
+    let halves = |codec| Request {
         dtype: DType::BF16,
-        ..all_reduce(1 << 20, "raw")
+        ..all_reduce(1 << 20, codec)
     };
-    assert_eq!(
-        planner.predict(&halves).unwrap(),
-        model.predict(&halves).unwrap()
-    );
+    let [coded, raw] = ["linear8", "raw"].map(halves);
+    let by_model = model.predict(&coded).unwrap();
+    assert_eq!(planner.predict(&coded).unwrap(), by_model);
+    let of_f32 = planner.predict(&all_reduce(1 << 19, "raw")).unwrap();
+    assert_eq!(planner.predict(&raw).unwrap(), of_f32);
 }
 
 #[test]

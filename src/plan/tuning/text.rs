@@ -1,6 +1,6 @@
 //! Tables as text.
 
-use super::{Entry, Header, Table, Way, WireClass};
+use super::{End, Entry, Header, Table, Way, WireClass};
 use crate::config::MOST_GPU_CHANNELS;
 use crate::error::{Error, Result};
 use crate::types::{Algorithm, CodecKind, Collective, DType, Protocol};
@@ -26,7 +26,8 @@ impl Table {
     ///
     /// A line is for sizes from `from` up to below `to`, in bytes of the larger buffer; the two
     /// times are those at its ends. Lines of one collective and codec follow each other without a
-    /// gap. Lines that begin with `#` say nothing.
+    /// gap. Behind the last, `all_reduce raw/4 model 65536` leaves larger sizes to the model: where kernels
+    /// have changed since. Lines that begin with `#` say nothing.
     ///
     /// # Errors
     /// Invalid argument, with name and line, if it is no table.
@@ -36,6 +37,7 @@ impl Table {
         };
         let mut header = Header::default();
         let mut entries: Vec<(usize, Entry)> = Vec::new();
+        let mut ends = Vec::new();
         let mut lines = text.lines().enumerate().map(|(at, line)| (at + 1, line));
         match lines.next() {
             Some((_, line)) if line.trim_end() == FIRST => {}
@@ -53,6 +55,20 @@ impl Table {
                     .set(key, value.trim())
                     .map_err(|why| wrong(number, why))?
             {
+                continue;
+            }
+            if let Some(end) = end(line).map_err(|why| wrong(number, why))? {
+                let ends_there = |(_, last): &(usize, Entry)| {
+                    (last.collective, last.wire, last.to) == (end.collective, end.wire, end.from)
+                };
+                if !entries.last().is_some_and(ends_there) {
+                    let why = format!(
+                        "the line before is none of {} {} up to {}",
+                        end.collective, end.wire, end.from
+                    );
+                    return Err(wrong(number, why));
+                }
+                ends.push(end);
                 continue;
             }
             let entry = entry(line).map_err(|why| wrong(number, why))?;
@@ -86,7 +102,7 @@ impl Table {
         if entries.is_empty() {
             return Err(wrong(last, "it has no choices".into()));
         }
-        Ok(Table::new(name, header, entries, text))
+        Ok(Table::new(name, header, (entries, ends), text))
     }
 }
 
@@ -159,6 +175,29 @@ impl Header {
     }
 }
 
+/// What a line leaves to the model, if it is such a line.
+fn end(line: &str) -> std::result::Result<Option<End>, String> {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let [collective, wire, "model", from] = words[..] else {
+        return Ok(None);
+    };
+    Ok(Some(End {
+        collective: Collective::from_name(collective)
+            .ok_or_else(|| unknown("collective", collective))?,
+        wire: wire_class(wire)?,
+        from: number(from)?,
+    }))
+}
+
+fn number(text: &str) -> std::result::Result<usize, String> {
+    text.parse()
+        .map_err(|_| format!("{text} is no number of bytes or blocks"))
+}
+
+fn unknown(what: &str, text: &str) -> String {
+    format!("no {what} is called {text}")
+}
+
 fn entry(line: &str) -> std::result::Result<Entry, String> {
     let words: Vec<&str> = line.split_whitespace().collect();
     let [
@@ -176,15 +215,10 @@ fn entry(line: &str) -> std::result::Result<Entry, String> {
     else {
         return Err(format!("{} words, where a choice has 10", words.len()));
     };
-    let number = |text: &str| {
-        text.parse::<usize>()
-            .map_err(|_| format!("{text} is no number of bytes or blocks"))
-    };
     let time = |text: &str| match text.parse::<f64>() {
         Ok(us) if us > 0.0 && us.is_finite() => Ok(us * 1e-6),
         _ => Err(format!("{text} is no time in microseconds")),
     };
-    let unknown = |what: &str, text: &str| format!("no {what} is called {text}");
     let (from, to, channels) = (number(from)?, number(to)?, number(channels)?);
     if from >= to {
         return Err(format!("sizes from {from} to {to} are none"));
