@@ -7,7 +7,9 @@
 //!
 //! **Where buffers are.** On the GPU of the thread's current context when a communicator is made.
 //! `CINCH_DEVICE=host` puts them in host memory, with NULL as stream: for tests and machines without
-//! a GPU. Several ranks may share a GPU.
+//! a GPU. Several ranks may share a GPU; those of one process need `CUDA_DEVICE_MAX_CONNECTIONS=32`, that
+//! their streams do not queue behind each other, and streams on which something has run before: the
+//! first kernel of a stream may wait for all that run on the GPU.
 //!
 //! **Version.** `ncclGetVersion` answers `CINCH_NCCL_VERSION` (22809): programs choose features by
 //! it, and above 22900 they expect windows, which are not there.

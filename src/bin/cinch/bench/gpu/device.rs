@@ -45,7 +45,7 @@ impl<'a> GpuLane<'a> {
         source: &'a Source,
         bytes: (usize, usize),
     ) -> Result<GpuLane<'a>> {
-        Ok(GpuLane {
+        let mut lane = GpuLane {
             graphs: [const { None }; 3],
             ways: Vec::new(),
             marks: [Event::timed(context)?, Event::timed(context)?],
@@ -60,7 +60,12 @@ impl<'a> GpuLane<'a> {
             filled: None,
             row: None,
             report: None,
-        })
+        };
+        // The first kernel of a stream may wait for all that run on the GPU. Where those are of other
+        // ranks, which wait for this one's, that is for ever: on 2 H200 with 4 ranks each, half of the
+        // first all_gathers of 64 MiB did not begin on some rank.
+        lane.poison()?;
+        Ok(lane)
     }
 
     /// The candidates for a row's call, and the winner.

@@ -46,11 +46,6 @@ const PIECE_BYTES: usize = 1 << 20;
 /// Pieces between the first and the last of a larger output.
 const PIECES: usize = 14;
 
-/// The GPU of a rank. Neighbours in rank order are on one GPU or on neighbours.
-pub fn gpu_of(rank: usize, per_gpu: usize) -> u32 {
-    (rank / per_gpu) as u32
-}
-
 /// Where the buffers of a row lie in a rank's two arenas; the same on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
@@ -207,6 +202,5 @@ mod tests {
                     oneshot    fused                  2       1      1     1      7          0.50 <- cheapest\n";
         assert_eq!(protocol(text), Some("fused"));
         assert_eq!(protocol("nothing"), None);
-        assert_eq!((gpu_of(5, 1), gpu_of(5, 2)), (5, 2));
     }
 }

@@ -28,6 +28,10 @@ pub struct GpuOptions {
     /// Ranks on each GPU [default: 1]
     #[arg(long, value_name = "K", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub ranks_per_gpu: Option<u32>,
+    /// Deal the ranks to the GPUs in turn, so that neighbours are on different ones; without it,
+    /// neighbours share one
+    #[arg(long, requires = "ranks_per_gpu")]
+    pub cyclic: bool,
     /// Let the ranks stand for this many hosts, as many on each: what goes between those is staged
     /// in pinned memory and travels over the network's loopback [default: 1]
     #[arg(long, value_name = "H", value_parser = clap::value_parser!(u32).range(1..=32))]
@@ -57,6 +61,7 @@ impl GpuOptions {
             ("--gpus", self.gpus.is_some()),
             ("--procs", self.procs),
             ("--ranks-per-gpu", self.ranks_per_gpu.is_some()),
+            ("--cyclic", self.cyclic),
             ("--hosts", self.hosts.is_some()),
             ("--graph", self.graph),
             ("--proto", self.proto.0.is_some()),
@@ -101,6 +106,15 @@ impl GpuOptions {
         }
     }
 
+    /// The GPU of `rank` of `nranks`.
+    pub fn gpu_of(&self, rank: usize, nranks: usize) -> u32 {
+        let gpu = match self.cyclic {
+            true => rank % nranks.div_ceil(self.per_gpu()),
+            false => rank / self.per_gpu(),
+        };
+        gpu as u32
+    }
+
     /// Ranks on each GPU.
     pub fn per_gpu(&self) -> usize {
         self.ranks_per_gpu.unwrap_or(1) as usize
@@ -135,6 +149,21 @@ mod tests {
         assert!(hosts[0].is_some() && hosts[0] == hosts[1] && hosts[2] == hosts[3]);
         assert_ne!(hosts[1], hosts[2]);
         assert!(gpu.host_of(0, 3).unwrap_err().contains("--hosts 2"));
+    }
+
+    #[test]
+    fn every_gpu_has_as_many_ranks() {
+        let gpus = |line: &str, nranks| -> Vec<u32> {
+            let options: BenchOptions = parsed(&format!("all_reduce --device gpu {line}")).unwrap();
+            (0..nranks)
+                .map(|rank| options.gpu.gpu_of(rank, nranks))
+                .collect()
+        };
+        assert_eq!(gpus("", 3), [0, 1, 2]);
+        assert_eq!(gpus("--ranks-per-gpu 2", 4), [0, 0, 1, 1]);
+        assert_eq!(gpus("--ranks-per-gpu 3 --cyclic", 6), [0, 1, 0, 1, 0, 1]);
+        let alone: Result<BenchOptions, String> = parsed("all_reduce --device gpu --cyclic");
+        assert!(alone.unwrap_err().contains("--ranks-per-gpu"));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! buffers. What they do then is a [`Work`].
 
 use super::device::GpuLane;
-use super::layout::{self, Layout};
+use super::layout::Layout;
 use super::options::GpuOptions;
 use super::output::Output;
 use super::peer::{self, PeerComm};
@@ -212,7 +212,7 @@ fn run_rank(control: &Communicator, setup: &Setup<'_>) -> Result<bool> {
             &own
         }
     };
-    let gpu = layout::gpu_of(rank, setup.options.per_gpu());
+    let gpu = setup.options.gpu_of(rank, nranks);
     let device = Device::at(setup.driver, gpu)?;
     let context = Context::primary(&device)?;
     let arenas = Layout::arenas(&plan.rows, nranks)?;
