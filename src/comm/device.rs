@@ -308,6 +308,10 @@ impl Communicator {
     /// times while the communicator lives, in an order with other calls that is the same on all
     /// ranks and that the caller's streams enforce.
     ///
+    /// Ranks of one process that share a GPU wait for each other's kernels there: they need
+    /// `CUDA_DEVICE_MAX_CONNECTIONS=32`, that their streams do not queue behind each other, and streams
+    /// on which something has run before: a stream's first kernel may wait for all that run on the GPU.
+    ///
     /// # Errors
     /// Before anything is queued: invalid usage on a communicator of host memory, or for a stream
     /// of another context; invalid argument if the call or its buffers are impossible, misaligned,
