@@ -2,7 +2,8 @@
 //!
 //! Calls on GPUs differ in four things: the algorithm, the protocol, the number of blocks and the size
 //! of a chunk: a [`Way`](crate::plan::Way). (The strands of a ring follow from these, the slots that there
-//! is memory for and the collective; `--explain` shows `ring/4` for four.) Which is the fastest is looked up, in this order:
+//! is memory for and the collective; `--explain` shows `ring/4` for four.) Which is the fastest is looked
+//! up, in this order:
 //!
 //! 1. What was asked for: `Call::algorithm`, `CINCH_ALGO`, `CINCH_PROTO`, `CINCH_GPU_CHANNELS`. Of what
 //!    that leaves open the cost model chooses.

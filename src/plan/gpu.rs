@@ -128,9 +128,9 @@ impl GpuLimits {
         cap.min(self.channels).min(lanes).min(resident).max(1)
     }
 
-    /// Strands of a ring, 1 of other algorithms: both directions, where they lead to different ranks, and
-    /// in each as many as leave a slot to the next, but no more than bring anything. With two slots a
-    /// second direction alone costs more than it brings.
+    /// Strands of a ring, 1 of other algorithms: as many as bring anything in both directions, where they
+    /// lead to different ranks, if that leaves a slot to the next message, and if a kernel has room for
+    /// their steps. A second direction alone costs more than it brings.
     ///
     /// A coded ring has one strand, as on the host, that both give the same bits; so has one between
     /// hosts, whose proxies have slots of their own.
@@ -138,12 +138,11 @@ impl GpuLimits {
         let is_simple_ring = (way.algorithm, way.protocol) == (Algorithm::Ring, Protocol::Simple)
             && schedule::has_strands(request.collective);
         let is_open = !request.codec.is_lossy() && !request.crosses(&limits.hosts);
-        if !is_simple_ring || !is_open || self.depth < 3 {
+        if !is_simple_ring || !is_open || self.depth <= RING_ABREAST {
             return 1;
         }
-        let most = KEPT_STEPS / (2 * limits.nranks - 1);
-        let abreast = RING_ABREAST.min(self.depth - 1);
-        (schedule::directions(limits.nranks) * abreast).min(most.max(1))
+        let most = KEPT_STEPS / schedule::strand_steps(limits.nranks);
+        (schedule::directions(limits.nranks) * RING_ABREAST).min(most.max(1))
     }
 
     /// Channels that a message of `bytes` between two ranks may have: as many as there is room for if

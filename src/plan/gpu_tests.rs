@@ -411,13 +411,10 @@ fn rings_have_the_slots_that_they_need() {
             };
             let depth = gpu.depth;
             limits.gpu = Some(gpu);
-            for collective in [
-                Collective::AllReduce,
-                Collective::AllGather,
-                Collective::ReduceScatter,
-                Collective::Broadcast,
-                Collective::Reduce,
-            ] {
+            let has_ring = |&collective: &Collective| {
+                schedule::algorithms(collective).contains(&Algorithm::Ring)
+            };
+            for collective in Collective::ALL.into_iter().filter(has_ring) {
                 let (strands, slots, steps) = ring(&limits, collective, "raw");
                 assert!(
                     slots <= depth && steps <= KEPT_STEPS,

@@ -124,6 +124,10 @@ fn rings_of_several_strands_are_right() {
             let rings = patterns(nranks, &[0, nranks / 2]).into_iter();
             for pattern in rings.filter(|pattern| pattern.algorithm == Algorithm::Ring) {
                 let pattern = Pattern { strands, ..pattern };
+                if pattern.collective == Collective::AllReduce {
+                    let steps = pattern.schedule(0).unwrap().steps.len();
+                    assert_eq!(steps, strands * strand_steps(nranks));
+                }
                 prove(&pattern, 3);
                 prove(&pattern, 1);
             }

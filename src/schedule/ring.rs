@@ -51,16 +51,18 @@ pub const fn directions(nranks: usize) -> usize {
     if nranks > 2 { 2 } else { 1 }
 }
 
+/// Steps of a strand in a pass, at most: those of an all_reduce.
+pub const fn strand_steps(nranks: usize) -> usize {
+    2 * nranks - 1
+}
+
 pub(super) fn steps(pattern: &Pattern, rank: usize) -> Vec<Step> {
     let strands: Vec<_> = (0..strands(pattern))
         .map(|strand| Ring::new(pattern, rank, strand).steps(pattern.collective, pattern.root))
         .collect();
-    let longest = strands.iter().map(Vec::len).max().unwrap_or(0);
-    let nth = |at| {
-        let steps = strands.iter();
-        steps.filter_map(move |steps: &Vec<Step>| steps.get(at).cloned())
-    };
-    (0..longest).flat_map(nth).collect()
+    // All strands have as many.
+    let nth = |at| strands.iter().map(move |steps: &Vec<Step>| steps[at]);
+    (0..strands[0].len()).flat_map(nth).collect()
 }
 
 /// One strand of a ring as one rank sees it.
