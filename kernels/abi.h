@@ -32,9 +32,9 @@ enum {
    * memory of each warp that moves data. Code for sm_90 and above, and code that also runs on GPUs
    * with 99 KiB of shared memory. */
   CINCH_BLOCK_THREADS = 608,
-  CINCH_STAGE_BYTES = 10752,
+  CINCH_STAGE_BYTES = 11520,
   CINCH_SMALL_BLOCK_THREADS = 352,
-  CINCH_SMALL_STAGE_BYTES = 6400,
+  CINCH_SMALL_STAGE_BYTES = 7168,
   CINCH_ONESHOT_THREADS = 512, /* of a fused kernel */
   CINCH_GRANULE_BYTES = 64,    /* of raw elements: where chunks of them may be cut */
   CINCH_KEPT_STEPS = 96,       /* of a pass, that an interpreter keeps in shared memory */

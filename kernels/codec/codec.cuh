@@ -129,6 +129,19 @@ class WarpCodec {
     return summary;
   }
 
+  // The same of 16 elements that came as `vectors` of E.
+  template <class E, int P>
+  __device__ __forceinline__ Summary summary_of(const uint4 (&vectors)[P],
+                                                const float (&x)[16]) const {
+    if constexpr (std::is_same<Summary, Ends>::value) {
+      Summary summary = E::ends_of(vectors);
+      conclude(summary);
+      return summary;
+    } else {
+      return summary(x, 16);
+    }
+  }
+
   // Of blocks of several tiles: all lanes look at each of them, with nothing() before and conclude()
   // behind.
   static __device__ __forceinline__ Summary nothing() { return Format::nothing(); }
@@ -157,6 +170,15 @@ class WarpCodec {
 
   CINCH_HD void decode_reduce(const Codes &codes, float (&acc)[16]) const {
     Format::decode_reduce16(params_, codes.code, codes.number, acc);
+  }
+
+  // Whether it is certain that no element of codes that were encoded is NaN: by finite numbers.
+  static CINCH_HD bool is_free_of_nan(const Codes &codes) {
+    if constexpr (numbers == 2) {
+      return is_finite(codes.number[0]) && is_finite(codes.number[1]);
+    } else {
+      return scaled && is_finite(codes.number[0]);
+    }
   }
 
   template <class Size>

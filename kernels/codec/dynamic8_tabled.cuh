@@ -7,10 +7,6 @@
 // does. One load, one addition; lanes conflict where they differ in octave and agree in mantissa.
 // Decoding: the value of each of the 256 codes, once for each lane, so that no two lanes ever meet
 // in a bank: 32 KiB.
-//
-// Instructions an element on sm_90, loads, stores, scale and division included: encode of fp32 in
-// blocks of 256 14.5, decode_reduce 4.9, before divisions became shorter; one of each is a load from
-// shared memory.
 #pragma once
 
 #include "codec/dynamic8.cuh"
@@ -108,8 +104,7 @@ struct TabledMeaning : DynamicMeaning {
     return codes_of(ranks, x);
   }
 
-  template <bool REDUCE>
-  static CINCH_HD void decode4(uint32_t codes, Step step, float *acc) {
+  static CINCH_HD void values4(uint32_t codes, float *value) {
 #if defined(__CUDA_ARCH__)
     const uint32_t lane = threadIdx.x % 32;
     const char *values = reinterpret_cast<const char *>(TabledMeaning::tables().values);
@@ -118,15 +113,11 @@ struct TabledMeaning : DynamicMeaning {
       // 128 bytes a code.
       const uint32_t row = i == 0 ? codes << 7 : codes >> (8 * i - 7);
       const uint32_t place = (row & 0x7f80u) | lane * 4;
-      const float value = *reinterpret_cast<const float *>(values + place);
-      acc[i] = fused(value, step.unit, REDUCE ? acc[i] : 0.0f);
+      value[i] = *reinterpret_cast<const float *>(values + place);
     }
 #else
     CINCH_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      const float value = TabledMeaning::tables().values[codes >> (8 * i) & 0xff];
-      acc[i] = fused(value, step.unit, REDUCE ? acc[i] : 0.0f);
-    }
+    for (int i = 0; i < 4; ++i) value[i] = TabledMeaning::tables().values[codes >> (8 * i) & 0xff];
 #endif
   }
 };

@@ -12,7 +12,7 @@ namespace cinch {
 
 // Of MANTISSA bits: 3 or 2.
 template <int MANTISSA>
-struct Fp8Meaning {
+struct Fp8Meaning : OneWay {
   // The largest number is 7 times this.
   static constexpr float SEVENTH = MANTISSA == 3 ? 64.0f : 8192.0f;
   static constexpr uint32_t TOP = MANTISSA == 3 ? 0x7e : 0x7b;
@@ -25,12 +25,7 @@ struct Fp8Meaning {
     return mul(divide_ordinary(7.0f, scale), SEVENTH);
   }
 
-  struct Step {
-    float lifted;
-  };
-  static CINCH_HD Step step(float scale) {
-    return {mul(divided_by<7>(scale), LIFT / SEVENTH)};
-  }
+  static CINCH_HD float step(float scale) { return mul(divided_by<7>(scale), LIFT / SEVENTH); }
 
   static CINCH_HD uint32_t encode4(const float *x, float factor) {
     float y[4];
@@ -56,9 +51,7 @@ struct Fp8Meaning {
     return LinearMeaning::with_signs(magnitudes, x);
   }
 
-  template <bool REDUCE>
-  static CINCH_HD void decode4(uint32_t codes, Step step, float *acc) {
-    float value[4];
+  static CINCH_HD void values4(uint32_t codes, float *value) {
     CINCH_UNROLL
     for (int pair = 0; pair < 2; ++pair) {
       // Each code in the upper byte of a half: sign, then exponent and mantissa.
@@ -76,9 +69,7 @@ struct Fp8Meaning {
     const uint32_t beyond = ((codes & 0x7f7f7f7fu) + (0x7f - TOP) * 0x01010101u) & 0x80808080u;
     CINCH_UNROLL
     for (int i = 0; i < 4; ++i) {
-      const float nan = float_of(QUIET_NAN);
-      const float one = beyond >> (8 * i) & 0x80 ? nan : value[i];
-      acc[i] = fused(one, step.lifted, REDUCE ? acc[i] : 0.0f);
+      if (beyond >> (8 * i) & 0x80) value[i] = float_of(QUIET_NAN);
     }
   }
 };

@@ -6,10 +6,8 @@
 // most 127/s * (1 + 2^-24), so the largest product is below 127.00001.
 //
 // Back: a byte in the upper seven bits of an fp32 mantissa with nothing above it is a subnormal
-// that is worth it times 2^-133, sign included; two exact powers of two bring it to the unit.
-//
-// Instructions an element on sm_90, loads, stores, scale and division included: encode of fp32 in
-// blocks of 256 8.4, decode_reduce 5.2, before divisions became shorter.
+// that is worth it times 2^-133, sign included. For scales below 2 one product with 2^133 times the
+// unit brings it there; beyond, that is no number, and two exact powers of two do.
 #pragma once
 
 #include "codec/scaled.cuh"
@@ -21,11 +19,19 @@ struct LinearMeaning {
 
   static CINCH_HD float factor(float scale) { return divide_ordinary(127.0f, scale); }
 
-  // 2^6 times the unit: the largest is below 2^128.
   struct Step {
-    float raised;
+    float raised;  // 2^6 times the unit: the largest is below 2^128
+    bool is_short;
   };
-  static CINCH_HD Step step(float scale) { return {mul(divided_by<127>(scale), 0x1p6f)}; }
+  static CINCH_HD Step step(float scale) {
+    return {mul(divided_by<127>(scale), 0x1p6f), magnitude_of(scale) < 2.0f};
+  }
+  static CINCH_HD float scaled(float value, Step step, float acc) {
+    return fused(mul(value, 0x1p127f), step.raised, acc);
+  }
+
+  static CINCH_HD bool is_short(Step step) { return step.is_short; }
+  static CINCH_HD float shortened(Step step) { return mul(step.raised, 0x1p127f); }
 
   static CINCH_HD uint32_t encode4(const float *x, float factor) {
     uint32_t k[4];
@@ -37,16 +43,14 @@ struct LinearMeaning {
     return with_signs(magnitudes, x);
   }
 
-  template <bool REDUCE>
-  static CINCH_HD void decode4(uint32_t codes, Step step, float *acc) {
+  static CINCH_HD void values4(uint32_t codes, float *value) {
     const uint32_t magnitudes = codes & 0x7f7f7f7fu;
     const uint32_t signs = codes & 0x80808080u;
     CINCH_UNROLL
     for (int i = 0; i < 4; ++i) {
       // A magnitude has no sign bit, so its sign eight times is a byte of zeros.
       const uint32_t selector = (4 + i) << 12 | i << 8 | (8 + i) << 4 | (8 + i);
-      const float small = float_of(byte_permute(magnitudes, signs, selector));
-      acc[i] = fused(mul(small, 0x1p127f), step.raised, REDUCE ? acc[i] : 0.0f);
+      value[i] = float_of(byte_permute(magnitudes, signs, selector));
     }
   }
 

@@ -104,10 +104,16 @@ struct AnyBits {
   }
 };
 
-// Where the arithmetic of a block takes place: what it is multiplied with.
-CINCH_HD float regime_of(float range) {
+// Whether the arithmetic of a block takes place on its elements as they are. Not so if one of its
+// ends is not finite: then neither is its range.
+CINCH_HD bool is_ordinary(float range) {
   const float size = magnitude_of(range);
-  return size >= 0x1p126f ? 0.25f : size < TINY && size > 0 ? RAISE : 1.0f;
+  return (size >= TINY && size < 0x1p126f) || size == 0;
+}
+
+// What a block is multiplied with where its arithmetic takes place.
+CINCH_HD float regime_of(float range) {
+  return is_ordinary(range) ? 1.0f : magnitude_of(range) < TINY ? RAISE : 0.25f;
 }
 
 template <int BITS>
@@ -118,11 +124,8 @@ struct MinMaxFormat : std::conditional<BITS == 4, FewBits<4>, AnyBits>::type {
   static constexpr int numbers = 2;
   static constexpr bool draws = true;
 
-  // Smallest and largest; not finite if an element is not.
-  struct Summary {
-    float low;
-    float high;
-  };
+  // Not finite if an element is not.
+  using Summary = Ends;
 
   static CINCH_HD void prepare(uint32_t) {}
 
@@ -130,73 +133,69 @@ struct MinMaxFormat : std::conditional<BITS == 4, FewBits<4>, AnyBits>::type {
 
   static CINCH_HD void look(const float (&x)[16], uint32_t valid, uint32_t, Summary &summary) {
     if (valid == 16) {
-      // Two chains for each end, so that one need not wait for the other.
-      float low[2] = {x[0], x[1]}, high[2] = {x[0], x[1]};
-      CINCH_UNROLL
-      for (int k = 2; k < 16; ++k) {
-        low[k % 2] = smaller_of(low[k % 2], x[k]), high[k % 2] = larger_of(high[k % 2], x[k]);
-      }
-      summary.low = smaller_of(summary.low, smaller_of(low[0], low[1]));
-      summary.high = larger_of(summary.high, larger_of(high[0], high[1]));
+      summary = join(summary, ends_of(x));
     } else {
       CINCH_UNROLL
       for (int k = 0; k < 15; ++k) {
         if ((uint32_t)k >= valid) break;
-        summary.low = smaller_of(summary.low, x[k]), summary.high = larger_of(summary.high, x[k]);
+        summary = join(summary, {x[k], x[k]});
       }
     }
   }
 
 #if defined(__CUDACC__)
+  // Even lanes go for the smallest, odd ones for the largest, which is the smallest when turned
+  // around: blocks have two lanes at least.
   static __device__ __forceinline__ void conclude(uint32_t log2_block, Summary &summary) {
-    join_lanes(log2_block, [&](uint32_t lanes) {
-      summary.low = smaller_of(summary.low, from_lane(summary.low, lanes));
-      summary.high = larger_of(summary.high, from_lane(summary.high, lanes));
+    const bool is_odd = threadIdx.x % 2 == 1;
+    float own = is_odd ? -summary.high : summary.low;
+    own = smaller_of(own, from_lane(is_odd ? summary.low : -summary.high, 1));
+    join_lanes<1>(log2_block, [&](uint32_t lanes) {
+      own = smaller_of(own, from_lane(own, lanes));
     });
+    const float other = from_lane(own, 1);
+    summary = {is_odd ? other : own, is_odd ? -own : -other};
   }
 #endif
-
-  // code = ((x * raise) - low) * factor.
-  struct Encoder {
-    float raise;
-    float low;
-    float factor;
-  };
 
   static CINCH_HD void encode16(const Params &params, const float (&x)[16], Summary summary,
                                 uint32_t, const Random &random, Codes &codes, float (&number)[2]) {
     // -0 becomes +0.
     const float low = add(summary.low, 0.0f), high = add(summary.high, 0.0f);
-    if (!(is_finite(low) && is_finite(high))) {
+    const float range = add(high, -low);
+    number[0] = low, number[1] = high;
+    if (is_ordinary(range) && !params.draws) {
+      const float factor = factor_of(range, levels_of(params));
+      codes = codes_of([&](int k) { return rounded(mul(add(x[k], -low), factor)); });
+    } else if (is_finite(low) && is_finite(high)) {
+      codes = encode_otherwise(x, low, high, levels_of(params), random, params.draws != 0);
+    } else {
       number[0] = number[1] = float_of(QUIET_NAN);
       codes = {};
-      return;
-    }
-    number[0] = low, number[1] = high;
-    const uint32_t levels = levels_of(params);
-    const Encoder encoder = encoder_of(low, high, levels);
-    if (encoder.raise == 1.0f && !params.draws) {
-      codes = codes_of([&](int k) {
-        const float place = mul(add(x[k], -encoder.low), encoder.factor);
-        return bits_of(add(place, INTEGERS));
-      });
-    } else {
-      // A copy: the elements themselves stay in registers.
-      Sixteen all;
-      CINCH_UNROLL
-      for (int k = 0; k < 16; ++k) all.x[k] = x[k];
-      codes = encode_otherwise(all, encoder, levels, random, params.draws != 0);
     }
   }
 
   static CINCH_HD void decode16(const Params &params, const Codes &codes, const float (&number)[2],
                                 float (&out)[16]) {
-    decode<false>(params, codes, number, out);
+    // -0 becomes +0, and so does what it is added to.
+    const float low = add(number[0], 0.0f);
+    const float range = add(number[1], -low);
+    if (is_ordinary(range)) {
+      each(codes, gap_of(params, range), [&](int k, float code, float gap) {
+        out[k] = fused(code, gap, low);
+      });
+    } else {
+      decode_otherwise(params, codes, number[0], number[1], out);
+    }
   }
 
   static CINCH_HD void decode_reduce16(const Params &params, const Codes &codes,
                                        const float (&number)[2], float (&acc)[16]) {
-    decode<true>(params, codes, number, acc);
+    // All of them first: their chains of four instructions side by side.
+    float value[16];
+    decode16(params, codes, number, value);
+    CINCH_UNROLL
+    for (int k = 0; k < 16; ++k) acc[k] = add(acc[k], value[k]);
   }
 
  private:
@@ -204,21 +203,15 @@ struct MinMaxFormat : std::conditional<BITS == 4, FewBits<4>, AnyBits>::type {
     return BITS == 4 ? 15 : (1u << params.bits) - 1;
   }
 
-  static CINCH_HD Encoder encoder_of(float low, float high, uint32_t levels) {
-    const float raise = regime_of(add(high, -low));
-    low = mul(low, raise), high = mul(high, raise);
-    const float range = add(high, -low);
-    float factor = 0;
-    if (range != 0) {
-      // A single level over the largest ranges is subnormal.
-      factor = levels == 1 ? DynamicMeaning::factor(range) : divide_ordinary((float)levels, range);
-    }
-    return {raise, low, factor};
+  // Codes are (x - low) * factor.
+  static CINCH_HD float factor_of(float range, uint32_t levels) {
+    if (range == 0) return 0;
+    // A single level over the largest ranges is subnormal.
+    return levels == 1 ? DynamicMeaning::factor(range) : divide_ordinary((float)levels, range);
   }
 
-  static CINCH_HD float place_of(const Encoder &encoder, float x) {
-    return mul(add(mul(x, encoder.raise), -encoder.low), encoder.factor);
-  }
+  // Rounded to an integer, in the low bits of a sum.
+  static CINCH_HD uint32_t rounded(float place) { return bits_of(add(place, INTEGERS)); }
 
   // From 16 sums of which the low bits are codes, below the constant of INTEGERS.
   template <class Of>
@@ -245,38 +238,15 @@ struct MinMaxFormat : std::conditional<BITS == 4, FewBits<4>, AnyBits>::type {
     return codes;
   }
 
-  template <bool REDUCE>
-  static CINCH_HD void decode(const Params &params, const Codes &codes, const float (&number)[2],
-                              float (&acc)[16]) {
-    if (!(is_finite(number[0]) && is_finite(number[1]))) return all_nan(acc);
-    const float raise = regime_of(add(number[1], -number[0]));
-    // -0 becomes +0, and so does what it is added to.
-    const float low = add(mul(number[0], raise), 0.0f), high = mul(number[1], raise);
-    const float range = add(high, -low);
-    float gap = gap_of(params, range);
-    if (raise == 1.0f) {
-      each(codes, gap, [&](int k, float code, float gap) {
-        take<REDUCE>(acc[k], fused(code, gap, low));
-      });
-    } else {
-      // Just below 1: a lowered range decodes to no more than its largest element.
-      if (raise < 1) gap = mul(gap, 1 - 0x1p-22f);
-      const Sixteen all = decode_otherwise(codes, gap, low, raise < 1 ? 4.0f : LOWER);
-      CINCH_UNROLL
-      for (int k = 0; k < 16; ++k) take<REDUCE>(acc[k], all.x[k]);
-    }
-  }
-
-  struct Sixteen {
-    float x[16];
-  };
-
   // By chance, or of ranges that are not worked on as they are.
-  CINCH_HD_RARE Codes encode_otherwise(const Sixteen &all, Encoder encoder, uint32_t levels,
+  static CINCH_HD Codes encode_otherwise(const float (&x)[16], float low, float high, uint32_t levels,
                                        Random random, bool draws) {
+    const float raise = regime_of(add(high, -low));
+    low = mul(low, raise), high = mul(high, raise);
+    const float factor = factor_of(add(high, -low), levels);
     return codes_of([&](int k) {
-      const float place = place_of(encoder, all.x[k]);
-      if (!draws) return bits_of(add(place, INTEGERS));
+      const float place = mul(add(mul(x[k], raise), -low), factor);
+      if (!draws) return rounded(place);
       const float sum = add_down(place, INTEGERS);
       const float fraction = add(place, -add(sum, -INTEGERS));
       const uint32_t above = fraction > random.fraction(k) ? 1 : 0;
@@ -285,12 +255,18 @@ struct MinMaxFormat : std::conditional<BITS == 4, FewBits<4>, AnyBits>::type {
     });
   }
 
-  CINCH_HD_RARE Sixteen decode_otherwise(Codes codes, float gap, float low, float lower) {
-    Sixteen all;
+  static CINCH_HD void decode_otherwise(const Params &params, const Codes &codes, float low,
+                                        float high, float (&out)[16]) {
+    if (!(is_finite(low) && is_finite(high))) return all_nan(out);
+    const float raise = regime_of(add(high, -low));
+    low = add(mul(low, raise), 0.0f), high = mul(high, raise);
+    float gap = gap_of(params, add(high, -low));
+    // Just below 1: a lowered range decodes to no more than its largest element.
+    if (raise < 1) gap = mul(gap, 1 - 0x1p-22f);
+    const float lower = raise < 1 ? 4.0f : LOWER;
     each(codes, gap, [&](int k, float code, float gap) {
-      all.x[k] = add(mul(fused(code, gap, low), lower), 0.0f);
+      out[k] = add(mul(fused(code, gap, low), lower), 0.0f);
     });
-    return all;
   }
 
   static CINCH_HD float gap_of(const Params &params, float range) {
@@ -310,7 +286,7 @@ struct MinMaxFormat : std::conditional<BITS == 4, FewBits<4>, AnyBits>::type {
           // Five codes fit below the exponent.
           const uint32_t word = k < 5 ? codes.word[w] : codes.word[w] >> 20;
           const int place = 4 * (k % 5);
-          const uint32_t bits = (word & 15u << place) | INTEGERS_BITS;
+          const uint32_t bits = bits_among(word, 15u << place, INTEGERS_BITS);
           const float unit = mul(gap, 1.0f / (float)(1 << place));
           take(8 * w + k, add(float_of(bits), -INTEGERS), unit);
         }

@@ -2,11 +2,14 @@
 // tiny and poisoned scales of src/codec/scaled.
 //
 // A Meaning has, for scales from 2^-100 up:
-//   factor(scale), step(scale)         what encode4 and decode4 take for their scale
-//   encode4(x, factor) -> uint32_t     four codes, of finite elements that do not exceed the scale
-//   decode4<REDUCE>(codes, step, acc)  acc = value * unit + acc, rounded once
-//   prepare(threads)                   by so many threads of a block, from the first on, before a
-//                                      barrier of theirs and any of these
+//   factor(scale)                    what encode4 takes for it
+//   encode4(x, factor) -> uint32_t   four codes, of finite elements that do not exceed the scale
+//   values4(codes, value)            what four codes are worth, in a unit of the Meaning's own
+//   step(scale), scaled(value, step, acc)
+//                                    value in units of the scale + acc, rounded once
+//   is_short(step), shortened(step)  whether that is value * shortened + acc, and the factor
+//   prepare(threads)                 by so many threads of a block, from the first on, before a
+//                                    barrier of theirs and any of these
 #pragma once
 
 #include "codec/params.h"
@@ -17,6 +20,15 @@
 
 namespace cinch {
 
+// Of Meanings whose step is a factor.
+struct OneWay {
+  static CINCH_HD float scaled(float value, float step, float acc) {
+    return fused(value, step, acc);
+  }
+  static CINCH_HD bool is_short(float) { return true; }
+  static CINCH_HD float shortened(float step) { return step; }
+};
+
 // Scales below this are raised, and what they scale with them.
 constexpr float TINY = 0x1p-100f;
 constexpr float RAISE = 0x1p64f;
@@ -24,7 +36,7 @@ constexpr float LOWER = 0x1p-64f;
 constexpr uint32_t INFINITE = 0x7f800000u;
 constexpr uint32_t QUIET_NAN = 0x7fc00000u;
 
-CINCH_HD bool is_finite(float x) { return (bits_of(x) & 0x7fffffffu) < INFINITE; }
+CINCH_HD bool is_finite(float x) { return magnitude_of(x) < float_of(INFINITE); }
 
 // The scale on the wire of a block whose largest magnitude this is.
 CINCH_HD float scale_of(float abs_max) {
@@ -101,9 +113,10 @@ struct Scaled : WholeBytes<1> {
     float multiplier;
     bool ordinary;
   };
+  using Step = decltype(Meaning::step(1.0f));
   struct Unit {
     float scale;
-    typename Meaning::Step step;
+    Step step;
     bool ordinary;
   };
 
@@ -152,26 +165,29 @@ struct Scaled : WholeBytes<1> {
   static CINCH_HD void decode(const Codes &codes, const Unit &unit, float (&acc)[16]) {
     const uint32_t words[4] = {codes.vector[0].x, codes.vector[0].y, codes.vector[0].z,
                                codes.vector[0].w};
-    if (unit.ordinary) {
+    // All of them before a branch: left to itself the compiler has each wait for the one before.
+    float value[16];
+    CINCH_UNROLL
+    for (int w = 0; w < 4; ++w) Meaning::values4(words[w], value + 4 * w);
+    if (unit.ordinary && Meaning::is_short(unit.step)) {
+      const float step = Meaning::shortened(unit.step);
       CINCH_UNROLL
-      for (int w = 0; w < 4; ++w) {
-        Meaning::template decode4<REDUCE>(words[w], unit.step, acc + 4 * w);
+      for (int i = 0; i < 16; ++i) acc[i] = fused(value[i], step, REDUCE ? acc[i] : 0.0f);
+    } else if (unit.ordinary) {
+      CINCH_UNROLL
+      for (int i = 0; i < 16; ++i) {
+        acc[i] = Meaning::scaled(value[i], unit.step, REDUCE ? acc[i] : 0.0f);
       }
     } else if (!REDUCE && !is_finite(unit.scale)) {
       CINCH_UNROLL
       for (int i = 0; i < 16; ++i) acc[i] = float_of(QUIET_NAN);
     } else {
-      const typename Meaning::Step step = Meaning::step(mul(unit.scale, RAISE));
+      const Step step = Meaning::step(mul(unit.scale, RAISE));
       CINCH_UNROLL
-      for (int w = 0; w < 4; ++w) {
+      for (int i = 0; i < 16; ++i) {
         // Added to -0 a product stays what it is, its sign included.
-        float product[4] = {-0.0f, -0.0f, -0.0f, -0.0f};
-        Meaning::template decode4<true>(words[w], step, product);
-        CINCH_UNROLL
-        for (int k = 0; k < 4; ++k) {
-          float &out = acc[4 * w + k];
-          out = fused(product[k], LOWER, REDUCE ? out : 0.0f);
-        }
+        const float product = Meaning::scaled(value[i], step, -0.0f);
+        acc[i] = fused(product, LOWER, REDUCE ? acc[i] : 0.0f);
       }
     }
   }

@@ -33,6 +33,23 @@ struct ElementBase {
     return gather(raw);
   }
 
+  // Of numbers that are not NaN.
+  static CINCH_HD uint4 pack_numbers(const Acc (&in)[N]) { return Self::pack(in); }
+
+  // The ends of the elements of P vectors.
+  template <int P>
+  static CINCH_HD Ends ends_of(const uint4 (&vectors)[P]) {
+    Ends ends;
+    CINCH_UNROLL
+    for (int p = 0; p < P; ++p) {
+      float x[N];
+      Self::unpack(vectors[p], x);
+      const Ends part = cinch::ends_of(x);
+      ends = p == 0 ? part : join(ends, part);
+    }
+    return ends;
+  }
+
   static CINCH_HD Acc combine(Acc a, Acc b, Combine op) { return cinch::combine(a, b, op); }
   static CINCH_HD Acc combine(Acc a, Acc b, uint32_t op) {
     return cinch::combine(a, b, static_cast<Combine>(op));
@@ -109,6 +126,22 @@ struct F8E5M2 : ElementBase<F8E5M2, uint8_t, uint8_t, float> {
   static CINCH_HD uint8_t narrow(float number) { return (uint8_t)SmallF8E5M2::narrow(number); }
 };
 
+#if defined(__CUDA_ARCH__)
+// The ends of the pairs in P vectors, a pair each.
+template <int P, class Smaller, class Larger>
+__device__ __forceinline__ void ends_of_pairs(const uint4 (&vectors)[P], Smaller &&smaller,
+                                              Larger &&larger, uint32_t &low, uint32_t &high) {
+#pragma unroll
+  for (int p = 0; p < P; ++p) {
+    const uint4 v = vectors[p];
+    const uint32_t part_low = smaller(smaller(smaller(v.x, v.y), v.z), v.w);
+    const uint32_t part_high = larger(larger(larger(v.x, v.y), v.z), v.w);
+    low = p == 0 ? part_low : smaller(low, part_low);
+    high = p == 0 ? part_high : larger(high, part_high);
+  }
+}
+#endif
+
 // The 16-bit floats take the device's conversions of pairs where no element is NaN.
 struct BF16 : ElementBase<BF16, uint16_t, uint16_t, float> {
   using Base = ElementBase<BF16, uint16_t, uint16_t, float>;
@@ -116,13 +149,30 @@ struct BF16 : ElementBase<BF16, uint16_t, uint16_t, float> {
   static CINCH_HD float widen(uint16_t bits) { return widen_bf16(bits); }
   static CINCH_HD uint16_t narrow(float number) { return (uint16_t)narrow_bf16(number); }
 
+  static CINCH_HD uint4 pack_numbers(const float (&in)[8]) {
+#if defined(__CUDA_ARCH__)
+    return make_uint4(narrow_bf16_pair(in[0], in[1]), narrow_bf16_pair(in[2], in[3]),
+                      narrow_bf16_pair(in[4], in[5]), narrow_bf16_pair(in[6], in[7]));
+#else
+    return Base::pack(in);
+#endif
+  }
+
+  template <int P>
+  static CINCH_HD Ends ends_of(const uint4 (&vectors)[P]) {
+#if defined(__CUDA_ARCH__)
+    uint32_t low, high;
+    ends_of_pairs(vectors, smaller_bf16_pair, larger_bf16_pair, low, high);
+    return join({float_of(low << 16), float_of(high << 16)},
+                {float_of(low & 0xffff0000u), float_of(high & 0xffff0000u)});
+#else
+    return Base::template ends_of<P>(vectors);
+#endif
+  }
+
   static CINCH_HD uint4 pack(const float (&in)[8]) {
 #if defined(__CUDA_ARCH__)
-    uint4 v;
-    v.x = narrow_bf16_pair(in[0], in[1]);
-    v.y = narrow_bf16_pair(in[2], in[3]);
-    v.z = narrow_bf16_pair(in[4], in[5]);
-    v.w = narrow_bf16_pair(in[6], in[7]);
+    const uint4 v = pack_numbers(in);
     const uint32_t largest =
         larger_bf16_pair(larger_bf16_pair(v.x, v.y), larger_bf16_pair(v.z, v.w));
     if (!has_nan_bf16(largest)) return v;
@@ -152,13 +202,30 @@ struct F16 : ElementBase<F16, uint16_t, uint16_t, float> {
     Base::unpack(v, out);
   }
 
+  static CINCH_HD uint4 pack_numbers(const float (&in)[8]) {
+#if defined(__CUDA_ARCH__)
+    return make_uint4(narrow_f16_pair(in[0], in[1]), narrow_f16_pair(in[2], in[3]),
+                      narrow_f16_pair(in[4], in[5]), narrow_f16_pair(in[6], in[7]));
+#else
+    return Base::pack(in);
+#endif
+  }
+
+  template <int P>
+  static CINCH_HD Ends ends_of(const uint4 (&vectors)[P]) {
+#if defined(__CUDA_ARCH__)
+    uint32_t low, high;
+    ends_of_pairs(vectors, smaller_f16_pair, larger_f16_pair, low, high);
+    return join({widen_f16_low(low), widen_f16_low(high)},
+                {widen_f16_high(low), widen_f16_high(high)});
+#else
+    return Base::template ends_of<P>(vectors);
+#endif
+  }
+
   static CINCH_HD uint4 pack(const float (&in)[8]) {
 #if defined(__CUDA_ARCH__)
-    uint4 v;
-    v.x = narrow_f16_pair(in[0], in[1]);
-    v.y = narrow_f16_pair(in[2], in[3]);
-    v.z = narrow_f16_pair(in[4], in[5]);
-    v.w = narrow_f16_pair(in[6], in[7]);
+    const uint4 v = pack_numbers(in);
     const uint32_t largest =
         larger_f16_pair(larger_f16_pair(v.x, v.y), larger_f16_pair(v.z, v.w));
     if (!has_nan_f16(largest)) return v;

@@ -48,12 +48,14 @@ class CodedSimple {
   }
 
   __device__ __forceinline__ void tiles(const Job &job, uint32_t first, uint32_t last) const {
-    // What is only sent need not be whole tiles.
-    const uint32_t there = job.elements + (job.op == CINCH_SEND ? WARP_TILE - 1 : 0);
-    const uint32_t whole = job.usual ? max(first, min(last, there / WARP_TILE)) : first;
+    const uint32_t whole = job.usual ? max(first, min(last, job.elements / WARP_TILE)) : first;
     if (first < whole) {
       if (job.nrecv == 0) {
-        send_tiles(work_, job, first, whole);
+        if (job.writes()) {
+          send_tiles<true>(work_, job, first, whole);
+        } else {
+          send_tiles<false>(work_, job, first, whole);
+        }
       } else if (job.op == CINCH_RECV) {
         recv_tiles(work_, job, first, whole);
       } else {
@@ -67,6 +69,7 @@ class CodedSimple {
   using Bits = typename E::Bits;
   using Codes = typename C::Codes;
   using Summary = typename C::Summary;
+  using Line = NumberLine<C>;
   static constexpr uint32_t SIZE = sizeof(Bits);
   using Tiles = ElementTiles<SIZE>;
   static constexpr uint32_t PIECES = Tiles::PIECES;
@@ -80,14 +83,22 @@ class CodedSimple {
   static constexpr uint32_t SEND_TILES = 2 * STAGE_DEPTH;
   static constexpr uint32_t OUT_TILE = 2 * Tiles::BYTES;
   static constexpr uint32_t BUNDLES = OUT_TILE + (SMALL_BLOCKS ? 0 : Tiles::BYTES);  // where they begin
-  static constexpr uint32_t ROOM = (STAGE_BYTES - BUNDLES) / (2 * IMAGE_BYTES);
+  static constexpr uint32_t ROOM = (STAGE_BYTES - STAGE_END_BYTES - BUNDLES) / (2 * IMAGE_BYTES);
   static constexpr uint32_t WANTED = C::code_bits <= 8 ? 2 * STAGE_DEPTH : STAGE_DEPTH;
   // Where shared memory is short, the widest codes have no room, and are not fetched ahead.
   static constexpr uint32_t BUNDLE = ROOM == 0 ? 1 : WANTED < ROOM ? WANTED : ROOM;
-  static_assert(SEND_TILES * Tiles::BYTES <= STAGE_BYTES, "what the host launches with");
+  static_assert(SEND_TILES * Tiles::BYTES <= STAGE_BYTES - STAGE_END_BYTES,
+                "what the host launches with");
 
   __device__ __forceinline__ CodedSimple(const cinch_work &work, uint32_t nranks)
       : work_(work), codec_(work.codec), nranks_(nranks) {}
+
+  // The codec of loops that go over whole tiles, with scales of blocks if it has any.
+  static __device__ __forceinline__ C codec_of(const cinch_work &work) {
+    const C codec(work.codec);
+    CINCH_GRANTED(!C::scaled || codec.log2_block() != 0);
+    return codec;
+  }
 
   static __device__ __forceinline__ void load_pieces(const uint8_t *from, uint4 (&v)[PIECES]) {
 #pragma unroll
@@ -104,19 +115,32 @@ class CodedSimple {
     }
   }
 
-  static __device__ __forceinline__ void pack(const float (&x)[HELD], uint4 (&v)[PIECES]) {
+  // Cheaper where it is known that none of them is NaN.
+  static __device__ __forceinline__ void pack(const float (&x)[HELD], bool is_free_of_nan,
+                                              uint4 (&v)[PIECES]) {
+    if (is_free_of_nan) {
+      each_part(x, [&](uint32_t p, const float (&part)[N]) { v[p] = E::pack_numbers(part); });
+    } else {
+      each_part(x, [&](uint32_t p, const float (&part)[N]) { v[p] = E::pack(part); });
+    }
+  }
+
+  // Calls take(p, part) for the elements of each piece.
+  template <class Take>
+  static __device__ __forceinline__ void each_part(const float (&x)[HELD], Take &&take) {
 #pragma unroll
     for (uint32_t p = 0; p < PIECES; ++p) {
       float part[N];
 #pragma unroll
       for (uint32_t k = 0; k < N; ++k) part[k] = x[p * N + k];
-      v[p] = E::pack(part);
+      take(p, part);
     }
   }
 
-  static __device__ __forceinline__ void store_pieces(uint8_t *to, const float (&x)[HELD]) {
+  static __device__ __forceinline__ void store_pieces(uint8_t *to, const float (&x)[HELD],
+                                                      bool is_free_of_nan) {
     uint4 v[PIECES];
-    pack(x, v);
+    pack(x, is_free_of_nan, v);
 #pragma unroll
     for (uint32_t p = 0; p < PIECES; ++p) store_vector(to + 16 * p, v[p]);
   }
@@ -129,57 +153,51 @@ class CodedSimple {
 
   // The slots of a job's messages, one a lane.
   static __device__ __forceinline__ PeerPlaces sources_of(const Job &job) {
-    return PeerPlaces(lane_id() < job.nrecv ? job.source(lane_id()) : nullptr);
+    return PeerPlaces(0, lane_id() < job.nrecv ? job.source(lane_id()) : nullptr);
   }
   static __device__ __forceinline__ PeerPlaces targets_of(const Job &job) {
-    return PeerPlaces(lane_id() < job.nsend ? job.target(lane_id()) : nullptr);
+    return PeerPlaces(1, lane_id() < job.nsend ? job.target(lane_id()) : nullptr);
   }
 
-  // Encodes tile t of a chunk of n elements for all targets, and leaves in x what they will decode
-  // if that is `kept`.
+  // Encodes tile t, a whole one of a chunk of n elements, for all targets.
   static __device__ __forceinline__ void emit(const C &codec, uint32_t n, uint32_t nsend,
-                                              const PeerPlaces &targets, NumberLine<C> &numbers,
-                                              uint32_t t, const Random &random, bool kept,
-                                              float (&x)[HELD]) {
+                                              const PeerPlaces &targets, const Line &line,
+                                              uint32_t t, const Summary &summary,
+                                              const Random &random, const float (&x)[HELD],
+                                              Codes &codes) {
     const uint32_t i = mine(t * WARP_TILE);
-    // Of a whole tile without a look at each element's place.
-    const bool whole = t < n / WARP_TILE;
-    const Summary summary =
-        whole ? codec.summary(x, HELD) : codec.summary(x, n > i ? min(n - i, HELD) : 0);
-    Codes codes;
+    CINCH_GRANTED(i < n && i + HELD <= n);
     codec.encode(x, summary, n, i, random, codes);
-    const bool full = numbers.take(t, codes);
-#pragma unroll 1
+    const typename Line::Share share = line.take(t, codes);
+#pragma unroll 4
     for (uint32_t peer = 0; peer < nsend; ++peer) {
-      uint8_t *target = targets.at(peer);
+      uint8_t *const target = targets.at(peer);
+      // So the list of places is not thought to change by stores.
+      CINCH_GRANTED(__isGlobal(target));
       codec.store_codes(target, n, i, codes);
-      if (full) numbers.store(target, t);
+      if (share.is_there) *(typename Line::Numbers *)(target + share.place) = share.numbers;
     }
-    if (kept) codec.decode(codes, x);
   }
 
-  // The input, encoded. What a loop needs of the work and the job it keeps in registers, the codec's
-  // parameters too, so it makes a codec of its own.
+  // The input, encoded; and if it KEEPS that, decoded again. What a loop needs of the work and the
+  // job it keeps in registers, the codec's parameters too, so it makes a codec of its own.
+  template <bool KEEPS>
   static __device__ __noinline__ void send_tiles(const cinch_work &work, const Job &job,
                                                  uint32_t first, uint32_t last) {
-    const C codec(work.codec);
+    const C codec = codec_of(work);
     const uint32_t n = job.elements, nsend = job.nsend;
-    // Of a sum of nothing but the own contribution.
-    uint8_t *output = job.writes() ? job.output : nullptr;
     const PeerPlaces targets = targets_of(job);
-    NumberLine<C> numbers(codec, n, first, last);
+    const Line line(codec, n, first, last);
     const Random random = random_of(codec, job);
     uint8_t *stage = this_stage();
+    uint8_t *output = job.output + (uint64_t)mine(first * WARP_TILE) * SIZE;
     const uint8_t *next = job.input + (uint64_t)first * Tiles::BYTES;
-    uint32_t left = min(last * WARP_TILE, n) - first * WARP_TILE;  // elements to fetch
+    uint32_t left = last - first;  // tiles to fetch
     const auto fetch = [&](uint32_t slot) {
-      if (left >= WARP_TILE) {
+      if (left > 0) {
         Tiles::fetch(stage + slot * Tiles::BYTES, next);
         next += Tiles::BYTES;
-        left -= WARP_TILE;
-      } else if (left > 0) {
-        Tiles::fetch_part(stage + slot * Tiles::BYTES, next, left * SIZE);
-        left = 0;
+        --left;
       }
       end_copies();
     };
@@ -197,8 +215,13 @@ class CodedSimple {
       slot = (slot + 1) % SEND_TILES;
       float x[HELD];
       unpack(v, x);
-      emit(codec, n, nsend, targets, numbers, t, random, output != nullptr, x);
-      if (output != nullptr) store_pieces(output + (uint64_t)mine(t * WARP_TILE) * SIZE, x);
+      Codes codes;
+      emit(codec, n, nsend, targets, line, t, codec.template summary_of<E>(v, x), random, x, codes);
+      if (KEEPS) {
+        codec.decode(codes, x);
+        store_pieces(output, x, C::is_free_of_nan(codes));
+        output += Tiles::BYTES;
+      }
     }
     await_copies<0>();
   }
@@ -206,7 +229,7 @@ class CodedSimple {
   // A received chunk, decoded.
   static __device__ __noinline__ void recv_tiles(const cinch_work &work, const Job &job,
                                                  uint32_t first, uint32_t last) {
-    const C codec(work.codec);
+    const C codec = codec_of(work);
     const Images<C> images(codec, job.elements);
     const uint8_t *source = job.source(0);
     uint8_t *stage = this_stage();
@@ -233,7 +256,7 @@ class CodedSimple {
         float x[HELD];
         codec.decode(codes, x);
         uint4 v[PIECES];
-        pack(x, v);
+        pack(x, C::is_free_of_nan(codes), v);
         Tiles::give(stage + j % 2 * Tiles::BYTES, v, output + (uint64_t)(t + j) * Tiles::BYTES);
       }
       __syncwarp();
@@ -247,7 +270,7 @@ class CodedSimple {
   // bundles; the first of a tile's brings the own contribution.
   static __device__ __noinline__ void sum_tiles(const cinch_work &work, const Job &job,
                                                 uint32_t nranks, uint32_t first, uint32_t last) {
-    const C codec(work.codec);
+    const C codec = codec_of(work);
     const Images<C> images(codec, job.elements);
     const uint32_t n = job.elements, nsend = job.nsend, nrecv = job.nrecv;
     const uint32_t after = job.reads() ? job.own_after : CINCH_MAX_RANKS;
@@ -256,7 +279,7 @@ class CodedSimple {
     const float share = averages ? 1.0f / (float)nranks : 1.0f;
     uint8_t *output = job.writes() ? job.output : nullptr;
     const PeerPlaces sources = sources_of(job), targets = targets_of(job);
-    NumberLine<C> numbers(codec, n, first, last);
+    const Line line(codec, n, first, last);
     const Random random = random_of(codec, job);
     uint8_t *stage = this_stage();
     uint32_t next = first, next_source = 0;
@@ -265,13 +288,16 @@ class CodedSimple {
         if (next_source == 0 && after <= nrecv) {
           Tiles::fetch(stage + next % 2 * Tiles::BYTES, job.input + (uint64_t)next * Tiles::BYTES);
         }
-        const uint32_t count = min(nrecv - next_source, BUNDLE);
-#pragma unroll 1
-        for (uint32_t j = 0; j < count; ++j) {
-          images.fetch(bundle + j * IMAGE_BYTES, sources.at(next_source + j), next);
+        // All loads before the copies. What is behind the last source is of no use.
+        const uint8_t *source[BUNDLE];
+#pragma unroll
+        for (uint32_t j = 0; j < BUNDLE; ++j) source[j] = sources.at(next_source + j);
+#pragma unroll
+        for (uint32_t j = 0; j < BUNDLE; ++j) {
+          if (next_source + j < nrecv) images.fetch(bundle + j * IMAGE_BYTES, source[j], next);
         }
-        next_source += count;
-        if (next_source == nrecv) {
+        next_source += BUNDLE;
+        if (next_source >= nrecv) {
           next_source = 0;
           ++next;
         }
@@ -291,14 +317,22 @@ class CodedSimple {
         await_copies<1>();
         __syncwarp();
         const uint32_t end = min(nrecv, begin + BUNDLE);
+        const uint8_t *image = bundle;
+        uint32_t r = begin;
+        // Up to where the own contribution comes, and from there on.
 #pragma unroll 1
-        for (uint32_t r = begin; r < end; ++r) {
-          if (r == after) add_tile(stage + t % 2 * Tiles::BYTES, x);
-          Codes codes;
-          Images<C>::take(codec, bundle + (r - begin) * IMAGE_BYTES, codes);
-          codec.decode_reduce(codes, x);
+        for (uint32_t part = 0; part < 2; ++part) {
+          const uint32_t to = part == 0 ? min(after, end) : end;
+#pragma unroll 1
+          for (; r < to; ++r, image += IMAGE_BYTES) {
+            Codes codes;
+            Images<C>::take(codec, image, codes);
+            codec.decode_reduce(codes, x);
+          }
+          if (part == 0 && r == after && (r < end || end == nrecv)) {
+            add_tile(stage + t % 2 * Tiles::BYTES, x);
+          }
         }
-        if (after == nrecv && end == nrecv) add_tile(stage + t % 2 * Tiles::BYTES, x);
         __syncwarp();
         fetch(bundle);
         swap(bundle, other);
@@ -307,20 +341,26 @@ class CodedSimple {
 #pragma unroll
         for (uint32_t k = 0; k < HELD; ++k) x[k] = mul(x[k], share);
       }
+      bool is_free_of_nan = false;
       if (nsend > 0) {
-        emit(codec, n, nsend, targets, numbers, t, random, output != nullptr, x);
+        Codes codes;
+        emit(codec, n, nsend, targets, line, t, codec.summary(x, HELD), random, x, codes);
+        if (output != nullptr) {
+          codec.decode(codes, x);
+          is_free_of_nan = C::is_free_of_nan(codes);
+        }
       } else {
 #pragma unroll
         for (uint32_t k = 0; k < HELD; ++k) x[k] = canonical(x[k]);
       }
       if (output != nullptr) {
         if (SMALL_BLOCKS) {
-          store_pieces(output + (uint64_t)mine(t * WARP_TILE) * SIZE, x);
+          store_pieces(output + (uint64_t)mine(t * WARP_TILE) * SIZE, x, is_free_of_nan);
         } else {
           // All lanes have read what they stored last.
           __syncwarp();
           uint4 v[PIECES];
-          pack(x, v);
+          pack(x, is_free_of_nan, v);
           Tiles::give(stage + OUT_TILE, v, output + (uint64_t)t * Tiles::BYTES);
         }
       }
@@ -429,7 +469,7 @@ class CodedSimple {
   __device__ __forceinline__ void store_user(const Job &job, uint32_t at,
                                              const float (&x)[HELD]) const {
     if (is_whole(job, at)) {
-      store_pieces(job.output + (uint64_t)mine(at) * SIZE, x);
+      store_pieces(job.output + (uint64_t)mine(at) * SIZE, x, false);
     } else if (mine(at) < job.elements) {
       Bits *to = (Bits *)job.output + mine(at);
 #pragma unroll

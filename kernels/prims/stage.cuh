@@ -19,6 +19,9 @@ constexpr uint32_t STAGE_BYTES = SMALL_BLOCKS ? CINCH_SMALL_STAGE_BYTES : CINCH_
 // Where shared memory is short, a warp fetches half as far ahead.
 constexpr uint32_t STAGE_DEPTH = SMALL_BLOCKS ? 1 : 2;
 
+// Of a stage, at its end: two lists of places, and a line of numbers.
+constexpr uint32_t STAGE_END_BYTES = 3 * 8 * WARP;
+
 // The part of the block's dynamic shared memory that this warp alone uses.
 __device__ __forceinline__ uint8_t *this_stage() {
   extern __shared__ __align__(128) uint4 stages[];
@@ -49,18 +52,6 @@ struct ElementTiles {
     from += 16 * lane_id();
 #pragma unroll
     for (uint32_t p = 0; p < PIECES; ++p) copy16(to + ROW * p, from + ROW * p);
-  }
-
-  // The same of a tile that ends after `bytes`, with zeros behind.
-  static __device__ __forceinline__ void fetch_part(uint8_t *tile, const uint8_t *from,
-                                                    uint32_t bytes) {
-    uint8_t *to = tile + in_row();
-#pragma unroll
-    for (uint32_t p = 0; p < PIECES; ++p) {
-      const uint32_t at = ROW * p + 16 * lane_id();
-      const uint32_t there = bytes > at ? min(bytes - at, 16u) : 0;
-      copy_part16(to + ROW * p, there > 0 ? from + at : from, there);
-    }
   }
 
   // This lane's 16 elements.
@@ -125,69 +116,82 @@ class Images {
   uint32_t numbers_of_tile_;
 };
 
-// The numbers of tiles that a warp encodes in a row, gathered over its lanes until they are a
-// line: stores of two numbers for each tile cost 8 to 12 % of the rate into a peer's memory.
+// Where the slots of up to a warp of peers lie, in the stage: a load from there is the same for all
+// lanes and less than two shuffles.
+class PeerPlaces {
+ public:
+  // `own` is that of the peer of this lane.
+  __device__ __forceinline__ PeerPlaces(uint32_t list, const uint8_t *own)
+      : list_((uint8_t **)(this_stage() + STAGE_BYTES - STAGE_END_BYTES + list * WARP * 8)) {
+    __syncwarp();  // nobody reads an older list
+    list_[lane_id()] = (uint8_t *)own;
+    __syncwarp();
+  }
+
+  __device__ __forceinline__ uint8_t *at(uint32_t r) const { return list_[r]; }
+
+ private:
+  uint8_t **list_;
+};
+
+// The numbers of tiles that a warp encodes in a row, gathered in its stage until they are a line:
+// stores of two numbers for each tile cost 8 to 12 % of the rate into a peer's memory.
 template <class C>
 class NumberLine {
  public:
-  // Of tiles from `first` to `last` - 1 of a chunk of n elements, with blocks within a tile.
-  __device__ __forceinline__ NumberLine(const C &codec, uint32_t n, uint32_t first, uint32_t last)
-      : begin_(padded_code_bytes(n, codec.bits())),
-        log2_(C::scaled ? LOG2_TILE - codec.log2_block() : 0),
-        blocks_(C::scaled ? block_count(n, codec.log2_block()) : 0),
-        first_(first),
-        last_(last) {}
+  // Of a block.
+  struct alignas(C::numbers == 2 ? 8 : 4) Numbers {
+    float number[C::numbers == 2 ? 2 : 1];
+  };
 
-  // Takes those of tile t, and says whether they should be stored.
-  __device__ __forceinline__ bool take(uint32_t t, const typename C::Codes &codes) {
-    if (!C::scaled) return false;
-    // Lane l of a line keeps the numbers of block l: here that of this tile, or another one's.
-    const uint32_t block = lane_id() & ((1u << log2_) - 1);
-    const uint32_t tiles = WARP >> log2_;  // of a line
-    const bool is_own = lane_id() >> log2_ == (t & (tiles - 1));
-#pragma unroll
-    for (int k = 0; k < C::numbers; ++k) {
-      const float number = __shfl_sync(~0u, codes.number[k], block << (5 - log2_));
-      if (is_own) kept_[k] = number;
-    }
-    return (t + 1 & (tiles - 1)) == 0 || t + 1 == last_;
+  // Of tiles from `first` to `last` - 1, whole ones of a chunk of n elements with blocks within a
+  // tile.
+  __device__ __forceinline__ NumberLine(const C &codec, uint32_t n, uint32_t first, uint32_t last)
+      : line_((Numbers *)(this_stage() + STAGE_BYTES - 8 * WARP)),
+        begin_(padded_code_bytes(n, codec.bits())),
+        log2_(C::scaled ? LOG2_TILE - codec.log2_block() : 0),
+        first_(first),
+        last_(last) {
+    static_assert(sizeof(Numbers) <= 8, "a line is a block for each lane");
   }
 
-  // Stores those of the line of tile t that have been taken.
-  __device__ __forceinline__ void store(uint8_t *target, uint32_t t) const {
-    const uint32_t line = t & ~((WARP >> log2_) - 1);  // its first tile
-    const uint32_t tile = line + (lane_id() >> log2_);
-    const uint32_t block = (line << log2_) + lane_id();
-    if (tile < first_ || tile > t || block >= blocks_) return;
-    float *to = (float *)(target + begin_) + C::numbers * block;
-    if constexpr (C::numbers == 2) {
-      *(float2 *)to = make_float2(kept_[0], kept_[1]);
-    } else {
-      to[0] = kept_[0];
+  // What a lane stores of a line.
+  struct Share {
+    bool is_there;
+    uint32_t place;  // in the chunk
+    Numbers numbers;
+  };
+
+  // Takes those of tile t. The share is that of the line, where this is its last tile.
+  __device__ __forceinline__ Share take(uint32_t t, const typename C::Codes &codes) const {
+    Share share = {};
+    if constexpr (C::scaled) {
+      const uint32_t tiles = WARP >> log2_;  // of a line
+      // By the first lane of each block.
+      if ((lane_id() & (tiles - 1)) == 0) {
+        Numbers &own = line_[((t & (tiles - 1)) << log2_) + (lane_id() >> (5 - log2_))];
+#pragma unroll
+        for (int k = 0; k < C::numbers; ++k) own.number[k] = codes.number[k];
+      }
+      if ((t + 1 & (tiles - 1)) == 0 || t + 1 == last_) {
+        const uint32_t line = t & ~(tiles - 1);  // its first tile
+        const uint32_t tile = line + (lane_id() >> log2_);
+        __syncwarp();
+        share.is_there = tile >= first_ && tile <= t;
+        share.place = begin_ + ((line << log2_) + lane_id()) * sizeof(Numbers);
+        share.numbers = line_[lane_id()];
+        __syncwarp();
+      }
     }
+    return share;
   }
 
  private:
-  float kept_[C::numbers == 2 ? 2 : 1];
+  Numbers *line_;
   uint32_t begin_;  // where numbers begin in a chunk
   uint32_t log2_;   // of the blocks of a tile
-  uint32_t blocks_;  // of the chunk
   uint32_t first_;
   uint32_t last_;
-};
-
-// Places of up to a warp of peers, one a lane.
-class PeerPlaces {
- public:
-  __device__ __forceinline__ explicit PeerPlaces(const uint8_t *own) : own_((uintptr_t)own) {}
-
-  // That of the peer of lane `r`, to all lanes.
-  __device__ __forceinline__ uint8_t *at(uint32_t r) const {
-    return (uint8_t *)__shfl_sync(~0u, own_, r);
-  }
-
- private:
-  unsigned long long own_;
 };
 
 }  // namespace cinch

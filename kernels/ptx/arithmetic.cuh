@@ -43,13 +43,14 @@ CINCH_HD float divide(float a, float b) {
 
 // a / b for an a from 1 to 255 and an ordinary b, 2^-100 and above: the quotient, rounded once, and
 // without the call that a division in general takes for hard operands. A reciprocal that is right
-// but for its last bits, refined; then a quotient, refined twice by remainders that are exact.
+// but for its last bits, refined; then a quotient, refined twice by remainders that are exact. Nothing in
+// there is subnormal.
 CINCH_HD float divide_ordinary(float a, float b) {
 #if defined(__CUDA_ARCH__)
   const bool large = b >= 0x1p64f;
   b = large ? __fmul_rn(b, 0x1p-64f) : b;
   float r;
-  asm("rcp.approx.f32 %0, %1;" : "=f"(r) : "f"(b));
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(b));
   r = __fmaf_rn(r, __fmaf_rn(-b, r, 1.0f), r);
   float q = __fmul_rn(a, r);
   q = __fmaf_rn(__fmaf_rn(-b, q, a), r, q);
@@ -138,6 +139,29 @@ CINCH_HD float larger_of(float a, float b) {
 #endif
 }
 
+// The smallest and the largest of some numbers; NaN if one is.
+struct Ends {
+  float low;
+  float high;
+};
+
+CINCH_HD Ends join(Ends a, Ends b) {
+  return {smaller_of(a.low, b.low), larger_of(a.high, b.high)};
+}
+
+// Of N numbers. N is even.
+template <int N>
+CINCH_HD Ends ends_of(const float (&x)[N]) {
+  // Two chains for each end, so that one need not wait for the other.
+  Ends even = {x[0], x[0]}, odd = {x[1], x[1]};
+  CINCH_UNROLL
+  for (int i = 2; i < N; i += 2) {
+    even = join(even, {x[i], x[i]});
+    odd = join(odd, {x[i + 1], x[i + 1]});
+  }
+  return join(even, odd);
+}
+
 // The largest of N magnitudes; not finite if one is not. N is even.
 template <int N>
 CINCH_HD float largest_of(const float (&x)[N]) {
@@ -149,6 +173,17 @@ CINCH_HD float largest_of(const float (&x)[N]) {
     b = larger_magnitude(b, x[i + 1]);
   }
   return larger_magnitude(a, b);
+}
+
+// The bits of x that the mask names, among others which it has 0 for.
+CINCH_HD uint32_t bits_among(uint32_t x, uint32_t mask, uint32_t others) {
+#if defined(__CUDA_ARCH__)
+  uint32_t all;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(all) : "r"(x), "r"(mask), "r"(others));
+  return all;
+#else
+  return (x & mask) | others;
+#endif
 }
 
 // `high` shifted left, with the upper bits of `low` behind it. `by` is 1 to 31.

@@ -31,13 +31,6 @@ __device__ __forceinline__ void copy16(void *to, const void *from) {
                : "memory");
 }
 
-// The first `bytes` of 16, and zeros.
-__device__ __forceinline__ void copy_part16(void *to, const void *from, uint32_t bytes) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
-               "r"(bytes)
-               : "memory");
-}
-
 // 4 bytes, through L1.
 __device__ __forceinline__ void copy4(void *to, const void *from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(to)), "l"(from)

@@ -19,6 +19,13 @@
 #define CINCH_HD_RARE static inline __attribute__((noinline))
 #endif
 
+// What the compiler may take for granted, and leave out its checks for.
+#if defined(__CUDA_ARCH__)
+#define CINCH_GRANTED(condition) __builtin_assume(condition)
+#else
+#define CINCH_GRANTED(condition) ((void)0)
+#endif
+
 // Whether there are threads of a block: on the device, and where tests run kernels on the host.
 #if defined(__CUDA_ARCH__) || (defined(__CUDACC__) && !defined(__NVCC__))
 #define CINCH_IN_BLOCK 1

@@ -20,7 +20,19 @@ __device__ __forceinline__ uint32_t narrow_f16_pair(float low, float high) {
   return pair;
 }
 
-// The larger in each half; a NaN in a half where one is.
+// The smaller or the larger in each half; a NaN in a half where one is.
+__device__ __forceinline__ uint32_t smaller_f16_pair(uint32_t a, uint32_t b) {
+  uint32_t smaller;
+  asm("min.NaN.f16x2 %0, %1, %2;" : "=r"(smaller) : "r"(a), "r"(b));
+  return smaller;
+}
+
+__device__ __forceinline__ uint32_t smaller_bf16_pair(uint32_t a, uint32_t b) {
+  uint32_t smaller;
+  asm("min.NaN.bf16x2 %0, %1, %2;" : "=r"(smaller) : "r"(a), "r"(b));
+  return smaller;
+}
+
 __device__ __forceinline__ uint32_t larger_f16_pair(uint32_t a, uint32_t b) {
   uint32_t larger;
   asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));

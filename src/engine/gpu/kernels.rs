@@ -25,9 +25,9 @@ pub struct Shape {
 
 /// Threads, and bytes of dynamic shared memory for each warp that moves data, of code for sm_90 and
 /// above.
-pub const LARGE: [u32; 2] = [608, 10752];
+pub const LARGE: [u32; 2] = [608, 11520];
 /// The same of code that also runs on GPUs with 99 KiB of shared memory.
-pub const SMALL: [u32; 2] = [352, 6400];
+pub const SMALL: [u32; 2] = [352, 7168];
 /// Threads of a block that move no data.
 const ASIDE: u32 = 96;
 
