@@ -51,11 +51,7 @@ class CodedSimple {
     const uint32_t whole = job.usual ? max(first, min(last, job.elements / WARP_TILE)) : first;
     if (first < whole) {
       if (job.nrecv == 0) {
-        if (job.writes()) {
-          send_tiles<true>(work_, job, first, whole);
-        } else {
-          send_tiles<false>(work_, job, first, whole);
-        }
+        send_tiles(work_, job, first, whole);
       } else if (job.op == CINCH_RECV) {
         recv_tiles(work_, job, first, whole);
       } else {
@@ -179,9 +175,9 @@ class CodedSimple {
     }
   }
 
-  // The input, encoded; and if it KEEPS that, decoded again. What a loop needs of the work and the
-  // job it keeps in registers, the codec's parameters too, so it makes a codec of its own.
-  template <bool KEEPS>
+  // The input, encoded; and decoded again by whoever keeps what the others will see. What a loop
+  // needs of the work and the job it keeps in registers, the codec's parameters too, so it makes a
+  // codec of its own.
   static __device__ __noinline__ void send_tiles(const cinch_work &work, const Job &job,
                                                  uint32_t first, uint32_t last) {
     const C codec = codec_of(work);
@@ -190,6 +186,7 @@ class CodedSimple {
     const Line line(codec, n, first, last);
     const Random random = random_of(codec, job);
     uint8_t *stage = this_stage();
+    const bool keeps = job.writes();
     uint8_t *output = job.output + (uint64_t)mine(first * WARP_TILE) * SIZE;
     const uint8_t *next = job.input + (uint64_t)first * Tiles::BYTES;
     uint32_t left = last - first;  // tiles to fetch
@@ -217,7 +214,7 @@ class CodedSimple {
       unpack(v, x);
       Codes codes;
       emit(codec, n, nsend, targets, line, t, codec.template summary_of<E>(v, x), random, x, codes);
-      if (KEEPS) {
+      if (keeps) {
         codec.decode(codes, x);
         store_pieces(output, x, C::is_free_of_nan(codes));
         output += Tiles::BYTES;
