@@ -73,17 +73,19 @@ class CodedSimple {
   // Sources whose codes are loaded together.
   static constexpr uint32_t AHEAD = C::code_bits <= 8 ? 4 : 2;
 
-  // A stage: of a send SEND_TILES tiles; else two tiles, where there is room a third one, by way of
-  // which sums are stored, and two bundles of BUNDLE images each.
+  // A stage: of a send SEND_TILES tiles, and one by way of which what is kept is stored; else two
+  // tiles, where there is room a third one, by way of which sums are stored, and two bundles of BUNDLE
+  // images each.
   static constexpr uint32_t IMAGE_BYTES = Images<C>::BYTES;
   static constexpr uint32_t SEND_TILES = 2 * STAGE_DEPTH;
+  static constexpr uint32_t SENT_TILE = SEND_TILES * Tiles::BYTES;
   static constexpr uint32_t OUT_TILE = 2 * Tiles::BYTES;
   static constexpr uint32_t BUNDLES = OUT_TILE + (SMALL_BLOCKS ? 0 : Tiles::BYTES);  // where they begin
   static constexpr uint32_t ROOM = (STAGE_BYTES - STAGE_END_BYTES - BUNDLES) / (2 * IMAGE_BYTES);
   static constexpr uint32_t WANTED = C::code_bits <= 8 ? 2 * STAGE_DEPTH : STAGE_DEPTH;
   // Where shared memory is short, the widest codes have no room, and are not fetched ahead.
   static constexpr uint32_t BUNDLE = ROOM == 0 ? 1 : WANTED < ROOM ? WANTED : ROOM;
-  static_assert(SEND_TILES * Tiles::BYTES <= STAGE_BYTES - STAGE_END_BYTES,
+  static_assert(SENT_TILE + Tiles::BYTES <= STAGE_BYTES - STAGE_END_BYTES,
                 "what the host launches with");
 
   __device__ __forceinline__ CodedSimple(const cinch_work &work, uint32_t nranks)
@@ -187,7 +189,7 @@ class CodedSimple {
     const Random random = random_of(codec, job);
     uint8_t *stage = this_stage();
     const bool keeps = job.writes();
-    uint8_t *output = job.output + (uint64_t)mine(first * WARP_TILE) * SIZE;
+    uint8_t *output = job.output + (uint64_t)first * Tiles::BYTES;
     const uint8_t *next = job.input + (uint64_t)first * Tiles::BYTES;
     uint32_t left = last - first;  // tiles to fetch
     const auto fetch = [&](uint32_t slot) {
@@ -216,7 +218,10 @@ class CodedSimple {
       emit(codec, n, nsend, targets, line, t, codec.template summary_of<E>(v, x), random, x, codes);
       if (keeps) {
         codec.decode(codes, x);
-        store_pieces(output, x, C::is_free_of_nan(codes));
+        pack(x, C::is_free_of_nan(codes), v);
+        // All lanes have read what they stored last.
+        __syncwarp();
+        Tiles::give(stage + SENT_TILE, v, output);
         output += Tiles::BYTES;
       }
     }

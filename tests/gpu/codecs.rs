@@ -41,22 +41,23 @@ pub fn checks(options: &Options) -> Vec<Check> {
         checks.push(check.within(limit));
     }
     // What compute-sanitizer runs; see scripts/test-gpu.
-    checks.push(Check::new("sanitize/codecs", 1, |_| sanitized()).within(280));
+    for kind in KERNEL_CODECS.map(CodecKind::name) {
+        let name = format!("sanitize/codec-{kind}");
+        checks.push(Check::new(name, 1, move |_| sanitized(kind)).within(280));
+    }
     checks
 }
 
-fn sanitized() -> Verdict {
+fn sanitized(kind: &str) -> Verdict {
     let mut rng = Rng::new(1);
     let mut ran = 0;
-    for kind in KERNEL_CODECS.map(CodecKind::name) {
-        for spec in specs(kind).into_iter().step_by(3) {
-            let bench = Bench::new(spec, 5000)?;
-            for n in [1, 77, 4097] {
-                let values = mixture(&mut rng, n);
-                let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
-                bench.check(DType::F32, &bytes)?;
-                ran += 1;
-            }
+    for spec in specs(kind).into_iter().step_by(3) {
+        let bench = Bench::new(spec, 5000)?;
+        for n in [1, 77, 4097] {
+            let values = mixture(&mut rng, n);
+            let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+            bench.check(DType::F32, &bytes)?;
+            ran += 1;
         }
     }
     Ok(format!("{ran} chunks"))
