@@ -129,7 +129,7 @@ class WarpCodec {
     return summary;
   }
 
-  // The same of 16 elements that came as `vectors` of E.
+  // The same of 16 elements x that came as `vectors` of E, where pairs have their ends for less.
   template <class E, int P>
   __device__ __forceinline__ Summary summary_of(const uint4 (&vectors)[P],
                                                 const float (&x)[16]) const {
@@ -172,7 +172,7 @@ class WarpCodec {
     Format::decode_reduce16(params_, codes.code, codes.number, acc);
   }
 
-  // Whether it is certain that no element of codes that were encoded is NaN: by finite numbers.
+  // Whether it is certain that no element of codes from an encoder is NaN: by finite numbers.
   static CINCH_HD bool is_free_of_nan(const Codes &codes) {
     if constexpr (numbers == 2) {
       return is_finite(codes.number[0]) && is_finite(codes.number[1]);

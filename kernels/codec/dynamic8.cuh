@@ -14,7 +14,7 @@
 
 namespace cinch {
 
-struct DynamicMeaning : OneWay {
+struct DynamicMeaning : FactorStep {
   static CINCH_HD void prepare(uint32_t) {}
 
   static CINCH_HD float factor(float scale) {

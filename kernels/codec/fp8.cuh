@@ -12,7 +12,7 @@ namespace cinch {
 
 // Of MANTISSA bits: 3 or 2.
 template <int MANTISSA>
-struct Fp8Meaning : OneWay {
+struct Fp8Meaning : FactorStep {
   // The largest number is 7 times this.
   static constexpr float SEVENTH = MANTISSA == 3 ? 64.0f : 8192.0f;
   static constexpr uint32_t TOP = MANTISSA == 3 ? 0x7e : 0x7b;

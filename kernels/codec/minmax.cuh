@@ -239,8 +239,8 @@ struct MinMaxFormat : std::conditional<BITS == 4, FewBits<4>, AnyBits>::type {
   }
 
   // By chance, or of ranges that are not worked on as they are.
-  static CINCH_HD Codes encode_otherwise(const float (&x)[16], float low, float high, uint32_t levels,
-                                       Random random, bool draws) {
+  static CINCH_HD Codes encode_otherwise(const float (&x)[16], float low, float high,
+                                         uint32_t levels, Random random, bool draws) {
     const float raise = regime_of(add(high, -low));
     low = mul(low, raise), high = mul(high, raise);
     const float factor = factor_of(add(high, -low), levels);

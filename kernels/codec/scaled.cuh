@@ -1,7 +1,7 @@
 // What linear8 and dynamic8 share, which is all but the meaning of a code: the rules of zero,
 // tiny and poisoned scales of src/codec/scaled.
 //
-// A Meaning has, for scales from 2^-100 up:
+// A Meaning has, for scales from 2^-100 up, with results that are not used for others:
 //   factor(scale)                    what encode4 takes for it
 //   encode4(x, factor) -> uint32_t   four codes, of finite elements that do not exceed the scale
 //   values4(codes, value)            what four codes are worth, in a unit of the Meaning's own
@@ -21,7 +21,7 @@
 namespace cinch {
 
 // Of Meanings whose step is a factor.
-struct OneWay {
+struct FactorStep {
   static CINCH_HD float scaled(float value, float step, float acc) {
     return fused(value, step, acc);
   }

@@ -20,11 +20,10 @@ __device__ __forceinline__ T from_lane(T own, uint32_t lanes) {
   return __shfl_xor_sync(~0u, own, lanes);
 }
 
-// Calls join(lanes) for the distances at which the lanes of each block, as far as the tile goes,
-// join what they have, so that all of them get the whole: by operations that do not mind the order,
-// nor what they have already, which comes from distance 0 in the place of lanes beyond the block. No
-// branch: a lane is never thought to wait for one that has gone another way. From the distance
-// 2^FIRST on.
+// Calls join(lanes) for the distances, from 2^FIRST on, at which the lanes of each block, as far as the
+// tile goes, join what they have, so that all of them get the whole: by operations that do not mind the
+// order, nor what they have already, which comes from distance 0 in the place of lanes beyond the block.
+// No branch: a lane is never thought to wait for one that has gone another way.
 template <uint32_t FIRST = 0, class Join>
 __device__ __forceinline__ void join_lanes(uint32_t log2_block, Join &&join) {
   const uint32_t others = ((1u << log2_block) - 1) >> 4;  // bits in which lanes of a block differ

@@ -73,7 +73,7 @@ class CodedSimple {
   // Sources whose codes are loaded together.
   static constexpr uint32_t AHEAD = C::code_bits <= 8 ? 4 : 2;
 
-  // A stage: of a send SEND_TILES tiles, and one by way of which what is kept is stored; else two
+  // In a stage: of a send SEND_TILES tiles, and one by way of which what is kept is stored; else two
   // tiles, where there is room a third one, by way of which sums are stored, and two bundles of BUNDLE
   // images each.
   static constexpr uint32_t IMAGE_BYTES = Images<C>::BYTES;
@@ -81,11 +81,11 @@ class CodedSimple {
   static constexpr uint32_t SENT_TILE = SEND_TILES * Tiles::BYTES;
   static constexpr uint32_t OUT_TILE = 2 * Tiles::BYTES;
   static constexpr uint32_t BUNDLES = OUT_TILE + (SMALL_BLOCKS ? 0 : Tiles::BYTES);  // where they begin
-  static constexpr uint32_t ROOM = (STAGE_BYTES - STAGE_END_BYTES - BUNDLES) / (2 * IMAGE_BYTES);
+  static constexpr uint32_t ROOM = (STAGE_ROOM - BUNDLES) / (2 * IMAGE_BYTES);
   static constexpr uint32_t WANTED = C::code_bits <= 8 ? 2 * STAGE_DEPTH : STAGE_DEPTH;
   // Where shared memory is short, the widest codes have no room, and are not fetched ahead.
   static constexpr uint32_t BUNDLE = ROOM == 0 ? 1 : WANTED < ROOM ? WANTED : ROOM;
-  static_assert(SENT_TILE + Tiles::BYTES <= STAGE_BYTES - STAGE_END_BYTES,
+  static_assert(SENT_TILE + Tiles::BYTES <= STAGE_ROOM,
                 "what the host launches with");
 
   __device__ __forceinline__ CodedSimple(const cinch_work &work, uint32_t nranks)
@@ -151,10 +151,10 @@ class CodedSimple {
 
   // The slots of a job's messages, one a lane.
   static __device__ __forceinline__ PeerPlaces sources_of(const Job &job) {
-    return PeerPlaces(0, lane_id() < job.nrecv ? job.source(lane_id()) : nullptr);
+    return PeerPlaces(SOURCES_AT, lane_id() < job.nrecv ? job.source(lane_id()) : nullptr);
   }
   static __device__ __forceinline__ PeerPlaces targets_of(const Job &job) {
-    return PeerPlaces(1, lane_id() < job.nsend ? job.target(lane_id()) : nullptr);
+    return PeerPlaces(TARGETS_AT, lane_id() < job.nsend ? job.target(lane_id()) : nullptr);
   }
 
   // Encodes tile t, a whole one of a chunk of n elements, for all targets.
@@ -170,7 +170,7 @@ class CodedSimple {
 #pragma unroll 4
     for (uint32_t peer = 0; peer < nsend; ++peer) {
       uint8_t *const target = targets.at(peer);
-      // So the list of places is not thought to change by stores.
+      // In a GPU's memory or mapped host memory: the list of places does not change by stores.
       CINCH_GRANTED(__isGlobal(target));
       codec.store_codes(target, n, i, codes);
       if (share.is_there) *(typename Line::Numbers *)(target + share.place) = share.numbers;
@@ -233,6 +233,7 @@ class CodedSimple {
                                                  uint32_t first, uint32_t last) {
     const C codec = codec_of(work);
     const Images<C> images(codec, job.elements);
+    __syncwarp();  // nobody reads what an older loop has left in the stage
     const uint8_t *source = job.source(0);
     uint8_t *stage = this_stage();
     uint8_t *output = job.output;
@@ -290,7 +291,7 @@ class CodedSimple {
         if (next_source == 0 && after <= nrecv) {
           Tiles::fetch(stage + next % 2 * Tiles::BYTES, job.input + (uint64_t)next * Tiles::BYTES);
         }
-        // All loads before the copies. What is behind the last source is of no use.
+        // All loads before the copies. Behind the last source is what the stage has there, of no use.
         const uint8_t *source[BUNDLE];
 #pragma unroll
         for (uint32_t j = 0; j < BUNDLE; ++j) source[j] = sources.at(next_source + j);
@@ -427,7 +428,12 @@ class CodedSimple {
         if (C::scaled && encodes && (round == 0 || !twice)) codec_.look(x, valid(job, at), summary);
         if (round == 0) continue;
         if (C::scaled && encodes && !twice) codec_.conclude(summary);
-        if (encodes) send(job, at, x, summary);
+        if (encodes) {
+          send(job, at, x, summary);
+        } else if (job.sums()) {
+#pragma unroll
+          for (uint32_t k = 0; k < HELD; ++k) x[k] = canonical(x[k]);
+        }
         if (job.writes()) store_user(job, at, x);
       }
       if (round == 0) codec_.conclude(summary);

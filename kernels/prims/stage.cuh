@@ -1,4 +1,5 @@
-// What a warp has fetched ahead into shared memory: tiles of elements, and images of encoded tiles.
+// What a warp has in shared memory: what it fetched ahead, tiles of elements and images of encoded
+// tiles; tiles on their way out; and what it would else shuffle from lane to lane.
 //
 // A warp that waits for its own loads computes a third of the time. Copies that go on beside it need
 // no registers, so that several tiles are on their way while one is at work, and elements cross
@@ -19,8 +20,10 @@ constexpr uint32_t STAGE_BYTES = SMALL_BLOCKS ? CINCH_SMALL_STAGE_BYTES : CINCH_
 // Where shared memory is short, a warp fetches half as far ahead.
 constexpr uint32_t STAGE_DEPTH = SMALL_BLOCKS ? 1 : 2;
 
-// Of a stage, at its end: two lists of places, and a line of numbers.
-constexpr uint32_t STAGE_END_BYTES = 3 * 8 * WARP;
+// A stage: tiles and images, then a list of places each for sources and targets, then a line of numbers.
+constexpr uint32_t STAGE_ROOM = STAGE_BYTES - 3 * 8 * WARP;
+constexpr uint32_t SOURCES_AT = STAGE_ROOM, TARGETS_AT = SOURCES_AT + 8 * WARP,
+                   NUMBERS_AT = TARGETS_AT + 8 * WARP;
 
 // The part of the block's dynamic shared memory that this warp alone uses.
 __device__ __forceinline__ uint8_t *this_stage() {
@@ -120,10 +123,10 @@ class Images {
 // lanes and less than two shuffles.
 class PeerPlaces {
  public:
-  // `own` is that of the peer of this lane.
-  __device__ __forceinline__ PeerPlaces(uint32_t list, const uint8_t *own)
-      : list_((uint8_t **)(this_stage() + STAGE_BYTES - STAGE_END_BYTES + list * WARP * 8)) {
-    __syncwarp();  // nobody reads an older list
+  // `own` is that of the peer of this lane; the list is to be at `at` in the stage.
+  __device__ __forceinline__ PeerPlaces(uint32_t at, const uint8_t *own)
+      : list_((uint8_t **)(this_stage() + at)) {
+    __syncwarp();  // nobody reads what an older loop has left in the stage
     list_[lane_id()] = (uint8_t *)own;
     __syncwarp();
   }
@@ -147,7 +150,7 @@ class NumberLine {
   // Of tiles from `first` to `last` - 1, whole ones of a chunk of n elements with blocks within a
   // tile.
   __device__ __forceinline__ NumberLine(const C &codec, uint32_t n, uint32_t first, uint32_t last)
-      : line_((Numbers *)(this_stage() + STAGE_BYTES - 8 * WARP)),
+      : line_((Numbers *)(this_stage() + NUMBERS_AT)),
         begin_(padded_code_bytes(n, codec.bits())),
         log2_(C::scaled ? LOG2_TILE - codec.log2_block() : 0),
         first_(first),

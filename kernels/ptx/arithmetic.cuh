@@ -43,8 +43,8 @@ CINCH_HD float divide(float a, float b) {
 
 // a / b for an a from 1 to 255 and an ordinary b, 2^-100 and above: the quotient, rounded once, and
 // without the call that a division in general takes for hard operands. A reciprocal that is right
-// but for its last bits, refined; then a quotient, refined twice by remainders that are exact. Nothing in
-// there is subnormal.
+// but for its last bits, refined; then a quotient, refined twice by remainders that are exact. With
+// such a b nothing in there is subnormal.
 CINCH_HD float divide_ordinary(float a, float b) {
 #if defined(__CUDA_ARCH__)
   const bool large = b >= 0x1p64f;

@@ -11,12 +11,9 @@
 #if defined(__CUDACC__)
 #define CINCH_HD __host__ __device__ __forceinline__
 #define CINCH_UNROLL _Pragma("unroll")
-// What is rare, out of the way: once in a kernel, however often it is called.
-#define CINCH_HD_RARE static __host__ __device__ __noinline__
 #else
 #define CINCH_HD inline __attribute__((always_inline))
 #define CINCH_UNROLL
-#define CINCH_HD_RARE static inline __attribute__((noinline))
 #endif
 
 // What the compiler may take for granted, and leave out its checks for.
