@@ -6,6 +6,9 @@
 
 enum { N = 4, COUNT = 5000 };
 
+/* By which ranks tell the first one that they have done with a communicator that it will abort. */
+static int done[2];
+
 static void rank_main(int rank, ncclUniqueId id) {
   static double x[COUNT], y[COUNT];
   ncclComm_t comm;
@@ -49,9 +52,13 @@ static void die_main(int rank, ncclUniqueId id) {
   ncclComm_t pair = NULL;
   gone = 0;
   if (own == 0) {
+    /* An abort ends what others are still at. */
+    char said;
+    for (int other = 1; other < 3; other++) CHECK(read(done[0], &said, 1) == 1);
     OK(ncclCommAbort(left));
     return;
   }
+  CHECK(write(done[1], "x", 1) == 1);
   OK(ncclCommShrink(left, &gone, 1, &pair, NULL, NCCL_SHRINK_ABORT));
   OK(ncclAllReduce(x, x, COUNT, ncclFloat64, ncclSum, pair, NULL));
   CHECK(x[0] == 8);
@@ -67,6 +74,7 @@ static void run(void (*body)(int, ncclUniqueId), int victim) {
     children[r] = fork();
     CHECK(children[r] >= 0);
     if (children[r] == 0) {
+      alarm(60); /* of its own: that of the parent is not inherited */
       ncclUniqueId id;
       /* Rank 0 makes the id and hands it around. */
       if (r == 0) {
@@ -95,6 +103,7 @@ static void run(void (*body)(int, ncclUniqueId), int victim) {
 
 int main(void) {
   alarm(60);
+  CHECK(pipe(done) == 0);
   run(rank_main, -1);
   run(die_main, 2);
   puts("ok");
