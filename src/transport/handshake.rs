@@ -1,12 +1,16 @@
 //! Two ends of a new socket prove to each other that they know the communicator's key, and agree
-//! which link the socket is. Nothing else is read before that, and never more than 128 bytes.
+//! which link the socket is. Nothing else is read before that: 128 bytes by the acceptor, 129 by
+//! the connector.
 //!
 //! ```text
 //! connector -> acceptor: hello (96 bytes)
 //! acceptor -> connector: hello, HMAC-SHA256(key, "acceptor" | both hellos)
 //! connector -> acceptor: HMAC-SHA256(key, "connector" | both hellos)
+//! acceptor -> connector: one byte, welcome
 //! ```
-//! Each hello holds a fresh nonce, so nothing that was overheard is of use later.
+//! Each hello holds a fresh nonce, so nothing that was overheard is of use later. The welcome
+//! says that the acceptor has read the proof: it drops who is late or displaced by strangers, and
+//! a connector that took its socket for good before would never come again.
 
 use super::mesh::Link;
 use crate::error::{Error, Result};
@@ -20,6 +24,7 @@ use std::os::fd::OwnedFd;
 const MAGIC: &[u8; 8] = b"cinchlnk";
 const HELLO: usize = 96;
 const PROOF: usize = 32;
+const WELCOME: u8 = 6;
 
 /// Whether a handshake goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,10 +43,11 @@ pub(super) struct Handshake<'a> {
     link: Option<Link>,
     accepts: bool,
     own: [u8; HELLO],
-    incoming: [u8; HELLO + PROOF],
+    incoming: [u8; HELLO + PROOF + 1],
     received: usize,
     outgoing: Vec<u8>,
     sent: usize,
+    /// The other side has shown its proof.
     proven: bool,
 }
 
@@ -55,7 +61,7 @@ impl<'a> Handshake<'a> {
             link: Some(link),
             accepts: false,
             own,
-            incoming: [0; HELLO + PROOF],
+            incoming: [0; HELLO + PROOF + 1],
             received: 0,
             outgoing: own.to_vec(),
             sent: 0,
@@ -71,7 +77,7 @@ impl<'a> Handshake<'a> {
             link: None,
             accepts: true,
             own: [0; HELLO],
-            incoming: [0; HELLO + PROOF],
+            incoming: [0; HELLO + PROOF + 1],
             received: 0,
             outgoing: Vec::new(),
             sent: 0,
@@ -97,15 +103,19 @@ impl<'a> Handshake<'a> {
                     Err(error) => return Err(error),
                 }
             }
-            if self.proven {
-                return Ok(Progress::Done);
-            }
             // Not a byte more than is due: what follows belongs to the link.
-            let due = if self.accepts && self.link.is_none() {
-                HELLO
-            } else {
-                HELLO + PROOF
+            let due = match (self.accepts, self.proven) {
+                (true, true) => return Ok(Progress::Done),
+                (true, false) if self.link.is_none() => HELLO,
+                (_, false) => HELLO + PROOF,
+                (false, true) => HELLO + PROOF + 1,
             };
+            if self.received == due {
+                return match self.incoming[due - 1] {
+                    WELCOME => Ok(Progress::Done),
+                    _ => Err(stranger()),
+                };
+            }
             let mut parts = [IoSliceMut::new(&mut self.incoming[self.received..due])];
             match socket::read(socket, &mut parts) {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
@@ -113,10 +123,10 @@ impl<'a> Handshake<'a> {
                 Err(error) if waits(&error) => return Ok(Progress::Pending { write: false }),
                 Err(error) => return Err(error),
             }
-            if self.received == HELLO && self.accepts && self.link.is_none() {
-                self.greet()?;
-            } else if self.received == HELLO + PROOF {
-                self.verify()?;
+            match self.received {
+                HELLO if self.accepts && self.link.is_none() => self.greet()?,
+                count if count == HELLO + PROOF => self.verify()?,
+                _ => {}
             }
         }
     }
@@ -139,11 +149,15 @@ impl<'a> Handshake<'a> {
         };
         let known = parse(&self.incoming[..HELLO], self.me);
         // Constant time: the comparison tells nothing about where a guess went wrong.
-        let proof = self.proof(whose).verify_slice(&self.incoming[HELLO..]);
+        let proof = self
+            .proof(whose)
+            .verify_slice(&self.incoming[HELLO..HELLO + PROOF]);
         if known != self.link || proof.is_err() {
             return Err(stranger());
         }
-        if !self.accepts {
+        if self.accepts {
+            self.outgoing.push(WELCOME);
+        } else {
             let proof = self.proof("connector").finalize().into_bytes();
             self.outgoing.extend_from_slice(&proof);
         }
@@ -294,6 +308,33 @@ mod tests {
             }
         }
         assert_eq!(outcome.unwrap_err().kind(), io::ErrorKind::InvalidData);
+    }
+
+    #[test]
+    fn a_connector_is_done_with_its_welcome_and_not_before() {
+        let key = [7; 32];
+        for (welcome, right) in [(&[][..], false), (&[WELCOME], true), (b"x", false)] {
+            let (here, there) = sockets();
+            let mut connector = Handshake::connector(&key, 0, LINK).unwrap();
+            let mut acceptor = Handshake::acceptor(&key, 1);
+            let waits = Progress::Pending { write: false };
+            assert_eq!(connector.advance(&here).unwrap(), waits);
+            assert_eq!(acceptor.advance(&there).unwrap(), waits);
+            // Its proof goes, and nobody has read it yet.
+            assert_eq!(connector.advance(&here).unwrap(), waits);
+            if !welcome.is_empty() {
+                socket::write(&there, &[IoSlice::new(welcome)]).unwrap();
+            }
+            drop(there);
+            match connector.advance(&here) {
+                Ok(progress) => assert!(right && progress == Progress::Done),
+                // Ends are tried again; whoever says something else is none of ours.
+                Err(error) => {
+                    let ended = error.kind() != io::ErrorKind::InvalidData;
+                    assert!(!right && ended == welcome.is_empty(), "{error}");
+                }
+            }
+        }
     }
 
     #[test]

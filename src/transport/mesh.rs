@@ -65,6 +65,15 @@ struct Attempt<'a> {
     last: Option<io::Error>,
 }
 
+/// What became of one who connected.
+enum Heard {
+    Waits,
+    /// A rank, for this link.
+    Proven(Link),
+    /// Dropped without a word.
+    Stranger,
+}
+
 impl Mesh<'_> {
     /// Opens them all, then closes the listener.
     ///
@@ -99,9 +108,7 @@ impl Mesh<'_> {
                     self.call(*link, address, call)?;
                 }
             }
-            visitors.retain(|visitor| now < visitor.time);
             self.wait(&calls, &visitors, now)?;
-            self.welcome(&mut visitors)?;
 
             let mut index = 0;
             while index < calls.len() {
@@ -118,22 +125,18 @@ impl Mesh<'_> {
                 }
                 index += 1;
             }
+            // What has come counts, however late: only then do the late and the silent go.
             let mut index = 0;
             while index < visitors.len() {
-                let visitor = &mut visitors[index];
-                let outcome = advance(visitor);
-                let known = visitor.handshake.link();
-                let stranger = known.is_some_and(|link| !self.accepts.contains(&link));
-                match outcome {
-                    Some(Ok(false)) if !stranger => index += 1,
-                    Some(Ok(true)) if !stranger => {
-                        let visitor = visitors.swap_remove(index);
-                        links.extend(known.zip(visitor.socket));
+                match self.hear(&mut visitors[index]) {
+                    Heard::Waits if now < visitors[index].time => index += 1,
+                    Heard::Proven(link) => {
+                        links.extend(visitors.swap_remove(index).socket.map(|it| (link, it)));
                     }
-                    // Strangers are dropped without a word.
                     _ => drop(visitors.swap_remove(index)),
                 }
             }
+            self.welcome(&mut visitors, &mut links)?;
         }
         Ok(links)
     }
@@ -195,7 +198,23 @@ impl Mesh<'_> {
         socket::poll(&mut interests, limit).map(|_| ())
     }
 
-    fn welcome<'a>(&'a self, visitors: &mut Vec<Attempt<'a>>) -> Result<()> {
+    fn hear(&self, visitor: &mut Attempt<'_>) -> Heard {
+        let outcome = advance(visitor);
+        let known = visitor.handshake.link();
+        match (outcome, known) {
+            (_, Some(link)) if !self.accepts.contains(&link) => Heard::Stranger,
+            (Some(Ok(true)), Some(link)) => Heard::Proven(link),
+            (Some(Ok(false)), _) => Heard::Waits,
+            _ => Heard::Stranger,
+        }
+    }
+
+    /// Accepts what has queued up. A rank's hello is often there already.
+    fn welcome<'a>(
+        &'a self,
+        visitors: &mut Vec<Attempt<'a>>,
+        links: &mut HashMap<Link, OwnedFd>,
+    ) -> Result<()> {
         let most = 2 * self.accepts.len() + 64;
         // Bounded, so that a flood of strangers cannot keep us from the others.
         for _ in 0..most {
@@ -204,7 +223,7 @@ impl Mesh<'_> {
                 Ok(None) => return Ok(()),
                 // Descriptors that strangers hold come back first.
                 Err(_) if !visitors.is_empty() => {
-                    visitors.remove(0);
+                    displace(visitors);
                     return Ok(());
                 }
                 Err(error) => return Err(self.no_descriptors(error)),
@@ -218,19 +237,24 @@ impl Mesh<'_> {
             if !welcome {
                 continue;
             }
-            if visitors.len() >= most {
-                // Ranks prove themselves at once and come again if they are dropped; whoever has
-                // been here longest is most likely neither.
-                visitors.remove(0);
-            }
-            visitors.push(Attempt {
+            let mut visitor = Attempt {
                 socket: Some(socket),
                 handshake: Handshake::acceptor(&self.key, self.me),
                 write: false,
                 time: Instant::now() + PROOF_LIMIT,
                 tries: 0,
                 last: None,
-            });
+            };
+            match self.hear(&mut visitor) {
+                Heard::Waits => {
+                    if visitors.len() >= most {
+                        displace(visitors);
+                    }
+                    visitors.push(visitor);
+                }
+                Heard::Proven(link) => links.extend(visitor.socket.map(|it| (link, it))),
+                Heard::Stranger => {}
+            }
         }
         Ok(())
     }
@@ -290,6 +314,16 @@ impl Mesh<'_> {
                 missing.join(", ")
             ),
         )
+    }
+}
+
+/// Makes room for another visitor. Ranks say hello at once and come again if they are dropped:
+/// whoever is silent for longest is most likely none, then whoever is here longest.
+fn displace(visitors: &mut Vec<Attempt<'_>>) {
+    let since = |visitor: &Attempt<'_>| (visitor.handshake.link().is_some(), visitor.time);
+    let places = visitors.iter().enumerate();
+    if let Some((place, _)) = places.min_by_key(|(_, visitor)| since(visitor)) {
+        visitors.swap_remove(place);
     }
 }
 

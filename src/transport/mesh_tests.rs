@@ -172,3 +172,86 @@ fn the_fault_ends_the_wait() {
         assert_eq!(waiting.join().unwrap().unwrap_err().message(), "enough");
     });
 }
+
+/// Stopped, or starved, between its hello and its proof, for longer than a visitor may take: it
+/// learns that it was dropped, and comes again.
+#[test]
+fn a_connector_that_is_late_with_its_proof_is_not_lost() {
+    let (peers, fault) = (peers(), Fault::new());
+    let side = Side {
+        peers: &peers,
+        fault: &fault,
+        count: 1,
+        key: 3,
+        seconds: 20.0,
+    };
+    let (at, to) = listener();
+    let (other, _) = listener();
+    let key = [3; 32];
+    std::thread::scope(|scope| {
+        let accepting = scope.spawn(|| side.open(0, at, to));
+        let socket = socket::connect(&Address::Tcp(to)).unwrap();
+        let mut hand = Handshake::connector(&key, 1, link(0, 0)).unwrap();
+        let mut wait = |write: bool| {
+            let mut interest = [socket::interest(&socket, !write, write)];
+            socket::poll(&mut interest, Duration::from_secs(10)).unwrap();
+            assert!(interest[0].revents != 0);
+            hand.advance(&socket)
+        };
+        // The hello goes; the acceptor's proof comes while nobody reads it.
+        assert_eq!(wait(true).unwrap(), Progress::Pending { write: false });
+        std::thread::sleep(PROOF_LIMIT + Duration::from_millis(500));
+        let end = loop {
+            match wait(false) {
+                Ok(Progress::Pending { .. }) => {}
+                end => break end,
+            }
+        };
+        assert!(end.is_err(), "{end:?}, though the acceptor is gone");
+        let there = side.open(1, other, to).unwrap();
+        let here = accepting.join().unwrap().unwrap();
+        assert_eq!((here.len(), there.len()), (1, 1));
+    });
+}
+
+/// Strangers who come all the time, faster than one can look at them.
+#[test]
+fn a_flood_of_strangers_displaces_no_rank() {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    let (peers, fault) = (peers(), Fault::new());
+    for round in 0..5 {
+        let side = Side {
+            peers: &peers,
+            fault: &fault,
+            count: 4,
+            key: 3,
+            seconds: 20.0,
+        };
+        let (at, to) = listener();
+        let (other, _) = listener();
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    // Bounded by the descriptors that both ends of a test may hold.
+                    let mut held = std::collections::VecDeque::new();
+                    while !stop.load(Ordering::Relaxed) {
+                        held.extend(TcpStream::connect(to));
+                        held.drain(..held.len().saturating_sub(100));
+                        if held.is_empty() {
+                            std::thread::sleep(Duration::from_millis(1));
+                        }
+                    }
+                });
+            }
+            std::thread::sleep(Duration::from_millis(50));
+            let accepting = scope.spawn(|| side.open(0, at, to));
+            let there = side.open(1, other, to);
+            let here = accepting.join().unwrap();
+            stop.store(true, Ordering::Relaxed);
+            for links in [here, there] {
+                assert_eq!(links.map(|links| links.len()), Ok(4), "round {round}");
+            }
+        });
+    }
+}
