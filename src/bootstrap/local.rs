@@ -2,7 +2,7 @@
 
 use super::member::name_ranks;
 use super::notes::{self, Ledger};
-use super::{Exchange, PeerInfo, address, keys, process};
+use super::{Exchange, PeerInfo, address, keys, pass_on, process};
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::Fault;
@@ -26,6 +26,7 @@ struct World {
     peers: Vec<PeerInfo>,
     faults: Vec<Arc<Fault>>,
     key: keys::Key,
+    heartbeat: Duration,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -66,8 +67,8 @@ impl LocalExchange {
         LocalExchange::world_of(&vec![config.clone(); nranks], faults)
     }
 
-    /// A rank for each of `configs`, which may stand for different hosts, with the timeout of the
-    /// first.
+    /// A rank for each of `configs`, which may stand for different hosts, with the timeout
+    /// and heartbeat of the first.
     ///
     /// # Panics
     /// If there are no ranks, or not as many faults.
@@ -90,6 +91,7 @@ impl LocalExchange {
             faults: faults.to_vec(),
             // Only threads of this process use it.
             key: keys::random().unwrap_or([0; 32]),
+            heartbeat: configs[0].heartbeat,
             state: Mutex::new(State {
                 gathers: BTreeMap::new(),
                 departed: vec![false; nranks],
@@ -209,11 +211,12 @@ impl Exchange for LocalExchange {
         let mine = &self.world.peers[self.rank];
         let told = reason.clone().context(format!("{mine} reports"));
         for (rank, fault) in self.world.faults.iter().enumerate() {
-            fault.raise(if rank == self.rank {
-                reason.clone()
-            } else {
-                told.clone()
-            });
+            if rank != self.rank {
+                pass_on(fault, told.clone(), self.world.heartbeat);
+            } else if !fault.is_raised() {
+                // What was heard of others keeps its grace: it may be what is passed on here.
+                fault.raise(reason.clone());
+            }
         }
         self.world.changed.notify_all();
     }

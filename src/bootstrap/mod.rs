@@ -23,10 +23,12 @@ pub use process::host_name;
 pub use refuge::Refuge;
 pub use star::{MAX_CONTRIBUTION, Star};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
+use crate::sync::Fault;
 use crate::types::SIGNATURE_WORDS;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// What a job's ranks share before they are connected: where to meet, and a secret.
 ///
@@ -101,8 +103,8 @@ pub trait Exchange: Send + Sync + std::fmt::Debug {
         self.all_gather(&[]).map(|_| ())
     }
 
-    /// Tells every rank that the communicator has failed; each raises its fault with `reason`.
-    /// Does not wait.
+    /// Tells every rank that the communicator has failed, for `reason`; each raises its fault, or
+    /// hears of it: see [`Fault`]. Does not wait.
     fn announce(&self, reason: &Error);
 
     /// Notes that this rank starts the call with this signature. Notes of ranks are compared in
@@ -118,6 +120,21 @@ pub trait Exchange: Send + Sync + std::fmt::Debug {
 
     /// Leaves in good order. Later losses of connection are not failures.
     fn leave(&self);
+}
+
+/// Longest time for which waits go on after the news that another rank is gone.
+const GRACE: Duration = Duration::from_millis(200);
+
+/// Tells `fault` what the control side says. A rank that is gone spoils only the calls that lack
+/// something of it, and news may overtake data: what is on its way has one heartbeat to arrive, and
+/// no more than [`GRACE`]. All else is wrong with the calls themselves, and ends them.
+fn pass_on(fault: &Fault, error: Error, heartbeat: Duration) {
+    match error.kind() {
+        ErrorKind::Aborted | ErrorKind::Remote => {
+            fault.hear(error, Instant::now() + heartbeat.min(GRACE))
+        }
+        _ => fault.raise(error),
+    };
 }
 
 /// An [`Exchange`] behind a pointer.

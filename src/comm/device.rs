@@ -21,6 +21,7 @@ use crate::transport::ConnectContext;
 use crate::transport::cuda::{self, DeviceLinks, PeerPath};
 use crate::types::{Collective, DType, ReduceOp, Scalar};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
 /// The part of a communicator that is on a GPU.
 #[derive(Debug)]
@@ -36,6 +37,11 @@ impl GpuSide {
         self.engine.lock().map_err(|_| {
             Error::internal("an earlier call on this communicator panicked; it cannot go on")
         })
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        let engine = self.engine.try_lock();
+        engine.is_ok_and(|engine| engine.wait(Duration::ZERO).is_ok())
     }
 
     pub(super) fn slices(&self) -> Result<&Slices> {

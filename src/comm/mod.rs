@@ -292,9 +292,20 @@ impl Communicator {
         &self.fault
     }
 
-    /// The reason why the communicator has failed, if it has.
+    /// The reason why the communicator has failed, if it has. That another rank is gone is told
+    /// here when it ends this rank's calls: those that need nothing of it complete first.
     pub fn async_error(&self) -> Option<Error> {
-        self.check_fault().err()
+        let ended = self.fault.ends_waits();
+        ended.inspect_err(|reason| self.tell(reason)).err()
+    }
+
+    /// Whether this rank is in no call: none is being made, and on a GPU none that was queued is left.
+    /// What a graph replays is not known here.
+    pub fn is_idle(&self) -> bool {
+        match &self.side {
+            Side::Host(engine) => engine.try_lock().is_ok(),
+            Side::Gpu(side) => side.is_idle(),
+        }
     }
 
     /// Fails the communicator, on this rank at once and on the others by message. Calls that wait

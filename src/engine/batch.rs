@@ -90,7 +90,7 @@ impl<'a> Batch<'a> {
             }
         }
         if moved {
-            self.clock.since = None;
+            self.clock = WaitClock::default();
         }
         Ok(Progress {
             moved,

@@ -166,7 +166,7 @@ impl HostEngine {
             }
             if moved {
                 scans = 0;
-                clock.since = None;
+                clock = WaitClock::default();
             } else {
                 self.wait(scans, SLEEP, &mut clock, |links| run.waits_for(links))?;
                 scans += 1;
@@ -281,8 +281,14 @@ impl HostEngine {
         clock: &mut WaitClock,
         waiting: impl FnOnce(&mut Links) -> Vec<(usize, String)>,
     ) -> Result<()> {
-        if self.fault.is_raised() {
-            self.fault.check()?;
+        if self.fault.is_raised()
+            && let Err(reason) = self.fault.ends_waits()
+        {
+            // Data before faults: some may have come between the last scan and the end.
+            return match std::mem::replace(&mut clock.looked_again, true) {
+                false => Ok(()),
+                true => Err(reason),
+            };
         }
         self.links
             .waiter
@@ -374,5 +380,7 @@ fn common(kinds: &[Option<TransportKind>]) -> Option<TransportKind> {
 /// Since when a batch has waited; reset by progress.
 #[derive(Debug, Default)]
 pub(super) struct WaitClock {
-    pub(super) since: Option<Instant>,
+    since: Option<Instant>,
+    /// A fault ends the wait, unless the scan that follows finds something.
+    looked_again: bool,
 }

@@ -6,6 +6,13 @@
 //! with that same reason. After it the communicator is good for abort and drop only, and the
 //! output of the call is undefined.
 //!
+//! **Data comes before faults.** A rank that aborts or dies right after a call has done its part of
+//! it, and others may still be in that call. They hear of the end, which refuses new calls at once;
+//! waits look for data first, and go on for one heartbeat (`CINCH_HEARTBEAT`), at most 0.2 s: what is on
+//! its way arrives, and who has all it needs completes. Only who still lacks something then gets the
+//! error. What happens on a rank itself, its own abort for one, ends its waits at once, and so does
+//! everything that is wrong with the calls themselves, on all ranks.
+//!
 //! | what happens | every other rank gets | how it is found |
 //! | --- | --- | --- |
 //! | a rank dies | remote, naming rank, host and pid | its control connection ends; a missed heartbeat and a look at the process for large ones, whose end the kernel delays |
@@ -19,8 +26,8 @@
 //!
 //! Between GPUs of several hosts a proxy sees the connection end. It becomes the fault of those who
 //! wait for it: a rank whose kernels send, or whose calls are in flight, 200 ms later, unless the
-//! control connection has told of a better cause by then. The fault sets the abort word that
-//! kernels poll. In the replay of a graph, of which the host knows nothing, a rank that only
+//! control connection has told of a better cause by then. The fault, at the end of its grace if it has
+//! one, sets the abort word that kernels poll. In the replay of a graph, of which the host knows nothing, a rank that only
 //! receives has the control connection and the kernel's own deadline. The proxy ends with the
 //! communicator, within a second or with a warning.
 //!

@@ -43,9 +43,11 @@
 //! The sleep itself is a futex on a word that every ring changes, so a ring between the last look
 //! and the sleep makes the kernel refuse to sleep.
 //!
-//! **The fault.** The first writer of [`crate::sync::Fault`] sets the reason, then the flag with
-//! release. Wait loops look at the flag with a relaxed load, which costs nothing; who sees it set
-//! goes through [`crate::sync::Fault::check`], whose acquire makes the reason visible.
+//! **The fault.** The first writer of [`crate::sync::Fault`] sets the reason, and a deadline if it
+//! has only heard of another rank's end, then the state with release. Wait loops look at the state
+//! with a relaxed load, which costs nothing; who sees it set goes through
+//! [`crate::sync::Fault::check`] or [`crate::sync::Fault::ends_waits`], whose acquire makes reason and
+//! deadline visible.
 //!
 //! **Models.** The lock-free parts use the atomics of `crate::sync`, which are loom's under
 //! `--cfg loom`. Tests whose names begin with `loom_` explore all interleavings up to a bound:

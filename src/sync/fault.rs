@@ -1,16 +1,31 @@
 //! The abort word of a communicator, with the reason that the first writer left.
 
 use crate::error::{Error, Result};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::time::Instant;
 
-/// Set once, by whoever first sees the communicator fail; watched by every wait.
+/// Nothing has happened.
+const NONE: u8 = 0;
+/// Another rank is gone: nothing begins any more, waits go on for a moment.
+const HEARD: u8 = 1;
+/// The communicator has failed: every wait ends.
+const RAISED: u8 = 2;
+
+/// Set by whoever first sees the communicator fail; watched by every wait.
 ///
-/// Faults form a tree: a fault raised on a communicator reaches the communicators split from it.
+/// What happens here is raised, and ends waits at once. Of a rank that is gone this one hears,
+/// while the last bytes of that rank and the rest of the others' data may still be on their way:
+/// calls that have all they need complete, so waits go on until a deadline. Only waits: new work
+/// is refused in both states.
+///
+/// Faults form a tree: a fault of a communicator reaches the communicators split from it.
 #[derive(Debug, Default)]
 pub struct Fault {
-    raised: AtomicBool,
+    state: AtomicU8,
     reason: OnceLock<Error>,
+    /// Until when waits go on after the news.
+    until: OnceLock<Instant>,
     children: Mutex<Vec<Weak<Fault>>>,
 }
 
@@ -27,54 +42,108 @@ impl Fault {
             children.retain(|weak| weak.strong_count() > 0);
             children.push(Arc::downgrade(&child));
         }
-        // A fault raised between the caller's last check and the push must not be lost.
-        if let Some(reason) = self.reason() {
-            child.raise(reason.clone());
-        }
+        // A fault that happened between the caller's last check and the push must not be lost.
+        // SYNC POINT fault: pairs with the releases in `raise` and `hear`.
+        match (self.state.load(Ordering::Acquire), self.until.get()) {
+            (NONE, _) => false,
+            (HEARD, Some(&until)) => child.hear(self.failure(), until),
+            _ => child.raise(self.failure()),
+        };
         child
     }
 
-    /// Records `error` unless a reason is there already. Returns whether this call was first.
+    /// Ends all waits, with `error` unless a reason is there already. Returns whether this call
+    /// gave the reason.
     pub fn raise(&self, error: Error) -> bool {
         let first = self.reason.set(error).is_ok();
-        // SYNC POINT fault: publishes `reason` to `check`.
-        self.raised.store(true, Ordering::Release);
-        if first && let Some(reason) = self.reason() {
-            let children = self
-                .children
-                .lock()
-                .map(|children| children.clone())
-                .unwrap_or_default();
-            for child in children.iter().filter_map(Weak::upgrade) {
+        // SYNC POINT fault: publishes `reason` to `check` and `ends_waits`.
+        let before = self.state.swap(RAISED, Ordering::Release);
+        if before != RAISED
+            && let Some(reason) = self.reason()
+        {
+            for child in self.children() {
                 child.raise(reason.clone());
             }
         }
         first
     }
 
-    /// Whether the fault has happened. One relaxed load: for wait loops.
-    #[inline]
-    pub fn is_raised(&self) -> bool {
-        self.raised.load(Ordering::Relaxed)
+    /// Ends all waits at `until`, with `error` unless a reason is there already, and refuses new
+    /// work at once. Neither ends what was raised, nor moves a deadline that is there. Returns
+    /// whether this call gave the reason.
+    pub fn hear(&self, error: Error, until: Instant) -> bool {
+        let first = self.reason.set(error).is_ok();
+        let until = *self.until.get_or_init(|| until);
+        // SYNC POINT fault: publishes `reason` and `until` to `check` and `ends_waits`.
+        let heard = self
+            .state
+            .compare_exchange(NONE, HEARD, Ordering::Release, Ordering::Relaxed);
+        if heard.is_ok()
+            && let Some(reason) = self.reason()
+        {
+            for child in self.children() {
+                child.hear(reason.clone(), until);
+            }
+        }
+        first
     }
 
-    /// The reason, as an error, once the fault has happened.
+    /// Whether anything has happened, raised or heard. One relaxed load: for wait loops.
+    #[inline]
+    pub fn is_raised(&self) -> bool {
+        self.state.load(Ordering::Relaxed) != NONE
+    }
+
+    /// The reason, as an error, once anything has happened: for what would begin now.
     #[inline]
     pub fn check(&self) -> Result<()> {
-        // SYNC POINT fault: pairs with the release in `raise`.
-        if self.raised.load(Ordering::Acquire) {
-            Err(self
-                .reason()
-                .cloned()
-                .unwrap_or_else(|| Error::internal("a fault without a reason")))
-        } else {
-            Ok(())
+        // SYNC POINT fault: pairs with the releases in `raise` and `hear`.
+        match self.state.load(Ordering::Acquire) {
+            NONE => Ok(()),
+            _ => Err(self.failure()),
         }
     }
 
-    /// The reason, if the fault has happened.
+    /// The reason, as an error, once it ends what began before: for waits.
+    #[inline]
+    pub fn ends_waits(&self) -> Result<()> {
+        if !self.is_raised() {
+            return Ok(());
+        }
+        // SYNC POINT fault: pairs with the releases in `raise` and `hear`.
+        if self.state.load(Ordering::Acquire) == HEARD {
+            if self
+                .until
+                .get()
+                .is_some_and(|until| Instant::now() < *until)
+            {
+                return Ok(());
+            }
+            // Children have the same deadline and see to themselves. Whoever reads this state has
+            // seen no other: the release passes on what was acquired above.
+            let _ =
+                self.state
+                    .compare_exchange(HEARD, RAISED, Ordering::Release, Ordering::Relaxed);
+        }
+        Err(self.failure())
+    }
+
+    /// The reason, if anything has happened.
     pub fn reason(&self) -> Option<&Error> {
         self.reason.get()
+    }
+
+    fn failure(&self) -> Error {
+        self.reason()
+            .cloned()
+            .unwrap_or_else(|| Error::internal("a fault without a reason"))
+    }
+
+    fn children(&self) -> Vec<Arc<Fault>> {
+        self.children.lock().map_or_else(
+            |_| Vec::new(),
+            |children| children.iter().filter_map(Weak::upgrade).collect(),
+        )
     }
 }
 
@@ -82,6 +151,7 @@ impl Fault {
 mod tests {
     use super::*;
     use crate::error::ErrorKind;
+    use std::time::Duration;
 
     #[test]
     fn the_first_reason_wins_and_reaches_children() {
@@ -96,5 +166,51 @@ mod tests {
         let branch = orphan.child();
         branch.raise(Error::new(ErrorKind::Timeout, "branch only"));
         assert!(!orphan.is_raised());
+    }
+
+    fn remote() -> Error {
+        Error::new(ErrorKind::Remote, "rank 1 died")
+    }
+
+    #[test]
+    fn what_is_heard_refuses_at_once_and_ends_waits_later() {
+        let (parent, until) = (Fault::new(), Instant::now() + Duration::from_millis(60));
+        let before = parent.child();
+        assert!(parent.ends_waits().is_ok());
+        assert!(parent.hear(remote(), until));
+        let after = parent.child();
+        // Neither the reason nor the deadline moves.
+        assert!(!parent.hear(Error::internal("late"), until + Duration::from_secs(60)));
+        for fault in [&parent, &before, &after] {
+            assert!(fault.is_raised());
+            assert_eq!(fault.check().unwrap_err(), remote());
+            assert!(fault.ends_waits().is_ok() || Instant::now() >= until);
+        }
+        std::thread::sleep(until.saturating_duration_since(Instant::now()));
+        for fault in [&before, &parent, &after] {
+            assert_eq!(fault.ends_waits().unwrap_err(), remote());
+            assert_eq!(fault.state.load(Ordering::Relaxed), RAISED);
+        }
+        assert_eq!(parent.child().state.load(Ordering::Relaxed), RAISED);
+    }
+
+    #[test]
+    fn what_happens_here_ends_waits_in_spite_of_what_was_heard() {
+        let late = Instant::now() + Duration::from_secs(600);
+        let parent = Fault::new();
+        let child = parent.child();
+        parent.hear(remote(), late);
+        assert!(child.ends_waits().is_ok());
+        assert!(!parent.raise(Error::new(ErrorKind::Aborted, "enough")));
+        for fault in [&parent, &child] {
+            assert_eq!(fault.ends_waits().unwrap_err(), remote());
+        }
+        // What is heard gives no time to what was raised.
+        let raised = Fault::new();
+        raised.raise(Error::new(ErrorKind::Aborted, "enough"));
+        assert!(!raised.hear(remote(), late));
+        for fault in [&raised, &raised.child()] {
+            assert_eq!(fault.ends_waits().unwrap_err().message(), "enough");
+        }
     }
 }

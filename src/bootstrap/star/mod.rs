@@ -27,7 +27,7 @@ use super::notice::Notice;
 use super::process::{self, Fate};
 use super::rendezvous::{self, MAX_RANKS, Met};
 use super::wire::write_error;
-use super::{Exchange, PeerInfo, UniqueId, address, keys};
+use super::{Exchange, PeerInfo, UniqueId, address, keys, pass_on};
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::Fault;
@@ -278,7 +278,10 @@ impl Exchange for Star {
     }
 
     fn announce(&self, reason: &Error) {
-        self.shared.fault.raise(reason.clone());
+        // What was heard of others keeps its grace: it may be what is passed on here.
+        if !self.shared.fault.is_raised() {
+            self.shared.fault.raise(reason.clone());
+        }
         self.shared.changed.notify_all();
         if !self.is_alone() {
             let mine = &self.shared.peers[self.shared.rank];

@@ -356,7 +356,7 @@ impl Monitor {
     fn raise(&mut self, error: Error) {
         self.failed = true;
         if self.leaving.is_none() {
-            self.shared.fault.raise(error);
+            pass_on(&self.shared.fault, error, self.shared.beat);
         }
         self.shared.changed.notify_all();
     }
@@ -382,7 +382,10 @@ impl Monitor {
                 Command::Contribute(generation, bytes) => {
                     self.send_contribution(generation, &bytes)
                 }
+                // What this rank was told, or has told, the others know.
+                Command::Announce(_) if self.failed => {}
                 Command::Announce(error) => {
+                    self.failed = true;
                     self.tell_all_but(None, ANNOUNCE, &Body::new(write_error(&error)));
                 }
                 Command::Leave => {

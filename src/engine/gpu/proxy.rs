@@ -286,7 +286,7 @@ impl Carrier {
         // Looks in a row that found nothing.
         let mut scans = 0;
         loop {
-            if self.fault.is_raised() {
+            if self.fault.ends_waits().is_err() {
                 return Ok(());
             }
             let moved = self.turn()?;

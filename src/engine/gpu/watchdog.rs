@@ -75,15 +75,15 @@ struct Watch {
 
 impl Watch {
     fn look(&self) {
-        if !self.fault.is_raised()
-            && let Some(error) = self.trouble()
-        {
+        // What a kernel finds wrong is this rank's own, also while others' end is waited out.
+        let over = self.fault.ends_waits().is_err();
+        if !over && let Some(error) = self.trouble() {
             self.fault.raise(error);
             if let Some(reason) = self.fault.reason() {
                 self.exchange.announce(reason);
             }
         }
-        if self.fault.is_raised() {
+        if self.fault.ends_waits().is_err() {
             self.wiring.abort();
         }
     }

@@ -1,0 +1,272 @@
+//! Ranks that end right after a call: those who are still in it have all they need, and get it.
+//! `CINCH_TEST_ENDINGS=100 cargo test --test endings -- --nocapture` runs as many rounds of each kind.
+
+mod common;
+
+use cinch::bootstrap::{Exchange, ExchangeRef, PeerInfo, Star};
+use cinch::comm::Call;
+use cinch::mem::{UserBuffers, bytes_of, bytes_of_mut};
+use cinch::sync::Fault;
+use cinch::testing::local_world;
+use cinch::types::{SIGNATURE_WORDS, TransportKind};
+use cinch::{Collective, Communicator, Config, DType, Error, ErrorKind, UniqueId};
+use common::{Rng, TRANSPORTS, config, number, seed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+const RANKS: usize = 4;
+
+/// How rank 0 ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    /// Aborts a communicator of threads that know each other.
+    AbortHere,
+    /// Aborts a communicator with control connections.
+    Abort,
+    /// Lets its connections break, as a process does that dies.
+    Vanish,
+}
+
+/// The control side of a rank that says no goodbye.
+#[derive(Debug)]
+struct Rude(ExchangeRef);
+
+impl Exchange for Rude {
+    fn rank(&self) -> usize {
+        self.0.rank()
+    }
+
+    fn peers(&self) -> &[PeerInfo] {
+        self.0.peers()
+    }
+
+    fn all_gather(&self, bytes: &[u8]) -> cinch::Result<Vec<Vec<u8>>> {
+        self.0.all_gather(bytes)
+    }
+
+    fn announce(&self, reason: &Error) {
+        self.0.announce(reason);
+    }
+
+    fn note_call(&self, signature: [u64; SIGNATURE_WORDS]) {
+        self.0.note_call(signature);
+    }
+
+    fn departed(&self, rank: usize) -> bool {
+        self.0.departed(rank)
+    }
+
+    fn key(&self, purpose: &str) -> [u8; 32] {
+        self.0.key(purpose)
+    }
+
+    fn leave(&self) {}
+}
+
+/// Runs `rank_main` on threads that meet over control connections, the first of which says no
+/// goodbye.
+fn rude_world<R: Send>(config: &Config, rank_main: impl Fn(Communicator) -> R + Sync) -> Vec<R> {
+    let id = UniqueId::create(config).expect("a unique id");
+    let rank_main = &rank_main;
+    std::thread::scope(|scope| {
+        let ranks: Vec<_> = (0..RANKS)
+            .map(|rank| {
+                scope.spawn(move || {
+                    let fault = Fault::new();
+                    let star = Star::join(&id, rank, RANKS, config, fault.clone()).expect("a star");
+                    let exchange: ExchangeRef = match rank {
+                        0 => std::sync::Arc::new(Rude(star)),
+                        _ => star,
+                    };
+                    rank_main(Communicator::over(exchange, fault, config.clone()).expect("links"))
+                })
+            })
+            .collect();
+        let results = ranks.into_iter().map(|rank| rank.join().expect("a rank"));
+        results.collect()
+    })
+}
+
+/// One call, in which rank 0 is the first to be through.
+#[derive(Debug)]
+struct Round {
+    collective: Collective,
+    count: usize,
+    seed: u64,
+    /// Ranks that have entered their call, or are through it already.
+    entered: AtomicUsize,
+}
+
+impl Round {
+    fn input(&self, rank: usize) -> Vec<f32> {
+        let mut rng = Rng(self.seed ^ rank as u64);
+        // Sums of four are exact in any order.
+        (0..self.count).map(|_| rng.below(1000) as f32).collect()
+    }
+
+    fn expected(&self) -> Vec<f32> {
+        match self.collective {
+            Collective::AllReduce => {
+                let mut sum = vec![0.0; self.count];
+                for rank in 0..RANKS {
+                    let input = self.input(rank);
+                    sum.iter_mut().zip(input).for_each(|(sum, x)| *sum += x);
+                }
+                sum
+            }
+            Collective::Broadcast => self.input(0),
+            _ => (0..RANKS).flat_map(|rank| self.input(rank)).collect(),
+        }
+    }
+
+    fn call(&self, comm: &Communicator) -> cinch::Result<Vec<f32>> {
+        let input = self.input(comm.rank());
+        let mut output = vec![0.0f32; self.expected().len()];
+        let call = Call::new(self.collective, DType::F32, self.count);
+        let reads = self.collective != Collective::Broadcast || comm.rank() == 0;
+        let input = if reads { bytes_of(&input) } else { &[] };
+        comm.call(&call, UserBuffers::new(input, bytes_of_mut(&mut output)))?;
+        Ok(output)
+    }
+
+    /// The call on a rank that stays. A second thread tells when it is in it: who begins later is
+    /// refused, and rightly.
+    fn stay(&self, comm: &Communicator) -> cinch::Result<Vec<f32>> {
+        let through = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while comm.is_idle() && !through.load(Ordering::Acquire) {
+                    std::thread::yield_now();
+                }
+                self.entered.fetch_add(1, Ordering::Release);
+            });
+            let result = self.call(comm);
+            through.store(true, Ordering::Release);
+            result
+        })
+    }
+
+    /// The call on the rank that ends.
+    fn go(&self, comm: &Communicator) -> cinch::Result<Vec<f32>> {
+        let result = self.call(comm);
+        while self.entered.load(Ordering::Acquire) < RANKS - 1 {
+            std::thread::yield_now();
+        }
+        result
+    }
+}
+
+/// What came of the call, of one that lacks rank 0, and how long the latter took.
+type Outcome = (cinch::Result<Vec<f32>>, cinch::Result<Vec<f32>>, Duration);
+
+fn outcomes(round: &Round, end: End, config: &Config) -> Vec<Option<Outcome>> {
+    let stay = |comm: &Communicator| {
+        let result = round.stay(comm);
+        let begin = Instant::now();
+        let next = round.call(comm);
+        Some((result, next, begin.elapsed()))
+    };
+    let go = |comm: &Communicator| {
+        round.go(comm).expect("the first call of rank 0");
+        None
+    };
+    let aborts = |comm: &Communicator| {
+        if comm.rank() > 0 {
+            return stay(comm);
+        }
+        go(comm);
+        comm.abort();
+        None
+    };
+    match end {
+        End::AbortHere => local_world(RANKS, config, aborts),
+        End::Abort => common::world(RANKS, config, |comm| aborts(&comm)),
+        End::Vanish => rude_world(config, |comm| match comm.rank() {
+            0 => go(&comm),
+            _ => stay(&comm),
+        }),
+    }
+}
+
+#[test]
+fn whoever_has_all_it_needs_is_not_disturbed() {
+    let mut rng = Rng(seed());
+    for transport in TRANSPORTS {
+        for end in [End::AbortHere, End::Abort, End::Vanish] {
+            let config = config(transport);
+            let (mut calls, mut failed, mut slowest) = (0, Vec::new(), Duration::ZERO);
+            for _ in 0..number("CINCH_TEST_ENDINGS").unwrap_or(8) {
+                let round = Round {
+                    collective: rng.pick(&[
+                        Collective::AllReduce,
+                        Collective::Broadcast,
+                        Collective::AllGather,
+                    ]),
+                    count: 1 + rng.below(20_000),
+                    seed: rng.next(),
+                    entered: AtomicUsize::new(0),
+                };
+                let what = format!("{:?} of {}", round.collective, round.count);
+                let results = outcomes(&round, end, &config);
+                for (rank, outcome) in results.into_iter().enumerate() {
+                    let Some((result, next, took)) = outcome else {
+                        continue;
+                    };
+                    calls += 1;
+                    match result {
+                        Ok(got) => assert!(got == round.expected(), "{what}: rank {rank}"),
+                        Err(error) => failed.push(format!("{what}: rank {rank}: {error}")),
+                    }
+                    let error = next.expect_err("rank 0 is gone");
+                    let gone = [ErrorKind::Aborted, ErrorKind::Remote].contains(&error.kind());
+                    let named = error.message().contains("rank 0 (");
+                    assert!(gone && named, "{what}: rank {rank}: {error}");
+                    slowest = slowest.max(took);
+                }
+            }
+            println!(
+                "{transport}, {end:?}: {} of {calls} calls failed; the next one at the latest \
+                 after {slowest:?}",
+                failed.len()
+            );
+            assert!(failed.is_empty(), "{transport}, {end:?}: {failed:#?}");
+            assert!(slowest < Duration::from_secs(2), "{slowest:?}");
+        }
+    }
+}
+
+#[test]
+fn an_abort_here_waits_for_no_heartbeat() {
+    let config = Config {
+        heartbeat: Duration::from_secs(60),
+        timeout: Duration::from_secs(60),
+        ..config(TransportKind::Tcp)
+    };
+    let times = common::world(2, &config, |comm| {
+        if comm.rank() == 1 {
+            // Takes no part; hears of the other's end by its own abort at the latest.
+            let begin = Instant::now();
+            while comm.async_error().is_none() && begin.elapsed() < Duration::from_secs(20) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            return begin.elapsed();
+        }
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| {
+                let mut data = [0.0f32; 10];
+                let error = comm.recv(&mut data, 1).unwrap_err();
+                (error, Instant::now())
+            });
+            while comm.is_idle() {
+                std::thread::yield_now();
+            }
+            let begin = Instant::now();
+            comm.abort();
+            let (error, freed) = waiting.join().unwrap();
+            assert_eq!(error.kind(), ErrorKind::Aborted);
+            freed - begin
+        })
+    });
+    assert!(times[0] < Duration::from_millis(150), "{times:?}");
+    assert!(times[1] < Duration::from_secs(2), "{times:?}");
+}
