@@ -46,6 +46,8 @@ pub(crate) struct Asked {
     pub(crate) max_blocks: Option<usize>,
     /// What the program calls the communicator.
     pub(crate) name: Option<String>,
+    /// Whether a communicator that is split from another fails with it.
+    pub(crate) shares: bool,
 }
 
 impl Default for Asked {
@@ -54,6 +56,7 @@ impl Default for Asked {
             blocking: true,
             max_blocks: None,
             name: None,
+            shares: false,
         }
     }
 }
@@ -81,6 +84,7 @@ impl Asked {
             }
         }
         asked.blocking = config.blocking != 0;
+        asked.shares = config.splitShare == 1;
         for (name, value) in [
             ("minCTAs", config.minCTAs),
             ("maxCTAs", config.maxCTAs),
@@ -260,11 +264,13 @@ mod tests {
             config.blocking = 0;
             config.maxCTAs = 7;
             config.commName = c"pipeline".as_ptr();
+            config.splitShare = 1;
         });
         let expected = Asked {
             blocking: false,
             max_blocks: Some(7),
             name: Some("pipeline".into()),
+            shares: true,
         };
         assert_eq!(asked.unwrap().unwrap(), expected);
         // An upper bound, which raises nothing.

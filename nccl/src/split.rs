@@ -49,7 +49,10 @@ unsafe fn split(
     // SAFETY: NULL or readable, by the header.
     let asked = unsafe { Asked::read(config)? }.unwrap_or_else(|| parent.asked.clone());
     let config = asked.apply(parent.config.clone())?;
+    // What ends the parent ends the split. The new communicator then goes on without the parent,
+    // unless it is to share its fate.
     let fault = parent.fault.child();
+    let shares = asked.shares;
     let number = parent.splits.fetch_add(1, Ordering::Relaxed);
     let blocking = asked.blocking;
     let made = match color {
@@ -66,9 +69,12 @@ unsafe fn split(
         parent: Some(parent),
         blocking,
         work: Box::new(move || {
-            let made = communicator.split_watched(color, key.into(), config, fault)?;
+            let made = communicator.split_watched(color, key.into(), config, fault.clone())?;
             if let Some(made) = &made {
                 made.prepare_to_shrink()?;
+            }
+            if !shares {
+                communicator.fault().detach(&fault);
             }
             Ok(made)
         }),

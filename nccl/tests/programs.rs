@@ -89,6 +89,11 @@ fn codecs() {
 }
 
 #[test]
+fn parents() {
+    run("parents", &[]);
+}
+
+#[test]
 fn processes() {
     run("processes", &[]);
 }

@@ -309,7 +309,8 @@ impl Communicator {
     }
 
     /// Fails the communicator, on this rank at once and on the others by message. Calls that wait
-    /// return [`ErrorKind::Aborted`]. Reaches communicators split from this one.
+    /// return [`ErrorKind::Aborted`]. Reaches communicators split from this one whose faults are still
+    /// children of its own.
     pub fn abort(&self) {
         let me = &self.peers()[self.rank()];
         self.fail(Error::new(

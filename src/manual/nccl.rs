@@ -38,6 +38,10 @@
 //! thread that holds several ranks calls them one after the other: all but the last one of its
 //! process end in the background. `ncclCommAbort` waits for nobody.
 //!
+//! **Splitting.** What ends the parent ends a split that is under way. Once it is made, the new
+//! communicator goes on when its parent fails, is aborted or revoked; with `splitShare` 1 in its
+//! config it fails with it.
+//!
 //! **A codec for one call.** `ncclCollConfig_t.ext` is a list of options; those with `key.vendorId`
 //! 0xC14C48 are ours, and NVIDIA's library ignores them.
 //!
@@ -48,7 +52,8 @@
 //! | 3, `CINCH_NCCL_OPTION_OFF` | `val.i`, 1 | the call is exact, whatever else is set |
 //!
 //! **Hints.** Fields of `ncclConfig_t` and `ncclCollConfig_t` that steer NVIDIA's implementation are
-//! checked and change nothing, but for `blocking`, `maxCTAs`, `commName`, `algSelection` and `ext`.
+//! checked and change nothing, but for `blocking`, `maxCTAs`, `commName`, `splitShare`,
+//! `algSelection` and `ext`.
 //! Registering a buffer changes nothing either: kernels work on any memory of their GPU. A window
 //! is NULL, as NCCL has it where windows are not supported. Buffers in pinned or managed memory are
 //! refused.

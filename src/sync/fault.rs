@@ -19,7 +19,7 @@ const RAISED: u8 = 2;
 /// calls that have all they need complete, so waits go on until a deadline. Only waits: new work
 /// is refused in both states.
 ///
-/// Faults form a tree: a fault of a communicator reaches the communicators split from it.
+/// Faults form a tree: a fault of a communicator reaches those split from it, until they are detached.
 #[derive(Debug, Default)]
 pub struct Fault {
     state: AtomicU8,
@@ -35,7 +35,7 @@ impl Fault {
         Arc::default()
     }
 
-    /// A fault that also happens when `self` does.
+    /// A fault that also happens when `self` does, until [`Fault::detach`].
     pub fn child(&self) -> Arc<Fault> {
         let child = Fault::new();
         if let Ok(mut children) = self.children.lock() {
@@ -50,6 +50,13 @@ impl Fault {
             _ => child.raise(self.failure()),
         };
         child
+    }
+
+    /// From here on `child` no longer happens when `self` does.
+    pub fn detach(&self, child: &Arc<Fault>) {
+        if let Ok(mut children) = self.children.lock() {
+            children.retain(|weak| !std::ptr::eq(weak.as_ptr(), Arc::as_ptr(child)));
+        }
     }
 
     /// Ends all waits, with `error` unless a reason is there already. Returns whether this call
@@ -212,5 +219,14 @@ mod tests {
         for fault in [&raised, &raised.child()] {
             assert_eq!(fault.ends_waits().unwrap_err().message(), "enough");
         }
+    }
+
+    #[test]
+    fn a_detached_child_outlives_its_parent() {
+        let parent = Fault::new();
+        let children = [parent.child(), parent.child()];
+        parent.detach(&children[0]);
+        parent.raise(Error::new(ErrorKind::Aborted, "the parent only"));
+        assert!(!children[0].is_raised() && children[1].is_raised());
     }
 }
