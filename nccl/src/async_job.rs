@@ -99,6 +99,7 @@ pub(crate) fn withdraw(jobs: &[Job]) {
 struct Task {
     comm: Option<Arc<Comm>>,
     parent: Option<Arc<Comm>>,
+    blocking: bool,
     work: Box<dyn FnOnce() -> Result<Option<Communicator>> + Send>,
 }
 
@@ -106,7 +107,7 @@ impl Task {
     fn run(self) -> Result<()> {
         let outcome = cinch::ffi::caught("connecting", self.work);
         if let Some(parent) = &self.parent {
-            parent.end();
+            parent.end(self.blocking);
         }
         let (failure, joined) = match outcome {
             Ok(Some(communicator)) => (Ok(()), Ok(communicator)),
@@ -126,7 +127,7 @@ impl Task {
     /// Fails it without running it.
     fn fail(self, error: &Error) {
         if let Some(parent) = &self.parent {
-            parent.end();
+            parent.end(self.blocking);
         }
         if let Some(comm) = &self.comm {
             comm.joined(Err(error.clone()));
@@ -140,11 +141,12 @@ fn lanes(jobs: Vec<Job>, made: &mut Vec<Made>) -> Vec<Vec<Task>> {
     for job in jobs {
         let key = job.parent.as_ref().map(|parent| Arc::as_ptr(parent).addr());
         if let Some(parent) = &job.parent {
-            parent.begin();
+            parent.begin(job.blocking);
         }
         let task = Task {
             comm: job.made.as_ref().map(|made| made.comm.clone()),
             parent: job.parent,
+            blocking: job.blocking,
             work: job.work,
         };
         made.extend(job.made);

@@ -33,11 +33,20 @@ pub(crate) struct Comm {
 #[derive(Debug, Default)]
 struct Life {
     communicator: Option<Arc<Communicator>>,
-    /// Calls that go on in the background.
+    /// Calls that go on, on whatever thread.
     underway: usize,
+    /// Those of them that returned before their end.
+    background: usize,
     /// Why there is no connection.
     failure: Option<Error>,
     stage: Stage,
+}
+
+impl Life {
+    fn end(&mut self, blocking: bool) {
+        self.underway -= 1;
+        self.background -= usize::from(!blocking);
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -59,18 +68,17 @@ impl Comm {
         fault: Arc<Fault>,
         family: Arc<Family>,
     ) -> Comm {
-        Comm {
+        let comm = Comm {
             asked,
             config,
             fault,
             family,
             splits: AtomicU64::new(0),
             ops: CreatedOps::default(),
-            life: Mutex::new(Life {
-                underway: 1,
-                ..Life::default()
-            }),
-        }
+            life: Mutex::default(),
+        };
+        comm.begin(comm.asked.blocking);
+        comm
     }
 
     fn life(&self) -> MutexGuard<'_, Life> {
@@ -80,21 +88,23 @@ impl Comm {
     /// Ends the connecting.
     pub(crate) fn joined(&self, result: Result<Communicator>) {
         let mut life = self.life();
-        life.underway -= 1;
+        life.end(self.asked.blocking);
         match result {
             Ok(communicator) => life.communicator = Some(Arc::new(communicator)),
             Err(error) => life.failure = Some(error),
         }
     }
 
-    /// Something begins that goes on in the background, or on another thread.
-    pub(crate) fn begin(&self) {
-        self.life().underway += 1;
+    /// A call begins, which returns when it has ended if it is `blocking`.
+    pub(crate) fn begin(&self, blocking: bool) {
+        let mut life = self.life();
+        life.underway += 1;
+        life.background += usize::from(!blocking);
     }
 
     /// It ended.
-    pub(crate) fn end(&self) {
-        self.life().underway -= 1;
+    pub(crate) fn end(&self, blocking: bool) {
+        self.life().end(blocking);
     }
 
     /// The connection, if there is one and nothing is under way.
@@ -146,9 +156,15 @@ impl Comm {
         self.life().communicator.take()
     }
 
-    /// Whether something goes on in the background.
+    /// Whether a call goes on, on whatever thread.
     pub(crate) fn is_underway(&self) -> bool {
         self.life().underway > 0
+    }
+
+    /// Whether a call goes on that has returned. One that blocks another thread does not count:
+    /// programs take the first state that is not success for the end of the communicator.
+    pub(crate) fn is_in_progress(&self) -> bool {
+        self.life().background > 0
     }
 
     /// Why it has failed, if it has and was not revoked.

@@ -21,14 +21,14 @@ export! {
             flush(&comm.family, communicator)?;
             return Ok(Progress::Done);
         }
-        comm.begin();
+        comm.begin(false);
         let ending = comm.clone();
         in_background(move || {
             // Its failure is the communicator's, which is asked for it.
             let _ = communicator.finalize();
-            ending.end();
+            ending.end(false);
         })
-        .inspect_err(|_| comm.end())?;
+        .inspect_err(|_| comm.end(false))?;
         Ok(Progress::Underway)
     }
 }

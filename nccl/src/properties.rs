@@ -44,12 +44,13 @@ export! {
 }
 
 export! {
-    /// Whether the communicator has failed, or is not ready yet, to `*asyncError`. Does not wait.
+    /// Whether the communicator has failed, or a call on it goes on that returned
+    /// `ncclInProgress`, to `*asyncError`. Does not wait.
     fn ncclCommGetAsyncError | pncclCommGetAsyncError(comm: ncclComm_t,
         asyncError: *mut ncclResult_t) {
         check_out("asyncError", asyncError)?;
         let comm = comm::lookup(comm)?;
-        let found = if comm.is_underway() {
+        let found = if comm.is_in_progress() {
             ncclInProgress
         } else {
             // This thread may not have seen it happen.

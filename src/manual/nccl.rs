@@ -32,7 +32,8 @@
 //! `ncclGroupEnd`; nothing of the group runs then. Communicators that a group makes are connected
 //! at its end, at once, before its other calls run; if one cannot be, none is made. On a
 //! non-blocking communicator, init, split and finalize return `ncclInProgress` and go on in the
-//! background; everything else returns when it is queued, as on any other.
+//! background; everything else returns when it is queued, as on any other. `ncclCommGetAsyncError`
+//! says `ncclInProgress` meanwhile, and never of a blocking communicator.
 //!
 //! **Leaving.** `ncclCommFinalize` and `ncclCommDestroy` wait until all ranks have called them. A
 //! thread that holds several ranks calls them one after the other: all but the last one of its

@@ -66,7 +66,7 @@ static void background(void) {
 }
 
 struct Rank {
-  ncclComm_t comm;
+  ncclComm_t comm, made;
   ncclResult_t result;
   char said[256];
 };
@@ -77,6 +77,32 @@ static void *wait_for_peer(void *argument) {
   rank->result = ncclAllReduce(x, y, COUNT, ncclFloat32, ncclSum, rank->comm, NULL);
   snprintf(rank->said, sizeof rank->said, "%s", ncclGetLastError(rank->comm));
   return NULL;
+}
+
+static void *split_one(void *argument) {
+  struct Rank *rank = argument;
+  rank->result = ncclCommSplit(rank->comm, 0, 0, &rank->made, NULL);
+  return NULL;
+}
+
+/* A call that blocks a thread is nothing in progress to the others. */
+static void blocks(void) {
+  ncclComm_t comms[2], made;
+  join_all(comms, 2);
+  struct Rank rank = {.comm = comms[0]};
+  pthread_t thread;
+  CHECK(pthread_create(&thread, NULL, split_one, &rank) == 0);
+  for (int i = 0; i < 100; i++) {
+    ncclResult_t state;
+    OK(ncclCommGetAsyncError(comms[0], &state));
+    CHECK(state == ncclSuccess);
+    usleep(1000);
+  }
+  OK(ncclCommSplit(comms[1], 0, 0, &made, NULL));
+  CHECK(pthread_join(thread, NULL) == 0 && rank.result == ncclSuccess);
+  OK(ncclCommDestroy(rank.made));
+  OK(ncclCommDestroy(made));
+  destroy_all(comms, 2);
 }
 
 /* A rank waits in a call, and its peer aborts. */
@@ -119,6 +145,7 @@ static void revokes(void) {
 
 int main(void) {
   background();
+  blocks();
   aborts();
   revokes();
   puts("ok");
