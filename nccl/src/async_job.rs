@@ -97,41 +97,47 @@ pub(crate) fn withdraw(jobs: &[Job]) {
 
 /// What a thread does: the part of jobs that may leave the calling one.
 struct Task {
-    comm: Option<Arc<Comm>>,
-    parent: Option<Arc<Comm>>,
-    blocking: bool,
+    ends: Ends,
     work: Box<dyn FnOnce() -> Result<Option<Communicator>> + Send>,
 }
 
 impl Task {
     fn run(self) -> Result<()> {
-        let outcome = cinch::ffi::caught("connecting", self.work);
-        if let Some(parent) = &self.parent {
-            parent.end(self.blocking);
-        }
-        let (failure, joined) = match outcome {
-            Ok(Some(communicator)) => (Ok(()), Ok(communicator)),
-            Ok(None) if self.comm.is_none() => return Ok(()),
-            Ok(None) => {
-                let error = Error::internal("a split gave no communicator");
-                (Err(error.clone()), Err(error))
-            }
-            Err(error) => (Err(error.clone()), Err(error)),
-        };
-        if let Some(comm) = &self.comm {
-            comm.joined(joined);
-        }
-        failure
+        self.ends.tell(cinch::ffi::caught("connecting", self.work))
     }
 
     /// Fails it without running it.
     fn fail(self, error: &Error) {
-        if let Some(parent) = &self.parent {
+        // Whoever tells it has the error.
+        let _ = self.ends.tell(Err(error.clone()));
+    }
+}
+
+/// Who hears how a task ended.
+struct Ends {
+    comm: Option<Arc<Comm>>,
+    parent: Option<Arc<Comm>>,
+    blocking: bool,
+}
+
+impl Ends {
+    /// Returns the failure, if it is one. The parent is the last to hear: a program that sees it
+    /// ready takes what was made of it for ready.
+    fn tell(self, outcome: Result<Option<Communicator>>) -> Result<()> {
+        let none = || Error::internal("a split gave no communicator");
+        let said = match self.comm {
+            Some(comm) => {
+                let joined = outcome.and_then(|made| made.ok_or_else(none));
+                let said = joined.as_ref().map(|_| ()).map_err(Error::clone);
+                comm.joined(joined);
+                said
+            }
+            None => outcome.map(drop),
+        };
+        if let Some(parent) = self.parent {
             parent.end(self.blocking);
         }
-        if let Some(comm) = &self.comm {
-            comm.joined(Err(error.clone()));
-        }
+        said
     }
 }
 
@@ -144,9 +150,11 @@ fn lanes(jobs: Vec<Job>, made: &mut Vec<Made>) -> Vec<Vec<Task>> {
             parent.begin(job.blocking);
         }
         let task = Task {
-            comm: job.made.as_ref().map(|made| made.comm.clone()),
-            parent: job.parent,
-            blocking: job.blocking,
+            ends: Ends {
+                comm: job.made.as_ref().map(|made| made.comm.clone()),
+                parent: job.parent,
+                blocking: job.blocking,
+            },
             work: job.work,
         };
         made.extend(job.made);
@@ -251,4 +259,53 @@ fn start<T>(
 
 fn spawn() -> std::thread::Builder {
     std::thread::Builder::new().name("cinch-connect".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Asked;
+    use crate::leave::Family;
+    use cinch::Config;
+    use std::time::Duration;
+
+    fn comm() -> Arc<Comm> {
+        let asked = Asked {
+            blocking: false,
+            ..Asked::default()
+        };
+        let family = Family::of(&"ends");
+        Arc::new(Comm::connecting(
+            asked,
+            Config::default(),
+            Fault::new(),
+            family,
+        ))
+    }
+
+    #[test]
+    fn a_parent_is_ready_when_its_child_is() {
+        for fails in [false, true] {
+            let (parent, child) = (comm(), comm());
+            let task = Task {
+                ends: Ends {
+                    comm: Some(child.clone()),
+                    parent: Some(parent.clone()),
+                    blocking: false,
+                },
+                work: Box::new(|| Err(Error::invalid_usage("no"))),
+            };
+            let held = child.hold();
+            let runs = std::thread::spawn(move || match fails {
+                true => task.fail(&Error::invalid_usage("no")),
+                false => assert!(task.run().is_err()),
+            });
+            std::thread::sleep(Duration::from_millis(50));
+            assert!(parent.is_in_progress());
+            drop(held);
+            runs.join().unwrap();
+            assert!(!parent.is_in_progress() && !child.is_in_progress());
+            assert!(child.failure().unwrap().message().ends_with("no"));
+        }
+    }
 }

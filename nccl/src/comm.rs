@@ -107,6 +107,12 @@ impl Comm {
         self.life().end(blocking);
     }
 
+    /// Lets nothing happen to it meanwhile.
+    #[cfg(test)]
+    pub(crate) fn hold(&self) -> impl Sized + '_ {
+        self.life()
+    }
+
     /// The connection, if there is one and nothing is under way.
     ///
     /// # Errors
