@@ -18,8 +18,8 @@ static LIVE: Tickets<Comm> = Tickets::new("comm", "communicator", 0xACC1);
 pub(crate) struct Comm {
     /// What the program asked of it.
     pub(crate) asked: Asked,
-    /// Its settings; those of communicators that are split from it.
-    pub(crate) config: Config,
+    /// The settings that hold where nothing is asked; those of communicators made from it, too.
+    pub(crate) defaults: Config,
     /// Raising it ends whatever waits, an init too.
     pub(crate) fault: Arc<Fault>,
     /// The ranks of it that are in this process.
@@ -64,13 +64,13 @@ impl Comm {
     /// One that is being connected: [`Comm::joined`] says how that went.
     pub(crate) fn connecting(
         asked: Asked,
-        config: Config,
+        defaults: Config,
         fault: Arc<Fault>,
         family: Arc<Family>,
     ) -> Comm {
         let comm = Comm {
             asked,
-            config,
+            defaults,
             fault,
             family,
             splits: AtomicU64::new(0),

@@ -92,9 +92,9 @@ unsafe fn by_rank(
     // SAFETY: NULL or readable, by the header.
     let asked = unsafe { Asked::read(config)? }.unwrap_or_default();
     let id = unique_id::from_c(id)?;
-    let config = settings::on_this_gpu(asked.apply(settings::process()?)?)?;
+    let defaults = settings::on_this_gpu(settings::process()?)?;
     // SAFETY: writable until the job has run, by the header.
-    let job = unsafe { job(place, id, (rank, nranks), asked, config)? };
+    let job = unsafe { job(place, id, (rank, nranks), asked, defaults)? };
     async_job::submit(job)
 }
 
@@ -155,7 +155,7 @@ unsafe fn job(
     id: UniqueId,
     (rank, nranks): (c_int, c_int),
     asked: Asked,
-    config: Config,
+    defaults: Config,
 ) -> Result<Job> {
     let (rank, nranks) = (rank_of("rank", rank)?, rank_of("nranks", nranks)?);
     if rank >= nranks {
@@ -163,10 +163,11 @@ unsafe fn job(
             "rank {rank} of {nranks}: a communicator of n ranks has ranks 0 to n-1"
         )));
     }
+    let config = asked.apply(defaults.clone())?;
     let fault = Fault::new();
     let blocking = asked.blocking;
     let family = Family::of(&id.as_bytes());
-    let comm = Comm::connecting(asked, config.clone(), fault.clone(), family);
+    let comm = Comm::connecting(asked, defaults, fault.clone(), family);
     Ok(Job {
         // SAFETY: as the caller's.
         made: Some(unsafe { Made::new(comm, place)? }),

@@ -14,7 +14,8 @@ use std::sync::atomic::Ordering;
 
 export! {
     /// Splits into communicators of equal `color`, ranked by `key`, then by rank in `comm`. A rank
-    /// of colour `NCCL_SPLIT_NOCOLOR` gets NULL. Without a config the new one has its parent's.
+    /// of colour `NCCL_SPLIT_NOCOLOR` gets NULL. Without a config the new one has its parent's; with
+    /// one, nothing of it.
     counted fn ncclCommSplit | pncclCommSplit(
         comm: ncclComm_t,
         color: c_int,
@@ -48,7 +49,7 @@ unsafe fn split(
     };
     // SAFETY: NULL or readable, by the header.
     let asked = unsafe { Asked::read(config)? }.unwrap_or_else(|| parent.asked.clone());
-    let config = asked.apply(parent.config.clone())?;
+    let config = asked.apply(parent.defaults.clone())?;
     // What ends the parent ends the split. The new communicator then goes on without the parent,
     // unless it is to share its fate.
     let fault = parent.fault.child();
@@ -59,7 +60,7 @@ unsafe fn split(
         None => None,
         Some(color) => {
             let family = Family::of(&(parent.family.key(), number, color));
-            let comm = Comm::connecting(asked, config.clone(), fault.clone(), family);
+            let comm = Comm::connecting(asked, parent.defaults.clone(), fault.clone(), family);
             // SAFETY: writable until the job has run, by the header.
             Some(unsafe { Made::new(comm, place)? })
         }
@@ -113,13 +114,13 @@ export! {
         }
         // SAFETY: NULL or readable, by the header.
         let asked = unsafe { Asked::read(config)? }.unwrap_or_else(|| parent.asked.clone());
-        let settings = asked.apply(parent.config.clone())?;
+        let settings = asked.apply(parent.defaults.clone())?;
         // The parent's failure is not the new one's.
         let fault = Fault::new();
         let number = parent.splits.fetch_add(1, Ordering::Relaxed);
         let blocking = asked.blocking;
         let family = Family::of(&(parent.family.key(), number, &exclude));
-        let made = Comm::connecting(asked, settings.clone(), fault.clone(), family);
+        let made = Comm::connecting(asked, parent.defaults.clone(), fault.clone(), family);
         async_job::submit(Job {
             // SAFETY: writable until the job has run, by the header.
             made: Some(unsafe { Made::new(made, newcomm)? }),

@@ -39,7 +39,8 @@
 //! thread that holds several ranks calls them one after the other: all but the last one of its
 //! process end in the background. `ncclCommAbort` waits for nobody.
 //!
-//! **Splitting.** What ends the parent ends a split that is under way. Once it is made, the new
+//! **Splitting.** Without a config a new communicator has its parent's; with one, nothing of it, its
+//! name and codec rules neither. What ends the parent ends a split that is under way. Once it is made, the new
 //! communicator goes on when its parent fails, is aborted or revoked; with `splitShare` 1 in its
 //! config it fails with it.
 //!

@@ -27,6 +27,12 @@ static int is_exact(ncclComm_t *comms, size_t count) {
   return memcmp(out[0], exact, count * sizeof *exact) == 0;
 }
 
+static void split_all(ncclComm_t *comms, ncclComm_t *made, ncclConfig_t *config) {
+  OK(ncclGroupStart());
+  for (int r = 0; r < N; r++) OK(ncclCommSplit(comms[r], 0, r, &made[r], config));
+  OK(ncclGroupEnd());
+}
+
 int main(int argc, char **argv) {
   ncclComm_t gradients[N], tensors[N], others[N];
   if (argc > 1) {
@@ -47,6 +53,15 @@ int main(int argc, char **argv) {
   CHECK(is_exact(gradients, LARGE - 1));
   CHECK(is_exact(tensors, LARGE));
   CHECK(is_exact(others, LARGE));
+  /* Without a config a split has its parent's, with one nothing of it. */
+  ncclComm_t same[N], own[N];
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  split_all(gradients, same, NULL);
+  split_all(gradients, own, &config);
+  CHECK(!is_exact(same, LARGE));
+  CHECK(is_exact(own, LARGE));
+  destroy_all(same, N);
+  destroy_all(own, N);
   destroy_all(gradients, N);
   destroy_all(tensors, N);
   destroy_all(others, N);
