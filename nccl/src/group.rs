@@ -41,14 +41,15 @@ export! {
 
 export! {
     /// Closes a group as `ncclGroupEnd` does, but runs nothing: says how long it would take.
-    fn ncclGroupSimulateEnd | pncclGroupSimulateEnd(simInfo: *mut ncclSimInfo_t) {
-        check_out("simInfo", simInfo)?;
-        // SAFETY: not NULL, so readable for the size that it says.
-        let mut info = unsafe { versioned::read(simInfo.cast_const())? }
-            .ok_or_else(|| Error::internal("a struct vanished"))?;
-        let Some(group) = OPEN.with_borrow_mut(close)? else {
-            return Ok(Progress::Done);
+    counted fn ncclGroupSimulateEnd | pncclGroupSimulateEnd(simInfo: *mut ncclSimInfo_t) {
+        // First of all: whatever is wrong with the rest, the group does not stay open.
+        let group = OPEN.with_borrow_mut(close)?;
+        // SAFETY: NULL, or readable for the size that it says.
+        let info = unsafe { read_sim_info(simInfo) };
+        let Some(group) = group else {
+            return info.map(|_| Progress::Done);
         };
+        let mut info = info.inspect_err(|_| group.abandon())?;
         info.estimatedTime = group.predict()? as f32;
         let bytes = info.size.min(size_of::<ncclSimInfo_t>());
         // SAFETY: writable for the size that it says.
@@ -67,6 +68,14 @@ versioned! {
     /// `ncclSimInfo_t`.
     struct ncclSimInfo_t, "NCCL_SIM_INFO_INITIALIZER", magic SIM_INFO_MAGIC;
     estimatedTime: f32 = -1.0, since 22200;
+}
+
+/// # Safety
+/// `info` is NULL, or readable for the size that it says.
+unsafe fn read_sim_info(info: *const ncclSimInfo_t) -> Result<ncclSimInfo_t> {
+    check_out("simInfo", info.cast_mut())?;
+    // SAFETY: as the caller's.
+    unsafe { versioned::read(info)? }.ok_or_else(|| Error::internal("a struct vanished"))
 }
 
 thread_local! {
@@ -103,12 +112,17 @@ impl OpenGroup {
         })
     }
 
+    /// Undoes what was recorded, none of which will run.
+    fn abandon(&self) {
+        async_job::withdraw(&self.jobs);
+    }
+
     /// What failed while it was open.
     fn check(&mut self) -> Result<()> {
         let Some(error) = self.failure.take() else {
             return Ok(());
         };
-        async_job::withdraw(&self.jobs);
+        self.abandon();
         Err(error.context("a call inside the group failed, so nothing ran"))
     }
 
@@ -128,7 +142,7 @@ impl OpenGroup {
     fn predict(mut self) -> Result<f64> {
         self.check()?;
         if !self.jobs.is_empty() {
-            async_job::withdraw(&self.jobs);
+            self.abandon();
             return Err(Error::invalid_usage(
                 "communicators cannot be connected in a group that is simulated",
             ));
@@ -249,9 +263,27 @@ mod tests {
         // SAFETY: as above.
         let code = unsafe { ncclGroupSimulateEnd(&mut info) };
         assert_eq!(code, ncclInvalidUsage);
+    }
+
+    #[test]
+    fn a_refused_simulation_closes_its_group() {
+        use crate::versioned::Versioned;
+        let mut info = ncclSimInfo_t {
+            version: 22809,
+            ..ncclSimInfo_t::unset()
+        };
         info.magic = 1;
-        // SAFETY: as above.
-        let code = unsafe { ncclGroupSimulateEnd(&mut info) };
-        assert_eq!(code, ncclInvalidArgument);
+        for refused in [std::ptr::null_mut(), &mut info] {
+            assert_eq!(start(), 0);
+            // SAFETY: NULL, or a whole struct.
+            let code = unsafe { ncclGroupSimulateEnd(refused) };
+            assert_eq!(code, ncclInvalidArgument);
+            assert_eq!(end(), ncclInvalidUsage);
+            // An inner one fails the group.
+            assert_eq!((start(), start()), (0, 0));
+            // SAFETY: as above.
+            let code = unsafe { ncclGroupSimulateEnd(refused) };
+            assert_eq!((code, end()), (ncclInvalidArgument, ncclInvalidArgument));
+        }
     }
 }

@@ -119,6 +119,12 @@ static void errors(ncclComm_t *comms) {
     OK(ncclAllReduce(in[r], out[r], COUNT, ncclFloat32, ncclSum, comms[r], NULL));
   }
   OK(ncclGroupSimulateEnd(&info));
+  /* A refused one, too, and what comes next is in no group. */
+  info.magic = 1;
+  OK(ncclGroupStart());
+  OK(ncclAllReduce(in[0], out[0], COUNT, ncclFloat32, ncclSum, comms[0], NULL));
+  EXPECT(ncclInvalidArgument, "NCCL_SIM_INFO_INITIALIZER", ncclGroupSimulateEnd(&info));
+  EXPECT(ncclInvalidUsage, "no group is open", ncclGroupEnd());
   CHECK(info.estimatedTime > 0 && info.estimatedTime < 1e6);
   CHECK(out[0][0] == -1);
 }
