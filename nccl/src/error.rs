@@ -3,8 +3,9 @@
 use crate::comm;
 use crate::types::*;
 use cinch::{Error, ErrorKind};
-use std::cell::RefCell;
-use std::ffi::{CStr, CString, c_char};
+use std::ffi::{CStr, c_char};
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 export! {
     /// A code in words; never NULL, also for numbers that are no code. Static.
@@ -15,29 +16,87 @@ export! {
 
 export! {
     /// What went wrong in this thread's last call that failed; if none has, why `comm`, which may
-    /// be NULL, has failed. Never NULL. Lives until the thread's next failure or question.
+    /// be NULL, has failed. Never NULL. Lives as long as the process; a later failure, or that of
+    /// another thread when this one has ended, puts its own sentence there.
     fn ncclGetLastError | pncclGetLastError(comm: ncclComm_t) returning *const c_char {
-        let none = LAST.try_with(|last| last.borrow().is_empty()).unwrap_or(false);
+        let none = with_last(|last| last.is_empty()).unwrap_or(false);
         if none
             && let Ok(comm) = comm::lookup(comm)
             && let Some(error) = comm.failure()
         {
             remember(&error);
         }
-        LAST.try_with(|last| last.borrow().as_ptr())
+        with_last(Sentence::as_ptr)
             // The thread is ending and its storage is gone.
             .unwrap_or(c"".as_ptr())
     } else c"".as_ptr()
 }
 
+/// Most bytes of a sentence that a program gets.
+const ROOM: usize = 4095;
+
+/// A C string that is never freed: programs keep pointers to it. Its last byte stays zero, so that
+/// who reads while a thread writes finds an end.
+struct Sentence([AtomicU8; ROOM + 1]);
+
+impl Sentence {
+    fn set(&self, text: &str) {
+        let most = text.len().min(ROOM);
+        let whole = (0..=most).rev().find(|&end| text.is_char_boundary(end));
+        let text = text.bytes().take(whole.unwrap_or(0));
+        for (place, byte) in self.0.iter().zip(text.chain([0])) {
+            place.store(byte, Ordering::Relaxed);
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.0[0].load(Ordering::Relaxed) == 0
+    }
+
+    fn as_ptr(&self) -> *const c_char {
+        self.0.as_ptr().cast()
+    }
+}
+
+/// Sentences of threads that have ended, for those to come.
+static SPARE: Mutex<Vec<&'static Sentence>> = Mutex::new(Vec::new());
+
+fn spare() -> MutexGuard<'static, Vec<&'static Sentence>> {
+    SPARE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A sentence in the hands of one thread.
+struct Lent(&'static Sentence);
+
+impl Lent {
+    fn new() -> Lent {
+        let known = spare().pop();
+        let sentence = known.unwrap_or_else(|| {
+            Box::leak(Box::new(Sentence([const { AtomicU8::new(0) }; ROOM + 1])))
+        });
+        sentence.set("");
+        Lent(sentence)
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        spare().push(self.0);
+    }
+}
+
 thread_local! {
-    static LAST: RefCell<CString> = RefCell::new(CString::default());
+    static LAST: Lent = Lent::new();
+}
+
+fn with_last<T>(body: impl FnOnce(&'static Sentence) -> T) -> Option<T> {
+    LAST.try_with(|last| body(last.0)).ok()
 }
 
 /// Makes `error` the thread's last one, and returns its code.
 pub(crate) fn remember(error: &Error) -> ncclResult_t {
-    let sentence = CString::new(error.to_string().replace('\0', "\\0")).unwrap_or_default();
-    let _ = LAST.try_with(|last| *last.borrow_mut() = sentence);
+    let sentence = error.to_string().replace('\0', "\\0");
+    let _ = with_last(|last| last.set(&sentence));
     code(error)
 }
 
@@ -73,12 +132,15 @@ fn words(result: ncclResult_t) -> &'static CStr {
 
 #[cfg(test)]
 pub(crate) fn sentence() -> String {
-    LAST.with(|last| last.borrow().to_str().unwrap().to_string())
+    // SAFETY: NULL is no communicator; a string that stays.
+    let said = unsafe { CStr::from_ptr(ncclGetLastError(std::ptr::null_mut())) };
+    said.to_str().unwrap().to_string()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::HashSet;
 
     fn text(result: ncclResult_t) -> *const c_char {
         // SAFETY: takes any number.
@@ -87,7 +149,7 @@ mod tests {
 
     #[test]
     fn every_code_has_words_that_stay() {
-        let mut seen = std::collections::HashSet::new();
+        let mut seen = HashSet::new();
         for code in ncclSuccess..ncclNumResults {
             assert_eq!(text(code), text(code));
             // SAFETY: a static string.
@@ -113,5 +175,33 @@ mod tests {
         })
         .join()
         .unwrap();
+    }
+
+    #[test]
+    fn a_sentence_stays_where_it_was_told() {
+        fn last() -> usize {
+            // SAFETY: NULL is no communicator.
+            unsafe { ncclGetLastError(std::ptr::null_mut()) }.addr()
+        }
+        remember(&Error::invalid_argument("first"));
+        let place = last();
+        // As long as a sentence may be, cut between characters, and one that is short again.
+        let long = format!(
+            "{}\u{e9}",
+            "x".repeat(ROOM - "invalid argument: ".len() - 1)
+        );
+        remember(&Error::invalid_argument(long));
+        assert_eq!((last(), sentence().len()), (place, ROOM - 1));
+        remember(&Error::invalid_argument("second"));
+        assert_eq!(
+            (last(), sentence()),
+            (place, "invalid argument: second".into())
+        );
+        // Threads that come and go use the same ones.
+        let places: HashSet<usize> = (0..1000)
+            .map(|_| std::thread::spawn(last).join().unwrap())
+            .collect();
+        assert!(!places.contains(&place));
+        assert!(places.len() < 500, "{} of 1000 threads", places.len());
     }
 }

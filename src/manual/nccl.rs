@@ -18,7 +18,8 @@
 //! peer in a call, unless `CINCH_INIT_TIMEOUT` and `CINCH_TIMEOUT` say otherwise. A rank that dies
 //! is an error at once.
 //!
-//! **Codes.** `ncclGetLastError` has the sentence of the thread's last failure.
+//! **Codes.** `ncclGetLastError` has the sentence of the thread's last failure, in memory that is
+//! never freed.
 //!
 //! | kind of error | code |
 //! | --- | --- |

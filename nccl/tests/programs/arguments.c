@@ -71,6 +71,11 @@ int main(void) {
          ncclAllReduce(x, y, 4, ncclFloat32, ncclSum, comm, (cudaStream_t)(uintptr_t)64));
   OK(ncclAllReduce(NULL, NULL, 0, ncclFloat32, ncclSum, comm, NULL));
 
+  /* A sentence is where the last one was: its pointer may be kept. */
+  const char *said = ncclGetLastError(NULL);
+  EXPECT(ncclInvalidArgument, "root 1", ncclBroadcast(x, y, 4, ncclFloat32, 1, comm, NULL));
+  CHECK(ncclGetLastError(NULL) == said && strstr(said, "root 1") != NULL);
+
   /* Operators. */
   ncclRedOp_t op;
   float factor = 3;
