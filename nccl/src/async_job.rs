@@ -265,7 +265,6 @@ fn spawn() -> std::thread::Builder {
 mod tests {
     use super::*;
     use crate::config::Asked;
-    use crate::leave::Family;
     use cinch::Config;
     use std::time::Duration;
 
@@ -274,13 +273,8 @@ mod tests {
             blocking: false,
             ..Asked::default()
         };
-        let family = Family::of(&"ends");
-        Arc::new(Comm::connecting(
-            asked,
-            Config::default(),
-            Fault::new(),
-            family,
-        ))
+        let comm = Comm::connecting(asked, Config::default(), Fault::new());
+        Arc::new(comm)
     }
 
     #[test]

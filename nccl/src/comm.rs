@@ -8,8 +8,7 @@ use crate::types::{ncclComm, ncclComm_t};
 use cinch::ffi::Tickets;
 use cinch::sync::Fault;
 use cinch::{Communicator, Config, Error, Result};
-use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 static LIVE: Tickets<Comm> = Tickets::new("comm", "communicator", 0xACC1);
 
@@ -22,10 +21,8 @@ pub(crate) struct Comm {
     pub(crate) defaults: Config,
     /// Raising it ends whatever waits, an init too.
     pub(crate) fault: Arc<Fault>,
-    /// The ranks of it that are in this process.
-    pub(crate) family: Arc<Family>,
-    /// Splits so far: equal on all ranks, who make the same calls.
-    pub(crate) splits: AtomicU64,
+    /// The ranks of it that are in this process, once it is connected.
+    family: OnceLock<Arc<Family>>,
     pub(crate) ops: CreatedOps,
     life: Mutex<Life>,
 }
@@ -62,18 +59,12 @@ pub(crate) enum Stage {
 
 impl Comm {
     /// One that is being connected: [`Comm::joined`] says how that went.
-    pub(crate) fn connecting(
-        asked: Asked,
-        defaults: Config,
-        fault: Arc<Fault>,
-        family: Arc<Family>,
-    ) -> Comm {
+    pub(crate) fn connecting(asked: Asked, defaults: Config, fault: Arc<Fault>) -> Comm {
         let comm = Comm {
             asked,
             defaults,
             fault,
-            family,
-            splits: AtomicU64::new(0),
+            family: OnceLock::new(),
             ops: CreatedOps::default(),
             life: Mutex::default(),
         };
@@ -87,12 +78,21 @@ impl Comm {
 
     /// Ends the connecting.
     pub(crate) fn joined(&self, result: Result<Communicator>) {
+        if let Ok(communicator) = &result {
+            self.family(communicator);
+        }
         let mut life = self.life();
         life.end(self.asked.blocking);
         match result {
             Ok(communicator) => life.communicator = Some(Arc::new(communicator)),
             Err(error) => life.failure = Some(error),
         }
+    }
+
+    /// The ranks in this process of `communicator`, its connection.
+    pub(crate) fn family(&self, communicator: &Communicator) -> &Arc<Family> {
+        self.family
+            .get_or_init(|| Family::of(communicator.identity()))
     }
 
     /// A call begins, which returns when it has ended if it is `blocking`.

@@ -4,7 +4,6 @@ use crate::async_job::{self, Job, Made};
 use crate::boundary::Progress;
 use crate::comm::Comm;
 use crate::config::{Asked, ncclConfig_t};
-use crate::leave::Family;
 use crate::types::*;
 use crate::{settings, unique_id};
 use cinch::sync::Fault;
@@ -57,14 +56,19 @@ export! {
                 "nId {nId} of {nranks} ranks at {commIds:?}: there are 1 to nranks ids"
             )));
         }
+        // SAFETY: there are `nId` ids.
+        let first = unsafe { commIds.read_unaligned() };
         for at in 1..nId as usize {
-            // SAFETY: there are `nId` ids.
+            // SAFETY: as above.
             let id = unsafe { commIds.add(at).read_unaligned() };
-            // Nobody will come there.
-            unique_id::from_c(&id)?.cancel();
+            let id = unique_id::from_c(&id)?;
+            // Nobody will come there, unless all name one address of the environment.
+            if id != unique_id::from_c(&first)? {
+                id.cancel();
+            }
         }
-        // SAFETY: as above; the rest is as the header says.
-        unsafe { by_rank(newcomm, nranks, &commIds.read_unaligned(), myrank, config) }
+        // SAFETY: the arguments are as the header says.
+        unsafe { by_rank(newcomm, nranks, &first, myrank, config) }
     }
 }
 
@@ -166,8 +170,7 @@ unsafe fn job(
     let config = asked.apply(defaults.clone())?;
     let fault = Fault::new();
     let blocking = asked.blocking;
-    let family = Family::of(&id.as_bytes());
-    let comm = Comm::connecting(asked, defaults, fault.clone(), family);
+    let comm = Comm::connecting(asked, defaults, fault.clone());
     Ok(Job {
         // SAFETY: as the caller's.
         made: Some(unsafe { Made::new(comm, place)? }),

@@ -1,13 +1,12 @@
 //! Leaving: finalize, destroy, abort, revoke.
 
 use crate::boundary::Progress;
-use crate::comm::{self, Stage};
+use crate::comm::{self, Comm, Stage};
 use crate::types::*;
 use cinch::sys::log::{self, Level};
 use cinch::{Communicator, Error, ErrorKind, Result};
 use std::collections::BTreeMap;
 use std::ffi::c_int;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 
 export! {
@@ -18,7 +17,7 @@ export! {
         let communicator = comm.ready()?;
         comm.enter(Stage::Finalized);
         if comm.asked.blocking {
-            flush(&comm.family, communicator)?;
+            flush(&comm, communicator)?;
             return Ok(Progress::Done);
         }
         comm.begin(false);
@@ -49,7 +48,7 @@ export! {
         if let Some(communicator) = held.take()
             && held.stage() == Stage::Open
             && communicator.async_error().is_none()
-            && let Err(error) = flush(&held.family, communicator)
+            && let Err(error) = flush(&held, communicator)
         {
             log::line(Level::Warn, format_args!("ncclCommDestroy: {error}"));
         }
@@ -102,7 +101,6 @@ export! {
 /// first for the second: all but the last one end in the background, and the last one waits.
 #[derive(Debug)]
 pub(crate) struct Family {
-    key: u64,
     leaving: Mutex<Leaving>,
     changed: Condvar,
 }
@@ -114,43 +112,35 @@ struct Leaving {
     failure: Option<Error>,
 }
 
-static FAMILIES: Mutex<BTreeMap<u64, Weak<Family>>> = Mutex::new(BTreeMap::new());
+static FAMILIES: Mutex<BTreeMap<[u8; 32], Weak<Family>>> = Mutex::new(BTreeMap::new());
 
 impl Family {
-    /// That of the communicator which `name` tells from all others of this process.
-    pub(crate) fn of(name: &impl Hash) -> Arc<Family> {
-        let mut hasher = DefaultHasher::new();
-        name.hash(&mut hasher);
-        let key = hasher.finish();
+    /// That of the communicator with this identity.
+    pub(crate) fn of(identity: [u8; 32]) -> Arc<Family> {
         let mut families = FAMILIES.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(family) = families.get(&key).and_then(Weak::upgrade) {
+        if let Some(family) = families.get(&identity).and_then(Weak::upgrade) {
             return family;
         }
         families.retain(|_, family| family.strong_count() > 0);
         let family = Arc::new(Family {
-            key,
             leaving: Mutex::default(),
             changed: Condvar::new(),
         });
-        families.insert(key, Arc::downgrade(&family));
+        families.insert(identity, Arc::downgrade(&family));
         family
-    }
-
-    /// What names it.
-    pub(crate) fn key(&self) -> u64 {
-        self.key
     }
 }
 
 /// Finalizes, and returns when it is done for all ranks of this process, if this is the last of
 /// them that begins. Takes the communicator: who is last drops it.
-fn flush(family: &Arc<Family>, communicator: Arc<Communicator>) -> Result<()> {
+fn flush(comm: &Comm, communicator: Arc<Communicator>) -> Result<()> {
     let peers = communicator.peers();
     let own = peers[communicator.rank()].process_id;
     let here = peers.iter().filter(|peer| peer.process_id == own).count();
     if here == 1 {
         return communicator.finalize();
     }
+    let family = comm.family(&communicator).clone();
     let lock = || {
         family
             .leaving

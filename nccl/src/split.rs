@@ -4,13 +4,11 @@ use crate::async_job::{self, Job, Made};
 use crate::boundary::Progress;
 use crate::comm::{self, Comm};
 use crate::config::{Asked, ncclConfig_t};
-use crate::leave::Family;
 use crate::types::*;
 use cinch::sync::Fault;
 use cinch::{Error, Result};
 use std::ffi::c_int;
 use std::ptr::null_mut;
-use std::sync::atomic::Ordering;
 
 export! {
     /// Splits into communicators of equal `color`, ranked by `key`, then by rank in `comm`. A rank
@@ -54,13 +52,11 @@ unsafe fn split(
     // unless it is to share its fate.
     let fault = parent.fault.child();
     let shares = asked.shares;
-    let number = parent.splits.fetch_add(1, Ordering::Relaxed);
     let blocking = asked.blocking;
     let made = match color {
         None => None,
-        Some(color) => {
-            let family = Family::of(&(parent.family.key(), number, color));
-            let comm = Comm::connecting(asked, parent.defaults.clone(), fault.clone(), family);
+        Some(_) => {
+            let comm = Comm::connecting(asked, parent.defaults.clone(), fault.clone());
             // SAFETY: writable until the job has run, by the header.
             Some(unsafe { Made::new(comm, place)? })
         }
@@ -117,10 +113,8 @@ export! {
         let settings = asked.apply(parent.defaults.clone())?;
         // The parent's failure is not the new one's.
         let fault = Fault::new();
-        let number = parent.splits.fetch_add(1, Ordering::Relaxed);
         let blocking = asked.blocking;
-        let family = Family::of(&(parent.family.key(), number, &exclude));
-        let made = Comm::connecting(asked, parent.defaults.clone(), fault.clone(), family);
+        let made = Comm::connecting(asked, parent.defaults.clone(), fault.clone());
         async_job::submit(Job {
             // SAFETY: writable until the job has run, by the header.
             made: Some(unsafe { Made::new(made, newcomm)? }),

@@ -69,6 +69,15 @@ fn run(name: &str, variables: &[(&str, &str)]) {
 }
 
 #[test]
+fn address() {
+    // Free now, and nobody's else: the system hands ports out in turn.
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = port.local_addr().unwrap().to_string();
+    drop(port);
+    run("address", &[("NCCL_COMM_ID", &address)]);
+}
+
+#[test]
 fn arguments() {
     run("arguments", &[]);
 }

@@ -147,6 +147,12 @@ impl Communicator {
         self.exchange.peers()
     }
 
+    /// Equal on the ranks of this communicator, and of no other communicator, also if both met by
+    /// one id. Says nothing about the secret.
+    pub fn identity(&self) -> [u8; 32] {
+        self.exchange.key("identity")
+    }
+
     /// What the communicator is made of.
     pub fn info(&self) -> CommInfo {
         self.info.clone()
