@@ -1,11 +1,14 @@
 //! Calls that run together.
 //!
 //! A group belongs to a thread. Between start and end, calls are checked and recorded with their
-//! pointers; the outermost end connects the communicators that were asked for, and then runs the
-//! calls. An error in between poisons the group: the end returns that error, and nothing runs.
+//! pointers; the outermost end connects the communicators that were asked for, then runs the calls,
+//! and then leaves the communicators that were finalized or destroyed. An error in between poisons
+//! the group: the end returns that error, and nothing runs.
 
 use crate::async_job::{self, Job};
 use crate::boundary::Progress;
+use crate::comm::Comm;
+use crate::leave::{self, Leave};
 use crate::types::*;
 use crate::versioned;
 use cinch::comm::{Call, Group};
@@ -46,7 +49,7 @@ export! {
         let group = OPEN.with_borrow_mut(close)?;
         // SAFETY: NULL, or readable for the size that it says.
         let info = unsafe { read_sim_info(simInfo) };
-        let Some(group) = group else {
+        let Some(mut group) = group else {
             return info.map(|_| Progress::Done);
         };
         let mut info = info.inspect_err(|_| group.abandon())?;
@@ -90,6 +93,7 @@ struct OpenGroup {
     group: Group<'static>,
     calls: Vec<(Arc<Communicator>, Call)>,
     jobs: Vec<Job>,
+    leaves: Vec<Leave>,
 }
 
 impl OpenGroup {
@@ -113,8 +117,9 @@ impl OpenGroup {
     }
 
     /// Undoes what was recorded, none of which will run.
-    fn abandon(&self) {
+    fn abandon(&mut self) {
         async_job::withdraw(&self.jobs);
+        self.leaves.drain(..).for_each(Leave::withdraw);
     }
 
     /// What failed while it was open.
@@ -130,21 +135,36 @@ impl OpenGroup {
         self.check()?;
         // The last to be dropped: the group borrows from it.
         let calls = self.calls;
-        let OpenGroup { group, jobs, .. } = self;
-        let progress = async_job::run(jobs)?;
-        if !calls.is_empty() {
-            group.run()?;
+        let OpenGroup {
+            group,
+            jobs,
+            leaves,
+            ..
+        } = self;
+        let ran = async_job::run(jobs).and_then(|progress| {
+            if !calls.is_empty() {
+                group.run()?;
+            }
+            Ok(progress)
+        });
+        drop(calls);
+        match ran {
+            Ok(Progress::Done) => leave::run(leaves),
+            Ok(Progress::Underway) => leave::run(leaves).map(|_| Progress::Underway),
+            Err(error) => {
+                leaves.into_iter().for_each(Leave::withdraw);
+                Err(error)
+            }
         }
-        Ok(progress)
     }
 
     /// Microseconds that the calls take one after the other on each communicator.
     fn predict(mut self) -> Result<f64> {
         self.check()?;
-        if !self.jobs.is_empty() {
+        if !self.jobs.is_empty() || !self.leaves.is_empty() {
             self.abandon();
             return Err(Error::invalid_usage(
-                "communicators cannot be connected in a group that is simulated",
+                "communicators cannot be connected or ended in a group that is simulated",
             ));
         }
         let mut seconds: Vec<(*const Communicator, f64)> = Vec::new();
@@ -197,6 +217,39 @@ pub(crate) fn record_job(job: Job) -> Option<Job> {
         }
         None => Some(job),
     })
+}
+
+/// Records the end of a communicator if a group is open; gives it back if none is.
+pub(crate) fn record_leave(leave: Leave) -> Option<Leave> {
+    OPEN.with_borrow_mut(|open| match open {
+        Some(group) => {
+            group.leaves.push(leave);
+            None
+        }
+        None => Some(leave),
+    })
+}
+
+/// Whether `comm` may end in the thread's group, if one is open.
+///
+/// # Errors
+/// Invalid usage if the group makes another one of it in the background, which needs it for longer.
+pub(crate) fn check_leave(comm: &Arc<Comm>) -> Result<()> {
+    let needed = |job: &Job| {
+        let parent = job.parent.as_ref();
+        !job.blocking && parent.is_some_and(|parent| Arc::ptr_eq(parent, comm))
+    };
+    let refused = OPEN.with_borrow(|open| {
+        let group = open.as_ref();
+        group.is_some_and(|group| group.jobs.iter().any(needed))
+    });
+    match refused {
+        true => Err(Error::invalid_usage(
+            "the open group makes a non-blocking communicator of this one: end it when that is \
+             ready",
+        )),
+        false => Ok(()),
+    }
 }
 
 /// Makes the first failure of what is a part of the thread's open group, if one is, the group's.

@@ -2,6 +2,7 @@
 
 use crate::boundary::Progress;
 use crate::comm::{self, Comm, Stage};
+use crate::group;
 use crate::types::*;
 use cinch::sys::log::{self, Level};
 use cinch::{Communicator, Error, ErrorKind, Result};
@@ -12,10 +13,71 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 export! {
     /// Waits until what was called on the communicator has ended on all ranks. It takes no more
     /// calls then, and is there to be destroyed.
-    fn ncclCommFinalize | pncclCommFinalize(comm: ncclComm_t) {
+    counted fn ncclCommFinalize | pncclCommFinalize(comm: ncclComm_t) {
         let comm = comm::lookup(comm)?;
         let communicator = comm.ready()?;
+        group::check_leave(&comm)?;
         comm.enter(Stage::Finalized);
+        let leave = Leave { comm, communicator, destroys: false };
+        leave.submit()
+    }
+}
+
+export! {
+    /// Ends the handle and frees what it holds, after it has waited as `ncclCommFinalize` does if
+    /// that was not called. NULL is nothing to end.
+    counted fn ncclCommDestroy | pncclCommDestroy(comm: ncclComm_t) {
+        if comm.is_null() {
+            return Ok(Progress::Done);
+        }
+        let held = comm::lookup(comm)?;
+        if held.is_underway() {
+            // The one error that keeps the handle: ncclCommAbort is for this.
+            held.connection()?;
+        }
+        group::check_leave(&held)?;
+        comm::remove(comm)?;
+        match held.take() {
+            Some(communicator) if held.stage() == Stage::Open => {
+                let leave = Leave { comm: held, communicator, destroys: true };
+                leave.submit()
+            }
+            _ => Ok(Progress::Done),
+        }
+    }
+}
+
+/// What is left of a finalize or destroy when it was checked: to wait for the other ranks.
+pub(crate) struct Leave {
+    comm: Arc<Comm>,
+    communicator: Arc<Communicator>,
+    /// Whether the handle has ended.
+    destroys: bool,
+}
+
+impl Leave {
+    /// Runs it, or records it if a group is open.
+    fn submit(self) -> Result<Progress> {
+        match group::record_leave(self) {
+            None => Ok(Progress::Done),
+            Some(leave) => leave.run(),
+        }
+    }
+
+    fn run(self) -> Result<Progress> {
+        let Leave {
+            comm,
+            communicator,
+            destroys,
+        } = self;
+        if destroys {
+            if communicator.async_error().is_none()
+                && let Err(error) = flush(&comm, communicator)
+            {
+                log::line(Level::Warn, format_args!("ncclCommDestroy: {error}"));
+            }
+            return Ok(Progress::Done);
+        }
         if comm.asked.blocking {
             flush(&comm, communicator)?;
             return Ok(Progress::Done);
@@ -30,30 +92,43 @@ export! {
         .inspect_err(|_| comm.end(false))?;
         Ok(Progress::Underway)
     }
+
+    /// Undoes it, for a group that does not run. A handle that has ended is not there again: its
+    /// rank leaves without waiting.
+    pub(crate) fn withdraw(self) {
+        if !self.destroys {
+            self.comm.enter(Stage::Open);
+        }
+    }
 }
 
-export! {
-    /// Ends the handle and frees what it holds, after it has waited as `ncclCommFinalize` does if
-    /// that was not called. NULL is nothing to end.
-    fn ncclCommDestroy | pncclCommDestroy(comm: ncclComm_t) {
-        if comm.is_null() {
-            return Ok(Progress::Done);
+/// Runs those of a group, each on a thread of its own: other ranks may wait in any of them for this
+/// rank to come.
+pub(crate) fn run(mut leaves: Vec<Leave>) -> Result<Progress> {
+    let Some(last) = leaves.pop() else {
+        return Ok(Progress::Done);
+    };
+    std::thread::scope(|scope| {
+        let others: Vec<_> = leaves
+            .into_iter()
+            .map(|leave| {
+                thread().spawn_scoped(scope, move || cinch::ffi::caught("leaving", || leave.run()))
+            })
+            .collect();
+        let mut progress = last.run();
+        for other in others {
+            let ended = other.map_err(cannot_start).and_then(|thread| {
+                let panicked = |_| Err(Error::internal("a thread that leaves panicked"));
+                thread.join().unwrap_or_else(panicked)
+            });
+            progress = match (progress, ended) {
+                (Ok(Progress::Done), ended) => ended,
+                (Ok(Progress::Underway), Err(error)) => Err(error),
+                (progress, _) => progress,
+            };
         }
-        let held = comm::lookup(comm)?;
-        if held.is_underway() {
-            // The one error that keeps the handle: ncclCommAbort is for this.
-            held.connection()?;
-        }
-        comm::remove(comm)?;
-        if let Some(communicator) = held.take()
-            && held.stage() == Stage::Open
-            && communicator.async_error().is_none()
-            && let Err(error) = flush(&held, communicator)
-        {
-            log::line(Level::Warn, format_args!("ncclCommDestroy: {error}"));
-        }
-        Ok(Progress::Done)
-    }
+        progress
+    })
 }
 
 export! {
@@ -177,9 +252,13 @@ fn flush(comm: &Comm, communicator: Arc<Communicator>) -> Result<()> {
 }
 
 fn in_background(work: impl FnOnce() + Send + 'static) -> Result<()> {
-    std::thread::Builder::new()
-        .name("cinch-leave".into())
-        .spawn(work)
-        .map(drop)
-        .map_err(|cause| Error::system("cannot start a thread that ends a communicator", cause))
+    thread().spawn(work).map(drop).map_err(cannot_start)
+}
+
+fn thread() -> std::thread::Builder {
+    std::thread::Builder::new().name("cinch-leave".into())
+}
+
+fn cannot_start(cause: std::io::Error) -> Error {
+    Error::system("cannot start a thread that ends a communicator", cause)
 }

@@ -31,14 +31,17 @@
 //!
 //! **Groups.** A call that fails inside a group returns its error, and so does the outermost
 //! `ncclGroupEnd`; nothing of the group runs then. Communicators that a group makes are connected
-//! at its end, at once, before its other calls run; if one cannot be, none is made. On a
+//! at its end, at once, before its other calls run; if one cannot be, none is made. Those that it
+//! ends are left behind its other calls. On a
 //! non-blocking communicator, init, split and finalize return `ncclInProgress` and go on in the
 //! background; everything else returns when it is queued, as on any other. `ncclCommGetAsyncError`
 //! says `ncclInProgress` meanwhile, and never of a blocking communicator.
 //!
 //! **Leaving.** `ncclCommFinalize` and `ncclCommDestroy` wait until all ranks have called them. A
 //! thread that holds several ranks calls them one after the other: all but the last one of its
-//! process end in the background. `ncclCommAbort` waits for nobody.
+//! process end in the background. In a group they wait at its end, for all communicators at once, so
+//! that ranks may end them in any order; if the group fails, a finalized one is open again, and a
+//! destroyed one ends without waiting. `ncclCommAbort` waits for nobody.
 //!
 //! **Splitting.** Without a config a new communicator has its parent's; with one, nothing of it, its
 //! name and codec rules neither. What ends the parent ends a split that is under way. Once it is made, the new

@@ -42,6 +42,15 @@ static void background(void) {
   for (int r = 0; r < 2; r++) CHECK(ncclCommFinalize(halves[r]) == ncclInProgress);
   for (int r = 0; r < 2; r++) CHECK(settled(halves[r]) == ncclSuccess);
   destroy_all(halves, 2);
+  OK(ncclGroupStart());
+  CHECK(ncclCommSplit(comms[0], 0, 0, &halves[0], NULL) == ncclSuccess);
+  EXPECT(ncclInvalidUsage, "when that is ready", ncclCommDestroy(comms[0]));
+  EXPECT(ncclInvalidUsage, "nothing ran", ncclGroupEnd());
+  CHECK(halves[0] == NULL);
+  OK(ncclGroupStart());
+  for (int r = 0; r < 2; r++) OK(ncclCommFinalize(comms[r]));
+  CHECK(ncclGroupEnd() == ncclInProgress);
+  for (int r = 0; r < 2; r++) CHECK(settled(comms[r]) == ncclSuccess);
   destroy_all(comms, 2);
 
   /* In a group, the end says so; blocking ones do not go along. */

@@ -107,6 +107,12 @@ static void errors(ncclComm_t *comms) {
   OK(ncclGroupEnd());
   EXPECT(ncclInvalidArgument, "nothing ran: ncclAllReduce", ncclGroupEnd());
   CHECK(out[0][0] == -1);
+  /* Nor is a communicator finalized then. */
+  OK(ncclGroupStart());
+  OK(ncclCommFinalize(comms[0]));
+  EXPECT(ncclInvalidUsage, "finalized",
+         ncclAllReduce(in[0], out[0], 4, ncclFloat32, ncclSum, comms[0], NULL));
+  EXPECT(ncclInvalidUsage, "nothing ran", ncclGroupEnd());
   /* Questions are no part of it. */
   int count;
   OK(ncclGroupStart());

@@ -28,6 +28,26 @@ static void rank_main(int rank, ncclUniqueId id) {
   OK(ncclCommDestroy(comm));
 }
 
+/* In a group, ranks end communicators in whatever order: none waits in the first for the second. */
+static void leave_main(int rank, ncclUniqueId id) {
+  ncclComm_t world, both[2], parts[2];
+  OK(ncclCommInitRank(&world, N, id, rank));
+  for (int i = 0; i < 2; i++) {
+    OK(ncclCommSplit(world, 0, 0, &both[i], NULL));
+    OK(ncclCommSplit(world, rank / 2, 0, &parts[i], NULL));
+  }
+  OK(ncclGroupStart());
+  for (int i = 0; i < 2; i++) {
+    OK(ncclCommFinalize(both[(rank + i) % 2]));
+    OK(ncclCommDestroy(parts[(rank + i) % 2]));
+  }
+  OK(ncclCommDestroy(world));
+  OK(ncclGroupEnd());
+  OK(ncclGroupStart());
+  for (int i = 0; i < 2; i++) OK(ncclCommDestroy(both[(rank + i) % 2]));
+  OK(ncclGroupEnd());
+}
+
 /* A rank that dies is named on all others, who go on without it. */
 static void die_main(int rank, ncclUniqueId id) {
   static double x[COUNT];
@@ -105,6 +125,7 @@ int main(void) {
   alarm(60);
   CHECK(pipe(done) == 0);
   run(rank_main, -1);
+  run(leave_main, -1);
   run(die_main, 2);
   puts("ok");
   return 0;
