@@ -144,7 +144,7 @@ impl Comm {
                 "the communicator was finalized; it can only be destroyed",
             )),
             Stage::Revoked => Err(Error::invalid_usage(
-                "the communicator was revoked; it can only be destroyed, aborted or shrunk",
+                "the communicator was revoked; it can only be destroyed, aborted, split or shrunk",
             )),
         }
     }

@@ -9,11 +9,19 @@ use cinch::{Communicator, Error, ErrorKind, Result};
 use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+/// How long a revoke waits for kernels: those that were told to stop, and what is on their streams
+/// before them.
+const STOPPING: Duration = Duration::from_secs(10);
 
 export! {
     /// Waits until what was called on the communicator has ended on all ranks. It takes no more
-    /// calls then, and is there to be destroyed.
+    /// calls then, and is there to be destroyed. NULL is nothing to finalize.
     counted fn ncclCommFinalize | pncclCommFinalize(comm: ncclComm_t) {
+        if comm.is_null() {
+            return Ok(Progress::Done);
+        }
         let comm = comm::lookup(comm)?;
         let communicator = comm.ready()?;
         group::check_leave(&comm)?;
@@ -152,8 +160,12 @@ export! {
 }
 
 export! {
-    /// Ends what runs on the communicator, which then only waits to be shrunk, destroyed or aborted.
+    /// Ends what runs on the communicator, waits for that on this rank, and leaves a communicator
+    /// that can only be split, shrunk, destroyed or aborted. NULL is nothing to revoke.
     fn ncclCommRevoke | pncclCommRevoke(comm: ncclComm_t, revokeFlags: c_int) {
+        if comm.is_null() {
+            return Ok(Progress::Done);
+        }
         let comm = comm::lookup(comm)?;
         if revokeFlags != NCCL_REVOKE_DEFAULT {
             return Err(Error::invalid_argument(format!(
@@ -166,6 +178,7 @@ export! {
         }
         comm.enter(Stage::Revoked);
         communicator.abort();
+        communicator.wait_stopped(STOPPING)?;
         Ok(Progress::Done)
     }
 }

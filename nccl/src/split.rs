@@ -2,7 +2,7 @@
 
 use crate::async_job::{self, Job, Made};
 use crate::boundary::Progress;
-use crate::comm::{self, Comm};
+use crate::comm::{self, Comm, Stage};
 use crate::config::{Asked, ncclConfig_t};
 use crate::types::*;
 use cinch::sync::Fault;
@@ -13,7 +13,7 @@ use std::ptr::null_mut;
 export! {
     /// Splits into communicators of equal `color`, ranked by `key`, then by rank in `comm`. A rank
     /// of colour `NCCL_SPLIT_NOCOLOR` gets NULL. Without a config the new one has its parent's; with
-    /// one, nothing of it.
+    /// one, nothing of it. One that was revoked can be split, too.
     counted fn ncclCommSplit | pncclCommSplit(
         comm: ncclComm_t,
         color: c_int,
@@ -36,7 +36,11 @@ unsafe fn split(
     // SAFETY: NULL or writable, by the header.
     unsafe { store("newcomm", place, null_mut())? };
     let parent = comm::lookup(comm)?;
-    let communicator = parent.ready()?;
+    let revoked = parent.stage() == Stage::Revoked;
+    let communicator = match revoked {
+        true => parent.connection()?,
+        false => parent.ready()?,
+    };
     let color = match color {
         NCCL_SPLIT_NOCOLOR => None,
         color => Some(u32::try_from(color).map_err(|_| {
@@ -49,8 +53,11 @@ unsafe fn split(
     let asked = unsafe { Asked::read(config)? }.unwrap_or_else(|| parent.asked.clone());
     let config = asked.apply(parent.defaults.clone())?;
     // What ends the parent ends the split. The new communicator then goes on without the parent,
-    // unless it is to share its fate.
-    let fault = parent.fault.child();
+    // unless it is to share its fate. That of a parent that was revoked is behind it.
+    let fault = match revoked {
+        true => Fault::new(),
+        false => parent.fault.child(),
+    };
     let shares = asked.shares;
     let blocking = asked.blocking;
     let made = match color {
@@ -66,7 +73,11 @@ unsafe fn split(
         parent: Some(parent),
         blocking,
         work: Box::new(move || {
-            let made = communicator.split_watched(color, key.into(), config, fault.clone())?;
+            let (key, own) = (key.into(), fault.clone());
+            let made = match revoked {
+                true => communicator.split_again(color, key, config, own)?,
+                false => communicator.split_watched(color, key, config, own)?,
+            };
             if let Some(made) = &made {
                 made.prepare_to_shrink()?;
             }

@@ -3,7 +3,7 @@
 use super::sample::Sampler;
 use super::stats::Counters;
 use super::{CommInfo, Communicator, Side, costs, device};
-use crate::bootstrap::{self, ExchangeRef, PeerInfo, Star, UniqueId};
+use crate::bootstrap::{self, Exchange, ExchangeRef, PeerInfo, Refuge, Star, UniqueId};
 use crate::config::{CodecPolicy, Config, TuningChoice, launcher_environment};
 use crate::engine::HostEngine;
 use crate::error::{Error, ErrorKind, Result};
@@ -287,23 +287,52 @@ pub(super) fn split(
     config: Config,
     fault: Arc<Fault>,
 ) -> Result<Option<Communicator>> {
+    split_over(&*comm.exchange, color, key, config, fault)
+}
+
+pub(super) fn split_again(
+    comm: &Communicator,
+    color: Option<u32>,
+    key: i64,
+    config: Config,
+    fault: Arc<Fault>,
+) -> Result<Option<Communicator>> {
+    let (rank, nranks) = (comm.rank(), comm.nranks());
+    let all: Vec<usize> = (0..nranks).collect();
+    let id = refuge(comm)?.meeting(&all, &config)?;
+    // What ends the new communicator ends this meeting of all ranks, not the other way around.
+    let exchange = Star::join(&id, rank, nranks, &config, fault.child())?;
+    let made = split_over(&*exchange, color, key, config, fault);
+    match &made {
+        Ok(_) => exchange.leave(),
+        // A rank that fails leaves the others waiting for it.
+        Err(error) => exchange.announce(error),
+    }
+    made
+}
+
+/// Splits among the ranks of `exchange`.
+fn split_over(
+    exchange: &dyn Exchange,
+    color: Option<u32>,
+    key: i64,
+    config: Config,
+    fault: Arc<Fault>,
+) -> Result<Option<Communicator>> {
+    let (own, peers) = (exchange.rank(), exchange.peers());
     let mut said = [0u8; 13];
     if let Some(color) = color {
         said[0] = 1;
         said[1..5].copy_from_slice(&color.to_le_bytes());
         said[5..].copy_from_slice(&key.to_le_bytes());
     }
-    let all = comm.exchange.all_gather(&said)?;
+    let all = exchange.all_gather(&said)?;
     let mut members: Vec<(i64, usize)> = Vec::new();
     for (rank, other) in all.iter().enumerate() {
         let other: &[u8; 13] = other.as_slice().try_into().map_err(|_| {
             Error::new(
                 ErrorKind::Mismatch,
-                format!(
-                    "rank {} splits, {} does something else",
-                    comm.rank(),
-                    comm.peers()[rank]
-                ),
+                format!("rank {own} splits, {} does something else", peers[rank]),
             )
         })?;
         if color.is_some() && other[..5] == said[..5] {
@@ -313,21 +342,19 @@ pub(super) fn split(
         }
     }
     members.sort_unstable();
-    let leads = members
-        .first()
-        .is_some_and(|&(_, rank)| rank == comm.rank());
+    let leads = members.first().is_some_and(|&(_, rank)| rank == own);
     let said = match leads {
         true => invitation(&UniqueId::create(&config)),
         false => Vec::new(),
     };
-    let all = comm.exchange.all_gather(&said)?;
+    let all = exchange.all_gather(&said)?;
     let Some(&(_, leader)) = members.first() else {
         return Ok(None);
     };
-    let id = invited(&all[leader], &comm.peers()[leader])?;
+    let id = invited(&all[leader], &peers[leader])?;
     let rank = members
         .iter()
-        .position(|&(_, rank)| rank == comm.rank())
+        .position(|&(_, rank)| rank == own)
         .ok_or_else(|| Error::internal("a rank is missing from its own split"))?;
     by_id(&id, rank, members.len(), config, fault).map(Some)
 }
@@ -386,21 +413,24 @@ pub(super) fn shrink(
             "shrinking a communicator of {nranks} ranks by {exclude:?}: {gone} {why}"
         )));
     }
-    let refuge = comm.refuge.get().ok_or_else(|| {
+    let members: Vec<usize> = (0..nranks).filter(|rank| !exclude.contains(rank)).collect();
+    let own = members.iter().take_while(|&&other| other < rank).count();
+    let id = refuge(comm)?.meeting(&members, &config)?;
+    by_id(&id, own, members.len(), config, fault)
+}
+
+/// Where the ranks of `comm` can meet again.
+fn refuge(comm: &Communicator) -> Result<&Refuge> {
+    comm.refuge.get().ok_or_else(|| {
         Error::invalid_usage(
             "the communicator was not prepared to shrink when all ranks were there",
         )
-    })?;
-    let members: Vec<usize> = (0..nranks).filter(|rank| !exclude.contains(rank)).collect();
-    let own = members.iter().take_while(|&&other| other < rank).count();
-    let id = refuge.meeting(&members, &config)?;
-    by_id(&id, own, members.len(), config, fault)
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bootstrap::Exchange;
 
     /// Also a reason that is as long as an id.
     #[test]

@@ -34,6 +34,7 @@ use sample::Sampler;
 use stats::Counters;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::time::Duration;
 
 /// A group of ranks that call collectives together.
 ///
@@ -293,6 +294,21 @@ impl Communicator {
         init::shrink(self, exclude, config, fault)
     }
 
+    /// As [`Communicator::split_watched`], for a communicator that has failed although all its ranks
+    /// are there: one that they aborted. The new one's fault is `fault`, which is no child.
+    ///
+    /// # Errors
+    /// Invalid usage without [`Communicator::prepare_to_shrink`]; else as [`Communicator::init`].
+    pub fn split_again(
+        &self,
+        color: Option<u32>,
+        key: i64,
+        config: Config,
+        fault: Arc<Fault>,
+    ) -> Result<Option<Communicator>> {
+        init::split_again(self, color, key, config, fault)
+    }
+
     /// What every wait of this communicator watches.
     pub fn fault(&self) -> &Arc<Fault> {
         &self.fault
@@ -323,6 +339,22 @@ impl Communicator {
             ErrorKind::Aborted,
             format!("{me} aborted the communicator"),
         ));
+    }
+
+    /// Waits until the calls of this rank have ended, which do so soon once the communicator has
+    /// failed; those on a GPU behind what else is on their streams, at most `patience`.
+    ///
+    /// # Errors
+    /// Timeout if a kernel still runs; those of the driver.
+    pub fn wait_stopped(&self, patience: Duration) -> Result<()> {
+        match &self.side {
+            Side::Host(engine) => {
+                // Held while a call runs. One that panicked has ended, too.
+                drop(engine.lock());
+                Ok(())
+            }
+            Side::Gpu(side) => side.engine()?.wait(patience),
+        }
     }
 
     /// Waits until every rank has finalized: no rank's data is lost by the drop that follows.

@@ -41,7 +41,9 @@
 //! thread that holds several ranks calls them one after the other: all but the last one of its
 //! process end in the background. In a group they wait at its end, for all communicators at once, so
 //! that ranks may end them in any order; if the group fails, a finalized one is open again, and a
-//! destroyed one ends without waiting. `ncclCommAbort` waits for nobody.
+//! destroyed one ends without waiting. `ncclCommAbort` waits for nobody. `ncclCommRevoke` returns when
+//! nothing of the communicator runs on this rank, at most 10 s later; it can then be split, shrunk,
+//! destroyed or aborted.
 //!
 //! **Splitting.** Without a config a new communicator has its parent's; with one, nothing of it, its
 //! name and codec rules neither. What ends the parent ends a split that is under way. Once it is made, the new

@@ -130,26 +130,54 @@ static void aborts(void) {
   OK(ncclCommAbort(comms[0]));
 }
 
-/* A revoked communicator has no error, and takes nothing but its end. */
+/* A revoked communicator has no error; it can be split and shrunk, and ends. */
 static void revokes(void) {
-  ncclComm_t comms[2];
-  float x[COUNT] = {0};
-  join_all(comms, 2);
+  enum { N = 3 };
+  ncclComm_t comms[N], parts[N];
+  float x[N][COUNT] = {{1}, {2}, {4}};
+  join_all(comms, N);
   EXPECT(ncclInvalidArgument, "revokeFlags is 1", ncclCommRevoke(comms[0], 1));
-  for (int r = 0; r < 2; r++) OK(ncclCommRevoke(comms[r], NCCL_REVOKE_DEFAULT));
-  for (int r = 0; r < 2; r++) {
+  struct Rank rank = {.comm = comms[0]};
+  pthread_t thread;
+  CHECK(pthread_create(&thread, NULL, wait_for_peer, &rank) == 0);
+  usleep(20000);
+  for (int r = 0; r < N; r++) OK(ncclCommRevoke(comms[r], NCCL_REVOKE_DEFAULT));
+  CHECK(pthread_join(thread, NULL) == 0 && rank.result == ncclRemoteError);
+  for (int r = 0; r < N; r++) {
     CHECK(settled(comms[r]) == ncclSuccess);
     EXPECT(ncclInvalidUsage, "revoked",
-           ncclAllReduce(x, x, COUNT, ncclFloat32, ncclSum, comms[r], NULL));
+           ncclAllReduce(x[r], x[r], COUNT, ncclFloat32, ncclSum, comms[r], NULL));
     EXPECT(ncclInvalidUsage, "revoked", ncclCommFinalize(comms[r]));
   }
-  int gone = 0, count = 0;
+  /* More than once; by their keys the last rank is the first. */
+  for (int turn = 0; turn < 2; turn++) {
+    int own = -1;
+    OK(ncclGroupStart());
+    for (int r = 0; r < N; r++) {
+      int color = r == turn ? NCCL_SPLIT_NOCOLOR : 7;
+      OK(ncclCommSplit(comms[r], color, -r, &parts[r], NULL));
+    }
+    OK(ncclGroupEnd());
+    CHECK(parts[turn] == NULL);
+    OK(ncclCommUserRank(parts[2], &own));
+    CHECK(own == 0);
+    OK(ncclGroupStart());
+    for (int r = 0; r < N; r++) {
+      if (r == turn) continue;
+      OK(ncclAllReduce(x[r], x[r], COUNT, ncclFloat32, ncclSum, parts[r], NULL));
+    }
+    OK(ncclGroupEnd());
+    for (int r = 0; r < N; r++) OK(ncclCommDestroy(parts[r]));
+  }
+  /* 2 + 4, and 1 with that. */
+  CHECK(x[0][0] == 7 && x[1][0] == 6 && x[2][0] == 7);
+  int gone[2] = {0, 2}, count = 0;
   ncclComm_t left;
-  OK(ncclCommShrink(comms[1], &gone, 1, &left, NULL, NCCL_SHRINK_DEFAULT));
+  OK(ncclCommShrink(comms[1], gone, 2, &left, NULL, NCCL_SHRINK_DEFAULT));
   OK(ncclCommCount(left, &count));
   CHECK(count == 1);
   OK(ncclCommDestroy(left));
-  destroy_all(comms, 2);
+  destroy_all(comms, N);
 }
 
 int main(void) {
