@@ -14,8 +14,8 @@
  * return at once; what goes wrong later is the communicator's cinch_comm_async_error. Calls of one
  * communicator run in the order in which they are made, whatever their streams. A stream that is
  * being captured records them: the graph may then be launched any number of times while the
- * communicators live, in an order with other calls that is the same on all ranks and that the
- * program's own streams and events enforce.
+ * communicators live. Each launch takes its place among their calls, in an order that is the same on
+ * all ranks (CINCH_GRAPH_MIXING=0 leaves it to the program's own streams and events).
  *
  * Input and output are disjoint, or in place where the function says so.
  *
@@ -1137,11 +1137,11 @@ cinch_result_t cinch_group_start(void);
 /**
  * Closes this thread's innermost group; the outermost close runs what was recorded.
  *
- * Calls on GPUs are queued on their streams, those of all communicators without waiting for one
- * another; sends and receives that run at once run on the stream of the first of them, behind what
- * is on the streams of all, which go on behind them. Then calls on host memory run. Calls of one communicator start in order. If any cinch function failed on this thread since
- * the outermost start, that error is returned again and nothing runs on this rank. Reports are
- * filled on success.
+ * Calls on GPUs are queued, those of all communicators without waiting for one another. Those of
+ * one communicator run on the stream of the first of them, behind what is on the streams of all,
+ * which go on behind them. Then calls on host memory run. Calls of one communicator start in order.
+ * If any cinch function failed on this thread since the outermost start, that error is returned
+ * again and nothing runs on this rank. Reports are filled on success.
  */
 cinch_result_t cinch_group_end(void);
 

@@ -311,8 +311,9 @@ impl Communicator {
     ///
     /// Calls of one communicator run in the order in which they are made, whatever their streams.
     /// A stream that is being captured records the call; the graph may be launched any number of
-    /// times while the communicator lives, in an order with other calls that is the same on all
-    /// ranks and that the caller's streams enforce.
+    /// times while the communicator lives. A launch of it takes its place among the communicator's
+    /// calls, unless `CINCH_GRAPH_MIXING=0` leaves that to the caller's streams. The order is the
+    /// same on all ranks.
     ///
     /// Ranks of one process that share a GPU wait for each other's kernels there: they need
     /// `CUDA_DEVICE_MAX_CONNECTIONS=32`, that their streams do not queue behind each other, and streams

@@ -85,9 +85,9 @@ impl<'a> Group<'a> {
     /// nothing but their data and count travel as one (`CINCH_FUSE_BYTES`): their buffers must not
     /// depend on each other.
     ///
-    /// Calls on GPUs are queued on their streams, those of all communicators before anything
-    /// waits; sends and receives that run at once run on the stream of the first of them, behind
-    /// what is on the streams of all, which go on behind them. Then the calls on host memory run to
+    /// Calls on GPUs are queued, those of all communicators before anything waits. Those of one
+    /// communicator run on the stream of the first of them, behind what is on the streams of all,
+    /// which go on behind them. Then the calls on host memory run to
     /// their ends.
     ///
     /// # Errors

@@ -173,6 +173,13 @@ pub const KNOBS: &[Knob] = &[
         show: |config| u8::from(config.p2p_disable).to_string(),
     },
     Knob {
+        name: "CINCH_GRAPH_MIXING",
+        range: "0 or 1",
+        help: "orders replays of CUDA graphs with a communicator's other calls; 0 leaves it to you",
+        apply: |config, text| count(text, 0, 1).map(|value| config.graph_mixing = value == 1),
+        show: |config| u8::from(config.graph_mixing).to_string(),
+    },
+    Knob {
         name: "CINCH_SHM_DISABLE",
         range: "0 or 1",
         help: "keeps ranks from sharing host memory: TCP carries it, and GPUs need peer memory",

@@ -41,6 +41,8 @@ pub struct Config {
     pub device: DeviceChoice,
     /// Keeps GPUs from writing each other's memory: their slots lie in pinned host memory.
     pub p2p_disable: bool,
+    /// Whether graphs that hold calls of a communicator are ordered with its other calls.
+    pub graph_mixing: bool,
     /// Keeps ranks from sharing host memory.
     pub shm_disable: bool,
     /// Upper bound of the parallel lanes between two GPUs, and so of a call's blocks; `None` =
@@ -177,6 +179,7 @@ impl Default for Config {
             transport: None,
             device: DeviceChoice::Host,
             p2p_disable: false,
+            graph_mixing: true,
             shm_disable: false,
             gpu_channels: None,
             algorithm: None,

@@ -56,6 +56,7 @@ pub const NCCL_NAMES: &[NcclName] = &[
     setting("NCCL_P2P_DISABLE", "CINCH_P2P_DISABLE", switch),
     setting("NCCL_P2P_LEVEL", "CINCH_P2P_DISABLE", level),
     setting("NCCL_SHM_DISABLE", "CINCH_SHM_DISABLE", switch),
+    setting("NCCL_GRAPH_MIXING_SUPPORT", "CINCH_GRAPH_MIXING", switch),
     setting("NCCL_MAX_CTAS", "CINCH_GPU_CHANNELS", channels),
     setting("NCCL_MAX_NCHANNELS", "CINCH_GPU_CHANNELS", channels),
     setting("NCCL_ALGO", "CINCH_ALGO", algorithm),

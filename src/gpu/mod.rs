@@ -25,7 +25,7 @@ pub use context::{Bound, Context};
 pub use device::Device;
 pub use driver::Driver;
 pub use event::Event;
-pub use graph::{CaptureMode, Graph};
+pub use graph::{CaptureMode, EndMark, Graph};
 pub use ipc::{IPC_HANDLE_BYTES, IpcHandle, IpcMemory};
 pub use memory::DeviceMemory;
 pub use module::{Dim3, Function, MAX_ARGUMENT_BYTES, Module};

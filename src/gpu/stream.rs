@@ -99,13 +99,26 @@ impl Stream {
     /// # Errors
     /// Those of the driver.
     pub fn wait_event(&self, event: &Event) -> Result<()> {
+        self.wait_event_as(event, 0)
+    }
+
+    /// The same in every replay of the capture that the stream is in, for the last mark that was
+    /// made outside of it, or by a replay, when the graph is launched.
+    ///
+    /// # Errors
+    /// Those of the driver, among them that the stream is in no capture.
+    pub fn wait_event_in_replays(&self, event: &Event) -> Result<()> {
+        self.wait_event_as(event, flags::EVENT_WAIT_EXTERNAL)
+    }
+
+    fn wait_event_as(&self, event: &Event, flags: c_uint) -> Result<()> {
         let _bound = self.context.bind()?;
         let driver = self.context.driver();
-        // SAFETY: live handles.
+        // SAFETY: live handles; whoever waits in replays keeps the event for them.
         driver.check("cuStreamWaitEvent", unsafe {
             driver
                 .api()
-                .cuStreamWaitEvent(self.handle, event.handle(), 0)
+                .cuStreamWaitEvent(self.handle, event.handle(), flags)
         })
     }
 

@@ -72,7 +72,7 @@
 //! 1. `engine::gpu::pack` writes the steps for the kernel: chains joined, places resolved, waits
 //!    that do not concern each other taken together.
 //! 2. `engine::gpu::order` lets the caller's stream wait for the communicator's last launch, if that
-//!    was on another stream.
+//!    was on another stream or a graph's.
 //! 3. One launch on the caller's stream, the packed steps in its argument. The call returns.
 //! 4. `kernels/exec/interpret.cuh` walks the steps as the host's engine does, one channel a block;
 //!    its warps wait, move data and publish side by side. Cursors live in device memory, so that a

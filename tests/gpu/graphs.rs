@@ -35,6 +35,16 @@ pub fn checks(options: &Options) -> Vec<Check> {
             streams(setup, &World::new(setup, nranks, gpus))
         });
         checks.push(check.within(60).also_on_host());
+        let name = format!("graph/mixed-n{nranks}-gpus{gpus}");
+        let check = Check::new(name, gpus, move |setup| {
+            mixed(setup, &World::new(setup, nranks, gpus))
+        });
+        checks.push(check.within(60));
+        let name = format!("graph/groups-n{nranks}-gpus{gpus}");
+        let check = Check::new(name, gpus, move |setup| {
+            groups(setup, &World::new(setup, nranks, gpus))
+        });
+        checks.push(check.within(60));
         let name = format!("graph/communicators-n{nranks}-gpus{gpus}");
         let check = Check::new(name, gpus, move |setup| {
             communicators(setup, &World::new(setup, nranks, gpus))
@@ -325,6 +335,95 @@ pub fn streams(setup: &Setup, world: &World) -> Verdict {
         Ok(())
     })?;
     Ok(format!("{} steps on 3 streams in turn", batches * BATCH))
+}
+
+/// Two graphs and calls outside of them, each on its stream, which only the library orders.
+pub fn mixed(setup: &Setup, world: &World) -> Verdict {
+    let nranks = world.nranks();
+    let places = Places::new(nranks);
+    let arenas = world.arenas(places.bytes)?;
+    let batches = setup.options.either(30, 200);
+    world.run(|comm| {
+        let arena = &arenas[comm.rank()];
+        let context = arena.stream()?.context();
+        let streams = [
+            Stream::new(context)?,
+            Stream::new(context)?,
+            Stream::new(context)?,
+        ];
+        let graph_of = |steps: usize, stream: &Stream| {
+            Graph::capture(stream, CaptureMode::ThreadLocal, |stream| {
+                (0..steps).try_for_each(|_| queue(comm, arena, &places, Some(stream)))
+            })
+        };
+        let graphs = [graph_of(1, &streams[0])?, graph_of(2, &streams[1])?];
+        // Graphs are made when no kernel waits for another rank's.
+        comm.barrier()?;
+        let mut rng = Rng::new(setup.options.seed ^ 0x77);
+        for batch in 0..batches {
+            let mut model = Model::new(nranks, &mut rng);
+            put(&model, comm.rank(), arena, &places)?;
+            for _ in 0..BATCH {
+                let turn = (rng.next() % 3) as usize;
+                match graphs.get(turn) {
+                    Some(graph) => graph.launch(&streams[turn])?,
+                    None => queue(comm, arena, &places, Some(&streams[turn]))?,
+                }
+                (0..[1, 2, 1][turn]).for_each(|_| model.step());
+            }
+            for stream in &streams {
+                stream.wait(PATIENCE)?;
+            }
+            arena.wait(comm)?;
+            compare(&model, comm.rank(), arena, &places)
+                .map_err(|stop| stop.context(format!("batch {batch}")))?;
+        }
+        // No kernel of any rank runs when the first of them gives up what the graphs keep.
+        comm.barrier()?;
+        drop(graphs);
+        Ok(())
+    })?;
+    Ok(format!("{} replays and calls in turn", batches * BATCH))
+}
+
+/// Groups of two calls, each on its stream: what is on either stream comes before both, and sees
+/// both behind them.
+pub fn groups(setup: &Setup, world: &World) -> Verdict {
+    const BYTES: usize = 8 << 20;
+    let nranks = world.nranks();
+    let arenas = [world.arenas(BYTES)?, world.arenas(BYTES)?];
+    let rounds = setup.options.either(50, 300);
+    world.run(|comm| {
+        let [x, y] = [&arenas[0][comm.rank()], &arenas[1][comm.rank()]];
+        let one = x.stream()?;
+        let two = &Stream::new(one.context())?;
+        let call = Call::new(Collective::AllReduce, DType::U8, BYTES);
+        for round in 0..rounds {
+            let value = (round % 100) as u8;
+            // The second stream is busy before it writes what the first one's call takes.
+            for late in [101, 102, 103, 104, 105, value] {
+                y.memory()?.fill(late.wrapping_add(1), two)?;
+                x.memory()?.fill(late, two)?;
+            }
+            let mut group = Group::new();
+            x.add_at(&mut group, comm, &call, ((0, BYTES), (0, BYTES)), Some(one))?;
+            y.add_at(&mut group, comm, &call, ((0, BYTES), (0, BYTES)), Some(two))?;
+            group.run()?;
+            for (of, on, value) in [(y, one, value + 1), (x, two, value)] {
+                let mut end = [0; 64];
+                of.memory()?
+                    .read(BYTES - end.len(), &mut end, on, PATIENCE)?;
+                let sum = value.wrapping_mul(nranks as u8);
+                ensure(end == [sum; 64], || {
+                    format!("round {round}: {} where all have {value}", end[63])
+                })?;
+            }
+            x.wait(comm)?;
+            two.wait(PATIENCE)?;
+        }
+        Ok(())
+    })?;
+    Ok(format!("{rounds} groups on 2 streams"))
 }
 
 /// Several communicators of the same ranks at once, each on its stream, and threads of their own.

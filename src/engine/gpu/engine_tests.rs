@@ -447,19 +447,80 @@ fn streams_of_one_communicator_follow_one_another() {
     let own = unsafe { Stream::borrowed(&bench.context, CuStream::PER_THREAD) };
     assert_eq!([run(&own), run(&own), run(&one)], [1, 1, 1]);
     bench.take();
-    // A capture has no edge to what is outside, and can be replayed.
+    // A replay comes behind what is outside of its graph, and in front of what is queued later.
     let graph = Graph::capture(&two, CaptureMode::Global, |stream| {
-        assert_eq!([run(stream), run(stream)], [0, 0]);
+        assert_eq!([run(stream), run(stream), run(stream)], [1, 0, 0]);
         Ok(())
     })
     .unwrap();
     assert!(bench.take().is_empty());
-    // What was captured in between does not hide the last launch outside.
-    assert_eq!([run(&one), run(&two)], [0, 1]);
+    // A wait and three calls, and the mark behind the last.
+    assert_eq!(bench.process.marks(), [(4, vec![4])]);
+    // The last replay may be on any stream.
+    assert_eq!([run(&one), run(&one), run(&two)], [1, 1, 1]);
     bench.take();
     graph.launch(&two).unwrap();
     graph.launch(&two).unwrap();
-    assert_eq!(bench.take().len(), 4);
+    assert_eq!(bench.take().len(), 6);
+}
+
+#[test]
+fn graphs_that_are_not_mixed_have_calls_alone() {
+    let bench = Bench::new();
+    let stream = bench.stream();
+    let config = Config {
+        graph_mixing: false,
+        ..simple()
+    };
+    let mut ranks = bench.ranks(2, 16, &config);
+    let memory = bench.memory(4096);
+    let problem = Problem::new(Collective::AllReduce, DType::F32, 2, 1000);
+    let mut run = |stream: &Stream| {
+        let before = bench.process.calls("cuStreamWaitEvent");
+        let call = call(request(&problem, "raw"), &memory, &memory, stream);
+        ranks[0].engine.run(&[call]).unwrap();
+        bench.process.calls("cuStreamWaitEvent") - before
+    };
+    let graph = Graph::capture(&stream, CaptureMode::Global, |stream| {
+        assert_eq!([run(stream), run(stream)], [0, 0]);
+        Ok(())
+    })
+    .unwrap();
+    assert!(bench.process.marks().is_empty());
+    assert_eq!([run(&stream), run(&stream)], [0, 0]);
+    bench.take();
+    graph.launch(&stream).unwrap();
+    assert_eq!(bench.take().len(), 2);
+}
+
+#[test]
+fn a_group_has_one_place_in_each_of_its_streams() {
+    let bench = Bench::new();
+    let streams = [bench.stream(), bench.stream(), bench.stream()];
+    let mut ranks = bench.ranks(2, 16, &simple());
+    let engine = &mut ranks[0].engine;
+    let memory = bench.memory(4096);
+    let counted = |count| Problem::new(Collective::AllReduce, DType::F32, 2, count);
+    let mut run = |counts: [usize; 3]| {
+        let before = ["cuEventRecord", "cuStreamWaitEvent"].map(|name| bench.process.calls(name));
+        let calls: Vec<_> = counts
+            .iter()
+            .zip(&streams)
+            .map(|(&count, stream)| {
+                let problem = counted(count);
+                call(request(&problem, "raw"), &memory, &memory, stream)
+            })
+            .collect();
+        engine.run(&calls).unwrap();
+        let after = ["cuEventRecord", "cuStreamWaitEvent"].map(|name| bench.process.calls(name));
+        [after[0] - before[0], after[1] - before[1]]
+    };
+    // The first waits for two others, and they for it; an event behind each of three calls.
+    assert_eq!(run([1000, 500, 100]), [2 + 3, 2 + 2]);
+    // The second has no part in it. The last launch was on the first.
+    assert_eq!(run([1000, 0, 100]), [1 + 2, 1 + 1]);
+    // Nothing waits where there is nothing to do.
+    assert_eq!(run([0, 0, 0]), [0, 0]);
 }
 
 #[test]

@@ -11,9 +11,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::{Context, Function, Stream};
 use crate::mem::abi::{CommView, Protocol as Fifo};
 use crate::plan::{Plan, Request};
-use crate::sys::cuda::{CuContext, CuGraph, CuGraphNode, capture_status};
+use crate::sys::cuda::CuContext;
 use crate::types::{Protocol, ReduceOp, SIGNATURE_WORDS};
-use std::ffi::c_uint;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -228,33 +227,4 @@ pub(super) fn own_context(context: &Arc<Context>, stream: &Stream) -> Result<()>
             context.device()
         ),
     ))
-}
-
-/// The capture that records what is queued on `stream`, if one does.
-pub(super) fn capture_of(stream: &Stream) -> Result<Option<u64>> {
-    let context = stream.context();
-    let _bound = context.bind()?;
-    let (mut status, mut id): (c_uint, u64) = (capture_status::NONE, 0);
-    let mut graph = CuGraph::default();
-    let (mut nodes, mut count): (*const CuGraphNode, usize) = (std::ptr::null(), 0);
-    // SAFETY: a live stream; writes one value each.
-    let asked = unsafe {
-        context.driver().api().cuStreamGetCaptureInfo(
-            stream.handle(),
-            &mut status,
-            &mut id,
-            &mut graph,
-            &mut nodes,
-            &mut count,
-        )
-    };
-    context.driver().check("cuStreamGetCaptureInfo", asked)?;
-    match status {
-        capture_status::NONE => Ok(None),
-        capture_status::ACTIVE => Ok(Some(id)),
-        _ => Err(Error::invalid_usage(
-            "the stream's capture was invalidated by an earlier call; end it before the stream is \
-             used again",
-        )),
-    }
 }

@@ -3,35 +3,21 @@
 use super::pack::Blob;
 use super::{GpuCall, GpuEngine, Prepared, copy};
 use crate::error::Result;
-use crate::gpu::{Event, Stream};
+use crate::gpu::Stream;
 use crate::types::SIGNATURE_WORDS;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 impl GpuEngine {
-    /// Launches what may run at once together, each launch the same messages on both ends. They run
-    /// on the first one's stream, behind what is on the streams of all, which go on behind them: also
-    /// on the stream of a receive whose send from the same rank has taken its place, and is empty.
+    /// Launches what may run at once together, each launch the same messages on both ends.
     pub(super) fn messages(
         &mut self,
         calls: &[GpuCall<'_>],
         prepared: &[Arc<Prepared>],
         messages: &[(usize, [u64; SIGNATURE_WORDS])],
+        stream: &Stream,
         capture: Option<u64>,
     ) -> Result<()> {
-        let size = |index: usize| calls[index].request.count;
-        if messages.iter().all(|&(index, _)| size(index) == 0) {
-            return Ok(());
-        }
-        let (first, _) = messages[0];
-        let stream = self.stream(calls[first].buffers.stream());
-        let others = self.other_streams(calls, messages);
-        for other in &others {
-            // An event of its own: the driver keeps what is waited for.
-            let reached = Event::new(&self.context)?;
-            reached.record(other)?;
-            stream.wait_event(&reached)?;
-        }
         let gpu = self.planner.limits().gpu;
         let mut earlier: HashMap<(usize, usize), usize> = HashMap::new();
         // What both ends know of a message, in the order in which both launch.
@@ -44,8 +30,9 @@ impl GpuEngine {
             let pair = (request.root, request.peer);
             let bytes = request.count * request.dtype.size();
             if pair.0 == pair.1 {
-                self.queue(&stream, capture, |_| {
-                    copy(&stream, calls[index].at(), bytes)
+                self.queue(stream, capture, |engine| {
+                    copy(stream, calls[index].at(), bytes)?;
+                    engine.keep(stream, capture, None, None)
                 })?;
                 continue;
             }
@@ -66,30 +53,8 @@ impl GpuEngine {
                 prepared[index].add_to(&mut blob, &calls[index], signature, None, captured)?;
             }
             let (index, _) = messages[positions[0]];
-            self.launch(&prepared[index], &blob, None, &stream, capture)?;
-        }
-        for other in &others {
-            self.order.enter(other, capture)?;
+            self.launch(&prepared[index], &blob, None, stream, capture)?;
         }
         Ok(())
-    }
-
-    /// The streams of messages beside the first one's, on which all of them run.
-    fn other_streams(
-        &self,
-        calls: &[GpuCall<'_>],
-        messages: &[(usize, [u64; SIGNATURE_WORDS])],
-    ) -> Vec<Stream> {
-        let handles = messages
-            .iter()
-            .map(|&(index, _)| calls[index].buffers.stream());
-        let mut seen: Vec<usize> = Vec::new();
-        for handle in handles {
-            if !seen.contains(&handle) {
-                seen.push(handle);
-            }
-        }
-        seen.drain(..1);
-        seen.into_iter().map(|handle| self.stream(handle)).collect()
     }
 }

@@ -33,7 +33,7 @@ use super::numbers::CallNumbers;
 use crate::bootstrap::ExchangeRef;
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
-use crate::gpu::{Context, DeviceMemory, PinnedMemory, Stream};
+use crate::gpu::{Context, DeviceMemory, Event, PinnedMemory, Stream};
 use crate::mem::{DeviceBuffers, abi as shared};
 use crate::plan::{GpuLimits, Limits, Machine, Plan, Planner, Request, Resident, Tuning, Way};
 use crate::schedule::Hosts;
@@ -45,7 +45,7 @@ use crate::transport::cuda::Network;
 use crate::types::{Collective, SIGNATURE_WORDS, TransportKind};
 use blobs::{BlobPool, Placed};
 use kernels::Kernels;
-use launch::{Prepared, capture_of, copy, own_context};
+use launch::{Prepared, copy, own_context};
 use order::Order;
 use pack::{Addresses, Blob};
 use proxy::Proxy;
@@ -107,6 +107,7 @@ struct Replayed {
     _kernels: Arc<Kernels>,
     _blob: Option<PinnedMemory>,
     _residuals: Option<Arc<DeviceMemory>>,
+    _launched: Arc<Event>,
 }
 
 /// Plans whose packing is kept.
@@ -173,7 +174,7 @@ impl GpuEngine {
             gpu: Some(gpu),
         };
         let planner = Planner::new(limits.clone(), rank, isa);
-        let order = Order::new(&context)?;
+        let order = Order::new(&context, config.graph_mixing)?;
         let carrying = |network| {
             Proxy::start(proxy::Parts {
                 network,
@@ -264,7 +265,8 @@ impl GpuEngine {
         self.planner.predict(request)
     }
 
-    /// Queues calls, in order; returns before they have run. Reports come in their order.
+    /// Queues calls, in order; returns before they have run. Reports come in their order. Calls on
+    /// several streams begin when all of these have come so far, and hold all of them until they end.
     ///
     /// # Errors
     /// Before anything is launched: unsupported if a call cannot run on a GPU; invalid usage if
@@ -300,8 +302,14 @@ impl GpuEngine {
         prepared: &[Arc<Prepared>],
         capture: Option<u64>,
     ) -> Result<Vec<Report>> {
+        let Some(head) = calls.first() else {
+            return Ok(Vec::new());
+        };
         let mut reports = Vec::with_capacity(calls.len());
         let mut messages = Vec::new();
+        let mut streams = self.join(calls)?.into_iter();
+        let stream = streams.next();
+        let stream = stream.unwrap_or_else(|| self.stream(head.buffers.stream()));
         for (index, call) in calls.iter().enumerate() {
             let run = &prepared[index];
             let signature = self.begin(call, &run.plan, capture);
@@ -309,13 +317,47 @@ impl GpuEngine {
             if call.request.collective == Collective::SendRecv {
                 messages.push((index, signature));
             } else if call.request.count > 0 {
-                self.messages(calls, prepared, &messages, capture)?;
+                self.messages(calls, prepared, &messages, &stream, capture)?;
                 messages.clear();
-                self.collective(call, run, signature, capture)?;
+                self.collective(call, run, signature, &stream, capture)?;
             }
         }
-        self.messages(calls, prepared, &messages, capture)?;
+        self.messages(calls, prepared, &messages, &stream, capture)?;
+        for other in streams {
+            self.order.enter(&other, capture)?;
+        }
         Ok(reports)
+    }
+
+    /// The streams of calls, each once, the first behind what is on the others: all run there, and
+    /// the others go on behind them. A group has one place in each of its streams, as if all of it
+    /// were on that one. None if no call does anything.
+    fn join(&self, calls: &[GpuCall<'_>]) -> Result<Vec<Stream>> {
+        let mut handles: Vec<usize> = Vec::new();
+        let is_empty = |call: &GpuCall<'_>| call.request.count == 0;
+        // An empty receive may stand for a send of this group which has taken its place.
+        let takes_part = |call: &&GpuCall<'_>| {
+            !is_empty(call) || call.request.collective == Collective::SendRecv
+        };
+        if !calls.iter().all(is_empty) {
+            for call in calls.iter().filter(takes_part) {
+                let handle = call.buffers.stream();
+                if !handles.contains(&handle) {
+                    handles.push(handle);
+                }
+            }
+        }
+        let handles = handles.into_iter();
+        let streams: Vec<Stream> = handles.map(|handle| self.stream(handle)).collect();
+        if let Some((first, others)) = streams.split_first() {
+            for other in others {
+                // An event of its own: the driver keeps what is waited for.
+                let reached = Event::new(&self.context)?;
+                reached.record(other)?;
+                first.wait_event(&reached)?;
+            }
+        }
+        Ok(streams)
     }
 
     /// Whether the last run failed before it queued anything: all is as it was.
@@ -353,7 +395,7 @@ impl GpuEngine {
         for call in calls {
             let stream = self.stream(call.buffers.stream());
             own_context(&self.context, &stream)?;
-            let capture = capture_of(&stream)?;
+            let capture = stream.capture()?;
             match found {
                 None => found = Some(capture),
                 Some(first) if first == capture => {}
@@ -399,18 +441,19 @@ impl GpuEngine {
         call: &GpuCall<'_>,
         run: &Prepared,
         signature: [u64; SIGNATURE_WORDS],
+        stream: &Stream,
         capture: Option<u64>,
     ) -> Result<()> {
-        let stream = self.stream(call.buffers.stream());
         if run.only_copies(call.request.op) {
-            return self.queue(&stream, capture, |_| {
-                copy(&stream, call.at(), run.plan.count * run.plan.dtype.size())
+            return self.queue(stream, capture, |engine| {
+                copy(stream, call.at(), run.plan.count * run.plan.dtype.size())?;
+                engine.keep(stream, capture, None, None)
             });
         }
         if let Some(fused) = run.fused(call, signature)? {
-            return self.queue(&stream, capture, |engine| {
-                fused.launch(run, &*engine.wiring, engine.timeout, &stream)?;
-                engine.keep(&stream, capture, None, None)
+            return self.queue(stream, capture, |engine| {
+                fused.launch(run, &*engine.wiring, engine.timeout, stream)?;
+                engine.keep(stream, capture, None, None)
             });
         }
         let mut blob = Blob::default();
@@ -421,7 +464,7 @@ impl GpuEngine {
                     tensor,
                     (&call.request, &run.plan),
                     &self.order,
-                    &stream,
+                    stream,
                 )?;
                 Some(place)
             }
@@ -434,7 +477,7 @@ impl GpuEngine {
             capture.is_some(),
         )?;
         let memory = residuals.map(|place| place.memory);
-        self.launch(run, &blob, memory, &stream, capture)
+        self.launch(run, &blob, memory, stream, capture)
     }
 
     fn launch(
@@ -488,6 +531,7 @@ impl GpuEngine {
             _kernels: self.kernels.clone(),
             _blob: blob,
             _residuals: residuals,
+            _launched: self.order.launched().clone(),
         });
         stream.keep_for_replay(kept).map(drop)
     }

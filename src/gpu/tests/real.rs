@@ -136,6 +136,52 @@ fn graphs_replay_and_keep() {
 }
 
 #[test]
+fn replays_are_waited_for_and_wait() {
+    for device in devices() {
+        let context = Context::primary(&device).unwrap();
+        let streams = [(); 2].map(|()| Stream::new(&context).unwrap());
+        let memory = DeviceMemory::zeroed(&context, 64 << 20, SOON).unwrap();
+        let turn = Event::new(&context).unwrap();
+        let fill = |values: [u8; 3], stream: &Stream, behind: &mut dyn FnMut(&Stream)| {
+            for value in values {
+                memory.fill(value, stream).unwrap();
+                behind(stream);
+            }
+        };
+        let graph = Graph::capture(&streams[0], CaptureMode::ThreadLocal, |stream| {
+            stream.wait_event_in_replays(&turn)?;
+            let mut end = None;
+            fill([1, 2, 3], stream, &mut |stream| {
+                end = Some(stream.mark_end(&turn, end.take()).unwrap());
+            });
+            Ok(())
+        })
+        .unwrap();
+        let error = streams[0].mark_end(&turn, None).unwrap_err();
+        assert!(error.message().contains("no capture"), "{error}");
+        for round in 0..20 {
+            graph.launch(&streams[0]).unwrap();
+            streams[1].wait_event(&turn).unwrap();
+            fill([4, 5, 6], &streams[1], &mut |_| ());
+            turn.record(&streams[1]).unwrap();
+            let (last, value) = match round % 2 {
+                0 => (&streams[1], 6),
+                _ => {
+                    graph.launch(&streams[0]).unwrap();
+                    turn.wait(SOON).unwrap();
+                    (&streams[0], 3)
+                }
+            };
+            for at in [0, memory.bytes() - 64] {
+                let mut bytes = [0; 64];
+                memory.read(at, &mut bytes, last, SOON).unwrap();
+                assert_eq!(bytes, [value; 64], "round {round}, at {at}");
+            }
+        }
+    }
+}
+
+#[test]
 fn words_bounce_between_gpus_and_streams() {
     let devices = devices();
     let Some(first) = devices.first() else {

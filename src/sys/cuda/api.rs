@@ -197,6 +197,16 @@ driver_functions! {
 
         cuGraphInstantiate = "cuGraphInstantiateWithFlags"
             (exec: *mut CuGraphExec, graph: CuGraph, flags: u64);
+        cuGraphAddEventRecordNode = "cuGraphAddEventRecordNode" (
+            node: *mut CuGraphNode, graph: CuGraph,
+            dependencies: *const CuGraphNode, count: usize, event: CuEvent,
+        );
+        cuGraphAddDependencies = "cuGraphAddDependencies" (
+            graph: CuGraph, from: *const CuGraphNode, to: *const CuGraphNode, count: usize,
+        );
+        cuGraphRemoveDependencies = "cuGraphRemoveDependencies" (
+            graph: CuGraph, from: *const CuGraphNode, to: *const CuGraphNode, count: usize,
+        );
         cuGraphLaunch = "cuGraphLaunch" (exec: CuGraphExec, stream: CuStream);
         cuGraphExecDestroy = "cuGraphExecDestroy" (exec: CuGraphExec);
         cuGraphDestroy = "cuGraphDestroy" (graph: CuGraph);

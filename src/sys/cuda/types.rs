@@ -163,6 +163,7 @@ pub mod flags {
     pub const STREAM_NON_BLOCKING: c_uint = 1;
     pub const EVENT_DEFAULT: c_uint = 0;
     pub const EVENT_DISABLE_TIMING: c_uint = 2;
+    pub const EVENT_WAIT_EXTERNAL: c_uint = 1;
     /// The same bits for `cuMemHostAlloc` and `cuMemHostRegister`.
     pub const HOST_PORTABLE: c_uint = 1;
     pub const HOST_DEVICE_MAP: c_uint = 2;

@@ -89,7 +89,7 @@ impl Process {
             Some((graph, _, true)) => {
                 if let Some(graph) = state.graphs.get_mut(&graph) {
                     graph.context = context;
-                    graph.work.push(work);
+                    graph.push(work);
                 }
                 Ok(())
             }
@@ -103,6 +103,10 @@ impl Process {
     pub(super) fn work(&self, context: usize, work: &Work) -> Done {
         let state = self.machine.lock();
         match work {
+            Work::Wait(event) => {
+                let known = state.events.contains_key(&event.0);
+                return known.then_some(()).ok_or(CuResult::INVALID_HANDLE);
+            }
             Work::Set(address, value, bytes) => {
                 if !state.reaches(self.id, context, *address, *bytes) {
                     return Err(CuResult::INVALID_VALUE);
@@ -276,6 +280,15 @@ impl Api for Process {
         cuIpcOpenMemHandle(a0: *mut CuDevicePtr, a1: CuIpcMemHandle, a2: c_uint);
         cuIpcCloseMemHandle(a0: CuDevicePtr);
         cuGraphInstantiate(a0: *mut CuGraphExec, a1: CuGraph, a2: u64);
+        cuGraphAddEventRecordNode(
+            a0: *mut CuGraphNode, a1: CuGraph, a2: *const CuGraphNode, a3: usize, a4: CuEvent
+        );
+        cuGraphAddDependencies(
+            a0: CuGraph, a1: *const CuGraphNode, a2: *const CuGraphNode, a3: usize
+        );
+        cuGraphRemoveDependencies(
+            a0: CuGraph, a1: *const CuGraphNode, a2: *const CuGraphNode, a3: usize
+        );
         cuGraphLaunch(a0: CuGraphExec, a1: CuStream);
         cuGraphExecDestroy(a0: CuGraphExec);
         cuGraphDestroy(a0: CuGraph);

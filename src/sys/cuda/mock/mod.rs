@@ -149,6 +149,24 @@ impl Process {
         state.calls.get(&(self.id, function)).copied().unwrap_or(0)
     }
 
+    /// For each mark in the graphs that it can launch: how much work the graph has, and behind which
+    /// pieces the mark is, from 1.
+    pub fn marks(&self) -> Vec<(usize, Vec<usize>)> {
+        let state = self.machine.lock();
+        let graphs = state
+            .execs
+            .values()
+            .filter(|graph| graph.process == self.id);
+        let marks = |graph: &state::Graph| {
+            let behind = graph.marks.values().map(|(_, behind)| behind.iter());
+            let behind = behind.map(|nodes| nodes.map(|node| node.0).collect());
+            behind
+                .map(|nodes| (graph.work.len(), nodes))
+                .collect::<Vec<_>>()
+        };
+        graphs.flat_map(marks).collect()
+    }
+
     /// What the process has not given back.
     pub fn leftovers(&self) -> Vec<String> {
         self.machine.lock().leftovers(self.id)

@@ -72,6 +72,8 @@ pub(super) struct Event {
 
 #[derive(Clone)]
 pub(super) enum Work {
+    /// In a replay, for an event that is marked outside of the graph.
+    Wait(CuEvent),
     Set(u64, u8, usize),
     Copy(u64, u64, usize),
     Launch {
@@ -87,8 +89,20 @@ pub(super) enum Work {
 pub(super) struct Graph {
     pub process: usize,
     pub context: usize,
+    /// Node number n, from 1, is the n-th of them.
     pub work: Vec<Work>,
+    /// The last of them, which what comes next is behind.
+    pub tips: Vec<CuGraphNode>,
+    /// Nodes that record events, and what they are behind.
+    pub marks: BTreeMap<usize, (CuEvent, Vec<CuGraphNode>)>,
     pub users: Vec<usize>,
+}
+
+impl Graph {
+    pub fn push(&mut self, work: Work) {
+        self.work.push(work);
+        self.tips = vec![CuGraphNode(self.work.len())];
+    }
 }
 
 pub(super) struct User {

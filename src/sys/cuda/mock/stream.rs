@@ -53,11 +53,21 @@ impl Process {
         done
     }
 
-    pub(super) fn cuStreamWaitEvent(&self, stream: CuStream, event: CuEvent, _: c_uint) -> Done {
-        let (state, current) = self.enter_context("cuStreamWaitEvent")?;
+    pub(super) fn cuStreamWaitEvent(&self, stream: CuStream, event: CuEvent, how: c_uint) -> Done {
+        let (mut state, current) = self.enter_context("cuStreamWaitEvent")?;
         self.stream_context(&state, current, stream)?;
-        let known = state.events.contains_key(&event.0);
-        known.then_some(()).ok_or(CuResult::INVALID_HANDLE)
+        if !state.events.contains_key(&event.0) {
+            return Err(CuResult::INVALID_HANDLE);
+        }
+        if how == flags::EVENT_WAIT_EXTERNAL {
+            let capture = state.streams.get(&stream.0).and_then(|s| s.capture);
+            let (graph, _, _) = capture.ok_or(CuResult::INVALID_VALUE)?;
+            let graph = state.graphs.get_mut(&graph);
+            graph
+                .ok_or(CuResult::INVALID_HANDLE)?
+                .push(Work::Wait(event));
+        }
+        Ok(())
     }
 
     pub(super) fn cuStreamGetCtx(&self, stream: CuStream, context: *mut CuContext) -> Done {
@@ -81,17 +91,22 @@ impl Process {
         status: *mut c_uint,
         id: *mut u64,
         graph: *mut CuGraph,
-        _dependencies: *mut *const CuGraphNode,
+        dependencies: *mut *const CuGraphNode,
         count: *mut usize,
     ) -> Done {
         let entered = self.enter_context("cuStreamGetCaptureInfo");
         entered.map(|(state, _)| {
             put(status, capture_status_of(&state, stream));
             let capture = state.streams.get(&stream.0).and_then(|s| s.capture);
-            if let Some((handle, _, _)) = capture {
-                put(id, handle as u64);
-                put(graph, CuGraph(handle));
-                put(count, 0);
+            let Some((handle, _, _)) = capture else {
+                return;
+            };
+            put(id, handle as u64);
+            put(graph, CuGraph(handle));
+            if !dependencies.is_null() {
+                let tips = &state.graphs[&handle].tips;
+                put(dependencies, tips.as_ptr());
+                put(count, tips.len());
             }
         })
     }
@@ -230,10 +245,91 @@ impl Process {
             .ok_or(CuResult::INVALID_HANDLE)?
             .clone();
         drop(state);
-        graph
-            .work
-            .iter()
-            .try_for_each(|work| self.work(graph.context, work))
+        let works = graph.work.iter();
+        works
+            .clone()
+            .try_for_each(|work| self.work(graph.context, work))?;
+        let mut state = self.machine.lock();
+        for (event, _) in graph.marks.values() {
+            let event = state.events.get_mut(&event.0);
+            event.ok_or(CuResult::INVALID_HANDLE)?.recorded = Some(Instant::now());
+        }
+        Ok(())
+    }
+
+    pub(super) fn cuGraphAddEventRecordNode(
+        &self,
+        node: *mut CuGraphNode,
+        graph: CuGraph,
+        dependencies: *const CuGraphNode,
+        count: usize,
+        event: CuEvent,
+    ) -> Done {
+        let mut state = self.enter("cuGraphAddEventRecordNode")?;
+        let number = state.number();
+        let graph = state.graphs.get_mut(&graph.0);
+        let behind = nodes(dependencies, count);
+        let graph = graph.ok_or(CuResult::INVALID_HANDLE)?;
+        graph.marks.insert(number, (event, behind));
+        put(node, CuGraphNode(number));
+        Ok(())
+    }
+
+    pub(super) fn cuGraphAddDependencies(
+        &self,
+        graph: CuGraph,
+        from: *const CuGraphNode,
+        to: *const CuGraphNode,
+        count: usize,
+    ) -> Done {
+        self.edges(
+            "cuGraphAddDependencies",
+            graph,
+            (from, to, count),
+            |behind, from| {
+                behind.push(from);
+                true
+            },
+        )
+    }
+
+    pub(super) fn cuGraphRemoveDependencies(
+        &self,
+        graph: CuGraph,
+        from: *const CuGraphNode,
+        to: *const CuGraphNode,
+        count: usize,
+    ) -> Done {
+        self.edges(
+            "cuGraphRemoveDependencies",
+            graph,
+            (from, to, count),
+            |behind, from| {
+                let place = behind.iter().position(|node| *node == from);
+                place.map(|place| behind.remove(place)).is_some()
+            },
+        )
+    }
+
+    /// Changes the edges to marks of a graph.
+    fn edges(
+        &self,
+        function: &'static str,
+        graph: CuGraph,
+        (from, to, count): (*const CuGraphNode, *const CuGraphNode, usize),
+        change: impl Fn(&mut Vec<CuGraphNode>, CuGraphNode) -> bool,
+    ) -> Done {
+        let mut state = self.enter(function)?;
+        let graph = state.graphs.get_mut(&graph.0);
+        let graph = graph.ok_or(CuResult::INVALID_HANDLE)?;
+        for (from, to) in nodes(from, count).into_iter().zip(nodes(to, count)) {
+            let mark = graph.marks.get_mut(&to.0);
+            let (_, behind) = mark.ok_or(CuResult::INVALID_VALUE)?;
+            if from.0 > graph.work.len() || !change(behind, from) {
+                return Err(CuResult::INVALID_VALUE);
+            }
+        }
+        Ok(())
     }
 
     pub(super) fn cuGraphExecDestroy(&self, exec: CuGraphExec) -> Done {
@@ -300,6 +396,11 @@ impl Process {
             Ok(())
         })
     }
+}
+
+fn nodes(place: *const CuGraphNode, count: usize) -> Vec<CuGraphNode> {
+    // SAFETY: so many handles by the contract of the driver functions.
+    unsafe { std::slice::from_raw_parts(place, count) }.to_vec()
 }
 
 fn capture_status_of(state: &State, stream: CuStream) -> c_uint {
