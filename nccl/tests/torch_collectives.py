@@ -65,16 +65,15 @@ def main():
             world = f"{ranks} ranks, {'eager' if eager else 'lazy'}"
             left = list(names)
             while left:
-                verdicts, why = run_world(options.library, ranks, gpus, eager, left)
-                for name, (verdict, text) in verdicts.items():
+                has_failed = False
+                for name, verdict, text in run_world(options.library, ranks, gpus, eager, left[:]):
                     left.remove(name)
                     print(f"{verdict:4} {world}: {name}{': ' + text if text else ''}", flush=True)
                     passed += verdict == "ok"
                     failed += verdict == "FAIL"
                     skipped += verdict == "skip"
-                if left and not any(verdict == "FAIL" for verdict, _ in verdicts.values()):
-                    print(f"FAIL {world}: {left.pop(0)}: {why}", flush=True)
-                    failed += 1
+                    has_failed |= verdict == "FAIL"
+                assert has_failed or not left
         if ranks > 1:
             verdict, text = killed_rank(options.library, ranks, gpus)
             print(f"{verdict:4} {ranks} ranks: a killed rank ends the others: {text}", flush=True)
@@ -136,35 +135,55 @@ def tail(path, lines=6):
 
 
 def run_world(library, ranks, gpus, eager, names):
-    """Runs checks until one fails; what came of each, and why the ranks ended early."""
+    """Runs checks until one fails: the name, the verdict and a text of each, as it is known of all
+    ranks. Of one that ranks did not come to the end of, the text says how they ended."""
     with tempfile.TemporaryDirectory() as folder:
         folder = Path(folder)
         started = start_ranks(library, ranks, gpus, {"checks": names, "eager": eager}, folder)
-        deadline = time.monotonic() + WORLD_SECONDS
-        while time.monotonic() < deadline and any(one.poll() is None for one in started):
-            if any(one.poll() not in (None, 0) for one in started):
-                # The others notice by themselves, or are ended.
-                deadline = min(deadline, time.monotonic() + 10)
-            time.sleep(0.05)
-        stop(started)
-        each = []
-        for rank in range(ranks):
-            path = folder / f"verdicts.{rank}"
-            lines = path.read_text().splitlines() if path.exists() else []
-            each.append({one["name"]: one for one in map(json.loads, lines)})
-        verdicts = {}
-        for name in names:
-            found = [(rank, one[name]) for rank, one in enumerate(each) if name in one]
-            bad = [(rank, one) for rank, one in found if one["verdict"] == "FAIL"]
-            if bad:
-                verdicts[name] = ("FAIL", f"rank {bad[0][0]}: {bad[0][1]['text']}")
-                break
-            if len(found) < ranks:
-                break
-            verdicts[name] = (found[0][1]["verdict"], found[0][1]["text"])
-        ended = [f"rank {rank} (code {one.returncode}): {tail(folder / f'log.{rank}')}"
-                 for rank, one in enumerate(started) if one.returncode != 0]
-        return verdicts, "; ".join(ended) or f"not done after {WORLD_SECONDS} s"
+        try:
+            deadline = time.monotonic() + WORLD_SECONDS
+            while time.monotonic() < deadline and any(one.poll() is None for one in started):
+                if any(one.poll() not in (None, 0) for one in started):
+                    # The others notice by themselves, or are ended.
+                    deadline = min(deadline, time.monotonic() + 10)
+                time.sleep(0.2)
+                for name, verdict, text in read_verdicts(folder, ranks, names, False):
+                    names.remove(name)
+                    yield name, verdict, text
+        finally:
+            stop(started)
+        bad = None
+        for name, verdict, text in read_verdicts(folder, ranks, names, True):
+            names.remove(name)
+            bad = name if verdict == "FAIL" else None
+            yield name, verdict, text
+        if names and not bad:
+            ended = [f"rank {rank} (code {one.returncode}): {tail(folder / f'log.{rank}')}"
+                     for rank, one in enumerate(started) if one.returncode != 0]
+            yield names[0], "FAIL", "; ".join(ended) or f"not done after {WORLD_SECONDS} s"
+
+
+def read_verdicts(folder, ranks, names, have_ended):
+    """What is known of checks that all ranks have come through; at the end also of one that failed
+    on some rank."""
+    each = []
+    for rank in range(ranks):
+        path = folder / f"verdicts.{rank}"
+        # A line that is being written has no end yet.
+        lines = path.read_text().split("\n")[:-1] if path.exists() else []
+        each.append({one["name"]: one for one in map(json.loads, lines)})
+    verdicts = []
+    for name in names:
+        found = [(rank, one[name]) for rank, one in enumerate(each) if name in one]
+        bad = [(rank, one) for rank, one in found if one["verdict"] == "FAIL"]
+        if bad:
+            if have_ended:
+                verdicts.append((name, "FAIL", f"rank {bad[0][0]}: {bad[0][1]['text']}"))
+            break
+        if len(found) < ranks:
+            break
+        verdicts.append((name, found[0][1]["verdict"], found[0][1]["text"]))
+    return verdicts
 
 
 def killed_rank(library, ranks, gpus):
