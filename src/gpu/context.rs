@@ -22,6 +22,7 @@ impl Context {
     /// Those of the driver.
     pub fn primary(device: &Device) -> Result<Arc<Context>> {
         let driver = device.driver();
+        let _relaxed = Relaxed::enter(driver)?;
         let mut handle = CuContext::default();
         // SAFETY: writes one handle.
         let result = unsafe {
@@ -63,20 +64,15 @@ impl Context {
     /// Those of the driver.
     pub fn bind(&self) -> Result<Bound<'_>> {
         let driver = self.driver();
-        let mut mode: c_uint = capture_mode::RELAXED;
+        let relaxed = Relaxed::enter(driver)?;
         // SAFETY: the handle is of a context that `self` keeps.
         driver.check("cuCtxPushCurrent", unsafe {
             driver.api().cuCtxPushCurrent(self.handle)
         })?;
-        // SAFETY: reads and writes one integer; the mode is the thread's own.
-        let exchanged = unsafe { driver.api().cuThreadExchangeStreamCaptureMode(&mut mode) };
-        let bound = Bound {
+        Ok(Bound {
             context: self,
-            mode: (exchanged == CuResult::SUCCESS).then_some(mode),
-            thread: PhantomData,
-        };
-        driver.check("cuThreadExchangeStreamCaptureMode", exchanged)?;
-        Ok(bound)
+            _relaxed: relaxed,
+        })
     }
 
     /// Lets kernels of the context use `bytes` of stack a thread, if they may use less now. The
@@ -148,6 +144,7 @@ impl Context {
 impl Drop for Context {
     fn drop(&mut self) {
         let driver = self.driver();
+        let _relaxed = Relaxed::to_drop(driver);
         // SAFETY: retained once by `primary`, released once here.
         driver.log("cuDevicePrimaryCtxRelease", unsafe {
             driver.api().cuDevicePrimaryCtxRelease(self.device.handle())
@@ -164,25 +161,65 @@ impl fmt::Debug for Context {
 /// A context that is current on this thread for as long as this lives.
 pub struct Bound<'a> {
     context: &'a Context,
-    /// The capture mode to put back.
-    mode: Option<c_uint>,
-    /// What is current is the thread's.
-    thread: PhantomData<*const ()>,
+    _relaxed: Relaxed<'a>,
 }
 
 impl Drop for Bound<'_> {
     fn drop(&mut self) {
         let driver = self.context.driver();
-        if let Some(mut mode) = self.mode {
-            // SAFETY: reads and writes one integer.
-            driver.log("cuThreadExchangeStreamCaptureMode", unsafe {
-                driver.api().cuThreadExchangeStreamCaptureMode(&mut mode)
-            });
-        }
         let mut popped = CuContext::default();
         // SAFETY: pushed by `bind` on this thread; guards are dropped in reverse order.
         driver.log("cuCtxPopCurrent", unsafe {
             driver.api().cuCtxPopCurrent(&mut popped)
         });
+    }
+}
+
+/// For as long as this lives, stream captures forbid this thread nothing: neither its own, nor those
+/// of others, which what it does might else put an end to.
+pub(super) struct Relaxed<'a> {
+    driver: &'a Driver,
+    /// The mode to put back.
+    mode: c_uint,
+    /// It is the thread's.
+    thread: PhantomData<*const ()>,
+}
+
+impl<'a> Relaxed<'a> {
+    /// # Errors
+    /// Those of the driver.
+    pub fn enter(driver: &'a Driver) -> Result<Relaxed<'a>> {
+        let mut mode: c_uint = capture_mode::RELAXED;
+        // SAFETY: reads and writes one integer; the mode is the thread's own.
+        driver.check("cuThreadExchangeStreamCaptureMode", unsafe {
+            driver.api().cuThreadExchangeStreamCaptureMode(&mut mode)
+        })?;
+        Ok(Relaxed {
+            driver,
+            mode,
+            thread: PhantomData,
+        })
+    }
+
+    /// The same where nothing can be done about an error, which is logged.
+    pub fn to_drop(driver: &'a Driver) -> Option<Relaxed<'a>> {
+        Relaxed::enter(driver)
+            .inspect_err(|error| {
+                crate::sys::log::line(crate::sys::log::Level::Warn, format_args!("{error}"))
+            })
+            .ok()
+    }
+}
+
+impl Drop for Relaxed<'_> {
+    fn drop(&mut self) {
+        let mut mode = self.mode;
+        // SAFETY: reads and writes one integer.
+        self.driver
+            .log("cuThreadExchangeStreamCaptureMode", unsafe {
+                self.driver
+                    .api()
+                    .cuThreadExchangeStreamCaptureMode(&mut mode)
+            });
     }
 }

@@ -1,5 +1,6 @@
 //! Events: marks in a stream.
 
+use super::context::Relaxed;
 use super::stream::poll;
 use super::{Context, Stream};
 use crate::error::Result;
@@ -107,6 +108,7 @@ impl Event {
 impl Drop for Event {
     fn drop(&mut self) {
         let driver = self.context.driver();
+        let _relaxed = Relaxed::to_drop(driver);
         // SAFETY: made by `with_flags`, destroyed once; the driver keeps what queued work needs.
         driver.log("cuEventDestroy", unsafe {
             driver.api().cuEventDestroy(self.handle)

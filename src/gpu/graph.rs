@@ -1,5 +1,6 @@
 //! Graphs: work that is recorded once and launched many times.
 
+use super::context::Relaxed;
 use super::{Context, Event, Stream};
 use crate::error::{Error, Result};
 use crate::sys::cuda::{
@@ -96,6 +97,7 @@ impl Graph {
 impl Drop for Graph {
     fn drop(&mut self) {
         let driver = self.context.driver();
+        let _relaxed = Relaxed::to_drop(driver);
         // SAFETY: instantiated by `capture`, destroyed once; launches that are queued still run.
         driver.log("cuGraphExecDestroy", unsafe {
             driver.api().cuGraphExecDestroy(self.exec)
@@ -114,6 +116,7 @@ impl Drop for Recorded<'_> {
         // A capture that failed leaves no graph.
         if self.graph != CuGraph::default() {
             let driver = self.context.driver();
+            let _relaxed = Relaxed::to_drop(driver);
             // SAFETY: ended by `capture`, destroyed once.
             driver.log("cuGraphDestroy", unsafe {
                 driver.api().cuGraphDestroy(self.graph)

@@ -1,5 +1,6 @@
 //! Streams: the caller's, and our own.
 
+use super::context::Relaxed;
 use super::{Context, Event};
 use crate::error::{Error, ErrorKind, Result};
 use crate::sys::cuda::{CuResult, CuStream, capture_status, flags};
@@ -151,6 +152,7 @@ impl Drop for Stream {
             return;
         }
         let driver = self.context.driver();
+        let _relaxed = Relaxed::to_drop(driver);
         // SAFETY: made by `with_priority`, destroyed once. Work that is queued still runs; the
         // call does not wait for it.
         driver.log("cuStreamDestroy", unsafe {

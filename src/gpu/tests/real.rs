@@ -3,9 +3,17 @@
 
 use super::*;
 use crate::gpu::probe::{Probe, check_peer, probe_word};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The GPUs; none, with the reason printed, where there are none to use.
-fn devices() -> Vec<Device> {
+/// The GPUs; none, with the reason printed, where there are none to use. Tests have them in turn: in
+/// one that records a graph no other is to wait for a GPU as a whole.
+fn devices() -> (MutexGuard<'static, ()>, Vec<Device>) {
+    static TURN: Mutex<()> = Mutex::new(());
+    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    (turn, found())
+}
+
+fn found() -> Vec<Device> {
     let found = Driver::load().and_then(|driver| driver.devices());
     match (found, kernels::STATE) {
         (Ok(devices), kernels::State::Built { .. }) => devices,
@@ -22,7 +30,8 @@ fn devices() -> Vec<Device> {
 
 #[test]
 fn kernels_of_the_build_run() {
-    for device in devices() {
+    let (_turn, devices) = devices();
+    for device in devices {
         let context = Context::primary(&device).unwrap();
         let probe = Probe::new(&context).unwrap();
         let stream = Stream::new(&context).unwrap();
@@ -71,7 +80,8 @@ fn driver_pointer(device: &Device, address: u64) -> Pointer {
 /// Allocated, used and freed behind a stream of its own while another one records a graph.
 #[test]
 fn queued_memory_comes_and_goes_beside_a_capture() {
-    for device in devices() {
+    let (_turn, devices) = devices();
+    for device in devices {
         let context = Context::primary(&device).unwrap();
         let callers = Stream::new(&context).unwrap();
         let own = Arc::new(Stream::new(&context).unwrap());
@@ -98,7 +108,8 @@ fn queued_memory_comes_and_goes_beside_a_capture() {
 
 #[test]
 fn graphs_replay_and_keep() {
-    for device in devices() {
+    let (_turn, devices) = devices();
+    for device in devices {
         let context = Context::primary(&device).unwrap();
         let stream = Stream::new(&context).unwrap();
         let memory = DeviceMemory::zeroed(&context, 64, SOON).unwrap();
@@ -137,7 +148,8 @@ fn graphs_replay_and_keep() {
 
 #[test]
 fn replays_are_waited_for_and_wait() {
-    for device in devices() {
+    let (_turn, devices) = devices();
+    for device in devices {
         let context = Context::primary(&device).unwrap();
         let streams = [(); 2].map(|()| Stream::new(&context).unwrap());
         let memory = DeviceMemory::zeroed(&context, 64 << 20, SOON).unwrap();
@@ -183,7 +195,7 @@ fn replays_are_waited_for_and_wait() {
 
 #[test]
 fn words_bounce_between_gpus_and_streams() {
-    let devices = devices();
+    let (_turn, devices) = devices();
     let Some(first) = devices.first() else {
         return;
     };
