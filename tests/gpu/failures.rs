@@ -138,6 +138,10 @@ pub fn abort(world: &World) -> Verdict {
         if comm.rank() == 0 {
             std::thread::scope(|scope| scope.spawn(|| comm.abort()).join())
                 .map_err(|_| Stop::Wrong("abort panicked".into()))?;
+            comm.wait_stopped(PATIENCE)?;
+            ensure(comm.is_idle(), || {
+                "the wait for the kernel was over before it".into()
+            })?;
         }
         while !arena.stream()?.is_idle()? {
             ensure(begin.elapsed() < PATIENCE, || "the kernel stays".into())?;
