@@ -117,7 +117,7 @@ impl Run<'_> {
             return Ok(false);
         };
         let header = end.expect();
-        let Some(header) = header.map_err(|error| engine.explain_break(error))? else {
+        let Some(header) = header.map_err(|error| engine.explain_break(error, step))? else {
             return Ok(false);
         };
         // Before any of it is written to the output.
@@ -129,7 +129,7 @@ impl Run<'_> {
             return Ok(false);
         };
         let whole = end.recv_into(place);
-        whole.map_err(|error| engine.explain_break(error))
+        whole.map_err(|error| engine.explain_break(error, step))
     }
 
     /// Runs the part of the step that precedes sending; whether it could.
@@ -145,7 +145,7 @@ impl Run<'_> {
         }
         let channel = self.lanes[at].channel;
         let arrived = run::arrived(&mut engine.links, channel, step);
-        if !arrived.map_err(|error| engine.explain_break(error))? {
+        if !arrived.map_err(|error| engine.explain_break(error, step))? {
             return Ok(false);
         }
         self.execute(engine, at, visit, step, true)?;
@@ -187,7 +187,7 @@ impl Run<'_> {
                 continue;
             };
             let sent = end.send_from(header, payload);
-            match sent.map_err(|error| engine.explain_break(error))? {
+            match sent.map_err(|error| engine.explain_break(error, step))? {
                 true => {
                     passage.sent |= 1 << index;
                     self.wire_bytes += chunk.given as u64;

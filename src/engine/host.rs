@@ -11,7 +11,7 @@ use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::UserBuffers;
 use crate::plan::{Limits, Machine, MeasuredCosts, Planner, Request};
-use crate::schedule::Hosts;
+use crate::schedule::{Hosts, Step};
 use crate::simd::Isa;
 use crate::sync::Fault;
 use crate::transport::Links;
@@ -290,34 +290,26 @@ impl HostEngine {
                 true => Err(reason),
             };
         }
-        self.links
-            .waiter
-            .idle(scans, limit)
-            .map_err(|error| self.explain_break(error))?;
+        self.links.waiter.idle(scans, limit)?;
         if scans < SPINS && !scans.is_multiple_of(SCANS_PER_CLOCK) {
             return Ok(());
         }
         let now = Instant::now();
         let since = *clock.since.get_or_insert(now);
         let expired = now.duration_since(since) >= self.timeout;
-        // A rank that left in good order published all it had before it said so.
         let look = now.duration_since(since) >= GRACE;
         if !expired && !look {
             return Ok(());
         }
         let waiting = waiting(&mut self.links);
         let peers = self.exchange.peers();
-        if let Some((rank, what)) = waiting
-            .iter()
-            .find(|(rank, _)| self.exchange.departed(*rank))
-        {
-            return Err(Error::new(
-                ErrorKind::Remote,
-                format!(
-                    "{} left the communicator, and rank {} still waits for it: {what}",
-                    peers[*rank], self.links.rank
-                ),
-            ));
+        // A rank that left in good order published all it had before it said so. In memory that is
+        // to be seen by now; what a network still carries comes before the connection ends.
+        let gone = waiting.iter().find(|(rank, _)| {
+            self.exchange.departed(*rank) && (expired || self.shares_memory(*rank))
+        });
+        if let Some((rank, what)) = gone {
+            return Err(Error::new(ErrorKind::Remote, self.left(*rank, what)));
         }
         if expired {
             let whom: Vec<String> = waiting
@@ -337,12 +329,33 @@ impl HostEngine {
         Ok(())
     }
 
-    /// A connection broke: gives the control side a moment to name the cause.
-    pub(super) fn explain_break(&self, error: Error) -> Error {
-        if error.kind() == ErrorKind::Remote {
-            self.await_cause(error)
-        } else {
-            error
+    /// Whether what `rank` has published can be seen at once.
+    fn shares_memory(&self, rank: usize) -> bool {
+        let kind = self.links.kinds[rank];
+        matches!(kind, Some(TransportKind::Loopback | TransportKind::Shm))
+    }
+
+    fn left(&self, rank: usize, what: impl std::fmt::Display) -> String {
+        format!(
+            "{} left the communicator, and rank {} still waits for it: {what}",
+            self.exchange.peers()[rank],
+            self.links.rank
+        )
+    }
+
+    /// A connection broke in `step`: gives the control side a moment to name the cause.
+    pub(super) fn explain_break(&self, error: Error, step: &Step) -> Error {
+        if error.kind() != ErrorKind::Remote {
+            return error;
+        }
+        let error = self.await_cause(error);
+        let mut peers = step.recv_from.iter().chain(step.send_to.iter());
+        let gone = peers.find(|&&rank| self.exchange.departed(rank as usize));
+        match gone {
+            Some(&rank) if !self.fault.is_raised() => {
+                Error::new(ErrorKind::Remote, self.left(rank as usize, error.message()))
+            }
+            _ => error,
         }
     }
 

@@ -159,7 +159,7 @@ impl<'a> Run<'a> {
         let channel = self.lanes[at].channel;
         let ready = arrived(&mut engine.links, channel, &step)
             .and_then(|arrived| Ok(arrived && has_room(&mut engine.links, channel, &step)?));
-        if !ready.map_err(|error| engine.explain_break(error))? {
+        if !ready.map_err(|error| engine.explain_break(error, &step))? {
             return Ok(false);
         }
         self.execute(engine, at, visit, &step, false)?;
@@ -271,7 +271,7 @@ impl<'a> Run<'a> {
                 for &to in step.send_to.iter() {
                     if let Some(end) = &mut engine.links.sends[channel * nranks + to as usize] {
                         let flushed = end.flushed();
-                        if !flushed.map_err(|error| engine.explain_break(error))? {
+                        if !flushed.map_err(|error| engine.explain_break(error, step))? {
                             return Ok(false);
                         }
                     }

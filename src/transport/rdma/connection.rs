@@ -196,7 +196,7 @@ impl Connection {
         }
     }
 
-    /// Whether all messages are in the peer's memory.
+    /// Whether all messages are in the peer's memory, or are of no more use to it.
     pub fn drained(&mut self) -> Result<bool> {
         if self.ways.iter().all(Way::drained) {
             return Ok(true);
@@ -208,7 +208,8 @@ impl Connection {
             }
         }
         self.progress();
-        if self.ways.iter().all(Way::drained) {
+        // Who left in good order wants nothing more.
+        if self.left() || self.ways.iter().all(Way::drained) {
             return Ok(true);
         }
         self.usable().map(|()| false)
