@@ -3,13 +3,20 @@
 
 mod common;
 
-use cinch::bootstrap::{Exchange, ExchangeRef, PeerInfo, Star};
+use cinch::bootstrap::{Exchange, ExchangeRef, LocalExchange, PeerInfo, Star};
 use cinch::comm::Call;
+use cinch::engine::HostEngine;
 use cinch::mem::{UserBuffers, bytes_of, bytes_of_mut};
+use cinch::plan::{Machine, Request};
+use cinch::schedule::Hosts;
+use cinch::simd::Isa;
 use cinch::sync::Fault;
 use cinch::testing::local_world;
+use cinch::transport::{ConnectContext, Header, RecvEnd, connect_all};
 use cinch::types::{SIGNATURE_WORDS, TransportKind};
-use cinch::{Collective, Communicator, Config, DType, Error, ErrorKind, UniqueId};
+use cinch::{
+    CodecSpec, Collective, Communicator, Config, DType, Error, ErrorKind, ReduceOp, UniqueId,
+};
 use common::{Rng, TRANSPORTS, config, number, seed};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -231,6 +238,142 @@ fn whoever_has_all_it_needs_is_not_disturbed() {
             );
             assert!(failed.is_empty(), "{transport}, {end:?}: {failed:#?}");
             assert!(slowest < Duration::from_secs(2), "{slowest:?}");
+        }
+    }
+}
+
+#[test]
+fn who_fails_unheard_and_goes_has_not_left_in_good_order() {
+    let config = Config {
+        heartbeat: Duration::from_secs(60),
+        ..config(TransportKind::Loopback)
+    };
+    for local in [true, false] {
+        let body = |comm: &Communicator| {
+            if comm.rank() == 0 {
+                // As the fault of the communicator that this one was split from would.
+                comm.fault().raise(Error::internal("what went wrong"));
+                return String::new();
+            }
+            let error = comm.recv(&mut [0u8; 8], 0).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Internal);
+            error.message().to_string()
+        };
+        let said = match local {
+            // Rank 0's is dropped when its body ends.
+            true => local_world(2, &config, body),
+            false => common::world(2, &config, |comm| body(&comm)),
+        };
+        let named = said[1].starts_with("rank 0 (") && said[1].ends_with("what went wrong");
+        assert!(named, "{said:?}");
+    }
+}
+
+/// The end of a connection over a slow network: what has been sent arrives late.
+#[derive(Debug)]
+struct Slow(Box<dyn RecvEnd>, Instant);
+
+impl RecvEnd for Slow {
+    fn ready(&mut self) -> cinch::Result<bool> {
+        if Instant::now() < self.1 {
+            return Ok(false);
+        }
+        self.0.ready()
+    }
+
+    fn header(&self) -> Header {
+        self.0.header()
+    }
+
+    fn payload(&self) -> &[u8] {
+        self.0.payload()
+    }
+
+    fn release(&mut self) {
+        self.0.release();
+    }
+}
+
+/// Two engines, of which rank 0 sends `count` bytes and leaves, and rank 1 expects 8 that come
+/// 0.8 s later.
+fn slow(transport: TransportKind, count: usize) -> cinch::Result<Vec<u8>> {
+    let config = config(transport);
+    let faults = [Fault::new(), Fault::new()];
+    let ranks = LocalExchange::world_with(2, &faults, &config);
+    let results: Vec<_> = std::thread::scope(|scope| {
+        let ranks = ranks.into_iter().zip(&faults).map(|(exchange, fault)| {
+            let config = &config;
+            scope.spawn(move || {
+                let (rank, exchange): (usize, ExchangeRef) = (exchange.rank(), exchange);
+                let mut links = connect_all(&ConnectContext {
+                    exchange: &*exchange,
+                    config,
+                    fault,
+                    deadline: Instant::now() + config.init_timeout,
+                    verbs: None,
+                })?;
+                if rank == 1 {
+                    let late = Instant::now() + Duration::from_millis(800);
+                    let ends = std::mem::take(&mut links.recvs).into_iter();
+                    let slowed = ends.map(|end| end.map(|end| Box::new(Slow(end, late)) as Box<_>));
+                    links.recvs = slowed.collect();
+                }
+                let machine = Machine {
+                    transport,
+                    inside: transport,
+                    oversubscribed: true,
+                    measured: None,
+                };
+                let hosts = Hosts::new(exchange.peers().iter().map(|peer| peer.host_id));
+                let (isa, parts) = (Isa::detect(), (machine, hosts));
+                let mut engine =
+                    HostEngine::new(links, exchange.clone(), fault.clone(), config, isa, parts);
+                let request = Request {
+                    collective: Collective::SendRecv,
+                    dtype: DType::U8,
+                    op: ReduceOp::Sum,
+                    count: if rank == 0 { count } else { 8 },
+                    root: 0,
+                    peer: 1,
+                    codec: CodecSpec::RAW,
+                    auto: false,
+                    intra: CodecSpec::RAW,
+                    algorithm: None,
+                    tensor: None,
+                    feedback: None,
+                };
+                let (sent, mut got) = (vec![5; count], vec![0; 8]);
+                if rank == 0 {
+                    if count > 0 {
+                        let run = engine.prepare(request, UserBuffers::new(&sent, &mut []))?;
+                        engine.run(run)?;
+                    }
+                    // As a communicator that is dropped.
+                    exchange.leave();
+                } else {
+                    let run = engine.prepare(request, UserBuffers::new(&[], &mut got))?;
+                    engine.run(run)?;
+                }
+                Ok(got)
+            })
+        });
+        let ranks: Vec<_> = ranks.collect();
+        let results = ranks.into_iter().map(|rank| rank.join().expect("a rank"));
+        results.collect()
+    });
+    let [first, second] = results.try_into().expect("two ranks");
+    first.expect("rank 0");
+    second
+}
+
+#[test]
+fn what_a_rank_that_left_has_sent_may_be_long_on_its_way() {
+    assert_eq!(slow(TransportKind::Tcp, 8).unwrap(), vec![5; 8]);
+    for transport in [TransportKind::Tcp, TransportKind::Shm] {
+        let error = slow(transport, 0).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Remote);
+        for part in ["rank 0 (", "left the communicator, and rank 1 still waits"] {
+            assert!(error.message().contains(part), "{transport}: {error}");
         }
     }
 }

@@ -496,6 +496,10 @@ impl Drop for Communicator {
             // Peers that still wait for this rank's part get it before they hear that it left.
             engine.end();
         }
+        // The others must not take for a rank that left in good order one that failed unheard.
+        if let Err(reason) = self.fault.check() {
+            self.tell(&reason);
+        }
         self.exchange.leave();
     }
 }

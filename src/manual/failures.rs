@@ -32,7 +32,9 @@
 //! communicator, within a second or with a warning.
 //!
 //! A rank that leaves in good order says goodbye; what then happens to its connections is no
-//! failure. Waiting for its data is one: for a kernel, which alone knows, at its own deadline.
+//! failure. Waiting for its data is one: in memory of one host 0.3 s later, when all that it published
+//! is surely seen; over a network when the connection ends, behind its last byte; for a kernel, which
+//! alone knows, at its own deadline. A rank whose communicator had failed before it left says so first.
 //!
 //! **RDMA.** Seven retries mean for ever to some devices, so `CINCH_IB_RETRY` ends at 6: a dead peer
 //! always becomes an error. A port that goes down is a warning in the log at once, and part of the

@@ -284,8 +284,7 @@ impl Exchange for Star {
         }
         self.shared.changed.notify_all();
         if !self.is_alone() {
-            let mine = &self.shared.peers[self.shared.rank];
-            let told = reason.clone().context(format!("{mine} reports"));
+            let told = self.shared.report(reason);
             self.shared.command(Command::Announce(told));
         }
     }

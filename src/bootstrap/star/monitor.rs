@@ -148,6 +148,12 @@ impl Shared {
         self.changed.notify_all();
     }
 
+    /// What the others are told of a reason that this rank gives.
+    pub(super) fn report(&self, reason: &Error) -> Error {
+        let me = &self.peers[self.rank];
+        reason.clone().context(format!("{me} reports"))
+    }
+
     pub(super) fn depart(&self, rank: usize) {
         if let Some(departed) = self.departed.get(rank) {
             // SYNC POINT departed: what the rank sent before it left is on its way already.
@@ -361,6 +367,19 @@ impl Monitor {
         self.shared.changed.notify_all();
     }
 
+    /// Tells the others of a fault that came from elsewhere, from the communicator that this one was
+    /// split from for instance: nobody else here may look at it for a long time.
+    fn report_own(&mut self) {
+        if self.failed || self.leaving.is_some() {
+            return;
+        }
+        if let Err(reason) = self.shared.fault.check() {
+            self.failed = true;
+            let told = self.shared.report(&reason);
+            self.tell_all_but(None, ANNOUNCE, &Body::new(write_error(&told)));
+        }
+    }
+
     pub(super) fn tell_all_but(&mut self, at: Option<usize>, kind: u8, body: &Arc<Body>) {
         for (_, link) in self
             .links
@@ -453,6 +472,7 @@ impl Monitor {
     }
 
     fn beat(&mut self) {
+        self.report_own();
         let now = Instant::now();
         let beat = self.shared.beat;
         self.next_beat = now + beat;

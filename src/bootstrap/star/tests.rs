@@ -387,6 +387,24 @@ fn a_fault_of_ones_own_ends_the_wait() {
 }
 
 #[test]
+fn a_fault_from_elsewhere_is_told_with_the_next_beat() {
+    for victim in [0, 1] {
+        let world = world(3, &config(60.0));
+        world.faults[victim].raise(Error::new(ErrorKind::Internal, "enough"));
+        let name = world.stars[0].peers()[victim].to_string();
+        for (rank, fault) in world.faults.iter().enumerate() {
+            eventually("all hear", || fault.is_raised());
+            let told = if rank == victim {
+                "enough".to_string()
+            } else {
+                format!("{name} reports: enough")
+            };
+            assert_eq!(fault.reason().unwrap().message(), told);
+        }
+    }
+}
+
+#[test]
 fn sixty_four_ranks_join() {
     let world = world(64, &config(60.0));
     let all = on_all(&world, |star| {
