@@ -44,6 +44,8 @@ pub(crate) struct Asked {
     pub(crate) blocking: bool,
     /// Upper bound of a call's blocks.
     pub(crate) max_blocks: Option<usize>,
+    /// Whether graphs with its calls are all that it is used by, or the program orders the rest.
+    pub(crate) graphs_alone: bool,
     /// What the program calls the communicator.
     pub(crate) name: Option<String>,
     /// Whether a communicator that is split from another fails with it.
@@ -55,6 +57,7 @@ impl Default for Asked {
         Asked {
             blocking: true,
             max_blocks: None,
+            graphs_alone: false,
             name: None,
             shares: false,
         }
@@ -101,6 +104,11 @@ impl Asked {
         if config.CTAPolicy != INT && !(0..4).contains(&config.CTAPolicy) {
             return Err(wrong("CTAPolicy", config.CTAPolicy, "0 to 3"));
         }
+        asked.graphs_alone = match config.graphUsageMode {
+            INT | 2 => false,
+            0 | 1 => true,
+            other => return Err(wrong("graphUsageMode", other, "0 to 2")),
+        };
         if config.maxCTAs != INT {
             if config.minCTAs > config.maxCTAs {
                 return Err(Error::invalid_argument(format!(
@@ -124,6 +132,9 @@ impl Asked {
             && blocks < config.lanes(1)
         {
             config.set("CINCH_GPU_CHANNELS", &blocks.to_string(), Origin::Program)?;
+        }
+        if self.graphs_alone {
+            config.set("CINCH_GRAPH_MIXING", "0", Origin::Program)?;
         }
         if let Some(name) = &self.name {
             config.comm_name = name.clone();
@@ -265,29 +276,35 @@ mod tests {
             config.maxCTAs = 7;
             config.commName = c"pipeline".as_ptr();
             config.splitShare = 1;
+            config.graphUsageMode = 1;
         });
         let expected = Asked {
             blocking: false,
             max_blocks: Some(7),
+            graphs_alone: true,
             name: Some("pipeline".into()),
             shares: true,
         };
         assert_eq!(asked.unwrap().unwrap(), expected);
         // An upper bound, which raises nothing.
         let applied = expected.apply(Config::default()).unwrap();
-        assert_eq!(applied.gpu_channels, Some(7));
+        assert_eq!(
+            (applied.gpu_channels, applied.graph_mixing),
+            (Some(7), false)
+        );
         let wide = Asked {
             max_blocks: Some(1000),
             ..expected
         };
         assert_eq!(wide.apply(applied.clone()).unwrap(), applied);
         type Change = fn(&mut ncclConfig_t);
-        let wrong: [(Change, &str); 6] = [
+        let wrong: [(Change, &str); 7] = [
             (|config| config.blocking = 2, "blocking is 2"),
             (|config| config.splitShare = -1, "splitShare is -1"),
             (|config| config.maxCTAs = 0, "maxCTAs is 0"),
             (|config| config.cgaClusterSize = -4, "cgaClusterSize is -4"),
             (|config| config.CTAPolicy = 9, "CTAPolicy is 9"),
+            (|config| config.graphUsageMode = 3, "graphUsageMode is 3"),
             (
                 |config| (config.minCTAs, config.maxCTAs) = (8, 4),
                 "minCTAs 8",

@@ -59,9 +59,13 @@
 //! | 2, `CINCH_NCCL_OPTION_BLOCK` | `val.i` | elements that share a scale, of the codec named beside it |
 //! | 3, `CINCH_NCCL_OPTION_OFF` | `val.i`, 1 | the call is exact, whatever else is set |
 //!
+//! **Graphs.** Replays take their place among a communicator's other calls when they are launched, on
+//! whatever stream; with `NCCL_GRAPH_MIXING_SUPPORT=0` or `graphUsageMode` 0 or 1 the program orders
+//! them.
+//!
 //! **Hints.** Fields of `ncclConfig_t` and `ncclCollConfig_t` that steer NVIDIA's implementation are
 //! checked and change nothing, but for `blocking`, `maxCTAs`, `commName`, `splitShare`,
-//! `algSelection` and `ext`.
+//! `graphUsageMode`, `algSelection` and `ext`.
 //! Registering a buffer changes nothing either: kernels work on any memory of their GPU. A window
 //! is NULL, as NCCL has it where windows are not supported. Buffers in pinned or managed memory are
 //! refused.
