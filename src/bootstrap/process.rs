@@ -16,9 +16,14 @@ pub(super) enum Fate {
     Dead(&'static str),
 }
 
-/// Flags of a task that is on its way out: exiting, past its core dump, dumping core. The
-/// kernel sets them at once, while memory and files of a large process go on for seconds.
-const LEAVING: u64 = 0x4 | 0x8 | 0x200;
+/// Flags of a task that is on its way out. The kernel sets them at once, while memory and files
+/// of a large process go on for seconds.
+const LEAVING: u64 = EXITING | DUMPING;
+/// It ends, or is past the point where it could dump core; perhaps it alone: a main thread may
+/// end by `pthread_exit` while the others go on.
+const EXITING: u64 = 0x4 | 0x8;
+/// It writes the core of its process, all of which ends.
+const DUMPING: u64 = 0x200;
 
 /// Looks at a process that started `start_time` ticks after boot (see [`start_time`]).
 pub(super) fn fate(pid: u32, start_time: u64) -> Fate {
@@ -36,19 +41,60 @@ pub(super) fn fate(pid: u32, start_time: u64) -> Fate {
     match parse(&text) {
         None => Fate::Alive,
         Some(stat) if stat.start_time != start_time => Fate::Dead("its process is gone"),
-        Some(stat) => match stat.state {
-            'Z' | 'X' | 'x' => Fate::Dead("its process has ended"),
-            _ if stat.flags & LEAVING != 0 => Fate::Dead("its process is exiting"),
-            'T' | 't' => Fate::Stopped,
-            _ => Fate::Alive,
+        Some(stat) if stat.flags & DUMPING != 0 => Fate::Dead("its process is exiting"),
+        Some(stat) if stat.is_gone() => match others(pid) {
+            Others::Run => Fate::Alive,
+            Others::Stopped => Fate::Stopped,
+            Others::Gone if stat.has_ended() => Fate::Dead("its process has ended"),
+            Others::Gone => Fate::Dead("its process is exiting"),
         },
+        Some(stat) if stat.is_stopped() => Fate::Stopped,
+        Some(_) => Fate::Alive,
     }
+}
+
+/// The tasks of a process beside its first.
+enum Others {
+    Run,
+    Stopped,
+    Gone,
+}
+
+fn others(pid: u32) -> Others {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task"));
+    let tasks = tasks.into_iter().flatten().flatten();
+    let mut found = Others::Gone;
+    for task in tasks.filter(|task| *task.file_name() != *pid.to_string()) {
+        // One that ends meanwhile is gone.
+        let text = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+        match parse(&text) {
+            Some(stat) if stat.is_gone() => {}
+            Some(stat) if stat.is_stopped() => found = Others::Stopped,
+            Some(_) => return Others::Run,
+            None => {}
+        }
+    }
+    found
 }
 
 struct Stat {
     state: char,
     flags: u64,
     start_time: u64,
+}
+
+impl Stat {
+    fn is_gone(&self) -> bool {
+        self.has_ended() || self.flags & LEAVING != 0
+    }
+
+    fn has_ended(&self) -> bool {
+        matches!(self.state, 'Z' | 'X' | 'x')
+    }
+
+    fn is_stopped(&self) -> bool {
+        matches!(self.state, 'T' | 't')
+    }
 }
 
 /// Fields of `/proc/PID/stat`. The name in parentheses may hold anything, parentheses included.
@@ -182,6 +228,52 @@ mod tests {
         eventually(|fate| matches!(fate, Fate::Dead(_)));
         child.wait().unwrap();
         assert_eq!(fate(child.id(), born), Fate::Dead("its process is gone"));
+    }
+
+    /// The main thread ends, another one goes on: the process lives as long as that does.
+    #[test]
+    #[allow(unsafe_code)] // fork, and the end of one thread
+    fn a_process_lives_without_its_first_thread() {
+        use nix::libc;
+        use nix::sys::signal::{Signal, kill};
+        use nix::unistd::{ForkResult, fork};
+        // SAFETY: the child starts a thread and ends its only other one: nothing of the test
+        // harness runs there.
+        let child = match unsafe { fork() }.unwrap() {
+            ForkResult::Parent { child } => child,
+            ForkResult::Child => {
+                std::thread::spawn(|| {
+                    std::thread::sleep(std::time::Duration::from_secs(20));
+                    // SAFETY: ends the process.
+                    unsafe { libc::_exit(0) }
+                });
+                // SAFETY: the bare system call ends this thread alone.
+                unsafe {
+                    libc::syscall(libc::SYS_exit, 0);
+                    libc::_exit(1)
+                }
+            }
+        };
+        let pid = child.as_raw() as u32;
+        let born = start_time(pid).unwrap();
+        let until = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        let eventually = |right: &dyn Fn() -> bool| {
+            while !right() {
+                assert!(std::time::Instant::now() < until, "{:?}", fate(pid, born));
+                std::thread::yield_now();
+            }
+        };
+        let state = || {
+            let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+            parse(&text).unwrap().state
+        };
+        eventually(&|| state() == 'Z');
+        assert_eq!(fate(pid, born), Fate::Alive);
+        kill(child, Signal::SIGSTOP).unwrap();
+        eventually(&|| fate(pid, born) == Fate::Stopped);
+        kill(child, Signal::SIGKILL).unwrap();
+        eventually(&|| fate(pid, born) == Fate::Dead("its process has ended"));
+        nix::sys::wait::waitpid(child, None).unwrap();
     }
 
     #[test]
