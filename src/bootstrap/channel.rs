@@ -16,6 +16,7 @@ use super::keys::{self, Authenticator};
 use super::wire::damaged;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::Fault;
+use crate::sys::fork::Unshared;
 use nix::poll::PollFlags;
 use std::collections::VecDeque;
 use std::io::{ErrorKind as Io, Read, Write};
@@ -59,7 +60,7 @@ pub(super) struct Frame {
 
 /// One end of a framed connection.
 pub(super) struct Channel {
-    stream: TcpStream,
+    stream: Unshared<TcpStream>,
     sending: Direction,
     receiving: Direction,
     outbox: VecDeque<Piece>,
@@ -300,7 +301,7 @@ mod tests {
         let (b, _) = listener.accept().unwrap();
         let channel = |stream, connector| {
             Channel::new(Peer {
-                stream,
+                stream: Unshared::from(stream),
                 address,
                 rank: 0,
                 word: 0,

@@ -4,6 +4,7 @@ use super::*;
 use crate::comm::Group;
 use crate::engine::gpu::tests::{Bench, WAIT, buffers};
 use crate::gpu::{Device, Stream};
+use crate::sys::fork::{Ours, Owner};
 use crate::types::{Algorithm, CodecSpec};
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicBool;
@@ -25,6 +26,7 @@ fn communicators(bench: &Bench) -> Vec<Communicator> {
             buffer_bytes: 0,
             hosts: Hosts::new(rank.exchange.peers().iter().map(|peer| peer.host_id)),
         },
+        owner: Owner::this(),
         exchange: rank.exchange,
         fault: rank.fault,
         announced: AtomicBool::new(false),
@@ -32,11 +34,11 @@ fn communicators(bench: &Bench) -> Vec<Communicator> {
         config: config.clone(),
         sampler: Default::default(),
         counters: Default::default(),
-        side: Side::Gpu(Box::new(GpuSide {
+        side: Side::Gpu(Ours::new(Box::new(GpuSide {
             context: bench.context.clone(),
             engine: Mutex::new(rank.engine),
             slices: Some(Slices::new(&bench.context, WAIT).unwrap()),
-        })),
+        }))),
         spare: Mutex::default(),
         refuge: OnceLock::new(),
     });

@@ -11,6 +11,7 @@ use crate::plan::{Machine, Table};
 use crate::schedule::Hosts;
 use crate::simd::Isa;
 use crate::sync::Fault;
+use crate::sys::fork::{Ours, Owner};
 use crate::sys::log::{self, Level};
 use crate::transport::{self, ConnectContext, Links};
 use crate::types::{DeviceChoice, Subsystem, TransportKind};
@@ -137,12 +138,13 @@ pub(super) fn connect(
     agree(&exchange, &config, &policy, table.as_deref())?;
     let (info, side) = if config.device == DeviceChoice::Host {
         let (info, engine) = on_host(&exchange, &fault, &config, isa)?;
-        (info, Side::Host(Box::new(Mutex::new(engine))))
+        (info, Side::Host(Ours::new(Box::new(Mutex::new(engine)))))
     } else {
         let (info, side) = device::connect(&exchange, &fault, &config, &policy, isa, table)?;
-        (info, Side::Gpu(Box::new(side)))
+        (info, Side::Gpu(Ours::new(Box::new(side))))
     };
     let comm = Communicator {
+        owner: Owner::this(),
         exchange,
         fault,
         announced: AtomicBool::new(false),
@@ -421,6 +423,7 @@ pub(super) fn shrink(
 
 /// Where the ranks of `comm` can meet again.
 fn refuge(comm: &Communicator) -> Result<&Refuge> {
+    comm.owner.check()?;
     comm.refuge.get().ok_or_else(|| {
         Error::invalid_usage(
             "the communicator was not prepared to shrink when all ranks were there",

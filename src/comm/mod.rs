@@ -27,6 +27,7 @@ use crate::mem::UserBuffers;
 use crate::plan::{Limits, MeasuredCosts};
 use crate::schedule::Hosts;
 use crate::sync::Fault;
+use crate::sys::fork::{Ours, Owner};
 use crate::sys::log::{self, Level};
 use crate::types::TransportKind;
 use device::GpuSide;
@@ -43,8 +44,12 @@ use std::time::Duration;
 ///
 /// Dropping it leaves in good order: peers that still wait for this rank's part of a call get an
 /// error, peers that do not are not disturbed.
+///
+/// In a child that is forked later it is dead: calls fail with invalid usage, and abort and drop
+/// do nothing. The parent goes on.
 #[derive(Debug)]
 pub struct Communicator {
+    owner: Owner,
     exchange: ExchangeRef,
     fault: Arc<Fault>,
     /// Whether the other ranks were told why this communicator failed. The fault may be raised by
@@ -68,9 +73,9 @@ pub struct Communicator {
 #[derive(Debug)]
 enum Side {
     /// Buffers are in host memory.
-    Host(Box<Mutex<HostEngine>>),
+    Host(Ours<Box<Mutex<HostEngine>>>),
     /// Buffers are on a GPU.
-    Gpu(Box<GpuSide>),
+    Gpu(Ours<Box<GpuSide>>),
 }
 
 /// What a communicator is made of, for `cinch info` and logs.
@@ -317,6 +322,9 @@ impl Communicator {
     /// The reason why the communicator has failed, if it has. That another rank is gone is told
     /// here when it ends this rank's calls: those that need nothing of it complete first.
     pub fn async_error(&self) -> Option<Error> {
+        if let Err(error) = self.owner.check() {
+            return Some(error);
+        }
         let ended = self.fault.ends_waits();
         ended.inspect_err(|reason| self.tell(reason)).err()
     }
@@ -347,6 +355,7 @@ impl Communicator {
     /// # Errors
     /// Timeout if a kernel still runs; those of the driver.
     pub fn wait_stopped(&self, patience: Duration) -> Result<()> {
+        self.owner.check()?;
         match &self.side {
             Side::Host(engine) => {
                 // Held while a call runs. One that panicked has ended, too.
@@ -379,6 +388,7 @@ impl Communicator {
     }
 
     fn host_side(&self) -> Result<&Mutex<HostEngine>> {
+        self.owner.check()?;
         match &self.side {
             Side::Host(engine) => Ok(engine),
             Side::Gpu(side) => Err(Error::invalid_usage(format!(
@@ -398,6 +408,7 @@ impl Communicator {
     /// The reason why the communicator has failed, if it has; tells the other ranks if they have
     /// not heard it from this one.
     fn check_fault(&self) -> Result<()> {
+        self.owner.check()?;
         self.fault.check().inspect_err(|reason| self.tell(reason))
     }
 
@@ -412,6 +423,9 @@ impl Communicator {
     }
 
     fn fail(&self, reason: Error) {
+        if !self.owner.is_this() {
+            return;
+        }
         self.fault.raise(reason.clone());
         self.tell(self.fault.reason().unwrap_or(&reason));
     }
@@ -479,6 +493,9 @@ impl Communicator {
 
 impl Drop for Communicator {
     fn drop(&mut self) {
+        if !self.owner.is_this() {
+            return;
+        }
         if log::enabled(Level::Info) {
             log::line(
                 Level::Info,

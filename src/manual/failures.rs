@@ -47,6 +47,13 @@
 //! there is nothing to clean up after a crash. Sealed, because a peer that could shrink it could
 //! kill its neighbours.
 //!
+//! **Forks.** A child that the program forks, a data loader's worker say, closes its copies of the
+//! library's sockets before `fork` returns in it: a rank's end is seen at once although its
+//! workers live on. Communicators that were made before are dead there: calls fail with invalid
+//! usage, abort and drop do nothing, and the parent goes on. The child may make its own. Children
+//! of `vfork`, `posix_spawn`, `_Fork` and bare `clone`, which run no handlers, are expected to
+//! exec, which closes everything.
+//!
 //! **Measured** by `CINCH_TEST_KILLS=200 cargo test --test kills -- --nocapture` (kills at random
 //! moments, 4 to 8 ranks, shared memory and TCP) and
 //! `CINCH_TEST_MISMATCHES=1000 cargo test --test mismatch -- --nocapture`. Both run in a short form

@@ -2,6 +2,7 @@
 
 pub mod cpu;
 pub mod cuda;
+pub mod fork;
 pub mod futex;
 pub mod ibverbs;
 mod loader;

@@ -1,6 +1,7 @@
 //! Sockets that never block: listening, connecting, scattered reads and writes, and passing
 //! descriptors.
 
+use super::fork::Unshared;
 use crate::error::{Error, Result};
 use nix::sys::socket::{
     AddressFamily, Backlog, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType,
@@ -11,6 +12,9 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Duration;
+
+/// A socket that forked children do not keep.
+pub type Socket = Unshared<OwnedFd>;
 
 /// Where a listener is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,7 +38,7 @@ impl fmt::Display for Address {
 ///
 /// # Errors
 /// System, naming the address.
-pub fn listen(address: &Address) -> Result<OwnedFd> {
+pub fn listen(address: &Address) -> Result<Socket> {
     let what = |error| Error::system(format!("listening on {address}"), error);
     let listener = open(address).map_err(what)?;
     match address {
@@ -47,7 +51,7 @@ pub fn listen(address: &Address) -> Result<OwnedFd> {
     }
     .map_err(what)?;
     // The kernel cuts the length down to its own limit.
-    nix::sys::socket::listen(&listener, Backlog::MAXALLOWABLE).map_err(what)?;
+    nix::sys::socket::listen(&*listener, Backlog::MAXALLOWABLE).map_err(what)?;
     Ok(listener)
 }
 
@@ -70,20 +74,24 @@ pub fn port(listener: &OwnedFd) -> Result<u16> {
 ///
 /// # Errors
 /// What the system says; a connection that ended while it waited is none.
-pub fn accept(listener: &OwnedFd) -> io::Result<Option<OwnedFd>> {
+pub fn accept(listener: &OwnedFd) -> io::Result<Option<Socket>> {
     loop {
-        // SAFETY: null for the address is allowed; a non-negative result is a descriptor that
-        // nobody else owns.
-        let accepted = unsafe {
-            let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-            let null = std::ptr::null_mut();
-            let fd = libc::accept4(listener.as_raw_fd(), null, std::ptr::null_mut(), flags);
-            (fd >= 0).then(|| OwnedFd::from_raw_fd(fd))
+        let accepted = Unshared::open(|| {
+            // SAFETY: null for the address is allowed; a non-negative result is a descriptor that
+            // nobody else owns.
+            unsafe {
+                let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+                let null = std::ptr::null_mut();
+                match libc::accept4(listener.as_raw_fd(), null, std::ptr::null_mut(), flags) {
+                    fd @ 0.. => Ok(OwnedFd::from_raw_fd(fd)),
+                    _ => Err(io::Error::last_os_error()),
+                }
+            }
+        });
+        let error = match accepted {
+            Ok(socket) => return Ok(Some(socket)),
+            Err(error) => error,
         };
-        if accepted.is_some() {
-            return Ok(accepted);
-        }
-        let error = io::Error::last_os_error();
         match error.raw_os_error() {
             Some(libc::EAGAIN) => return Ok(None),
             // accept(2): errors of the connection itself are to be taken like EAGAIN.
@@ -105,7 +113,7 @@ pub fn accept(listener: &OwnedFd) -> io::Result<Option<OwnedFd>> {
 ///
 /// # Errors
 /// What the system says.
-pub fn connect(address: &Address) -> io::Result<OwnedFd> {
+pub fn connect(address: &Address) -> io::Result<Socket> {
     let socket = open(address)?;
     let done = match address {
         Address::Local(name) => nix::sys::socket::connect(socket.as_raw_fd(), &local(name)?),
@@ -333,14 +341,14 @@ pub fn descriptor_limit() -> usize {
     }
 }
 
-fn open(address: &Address) -> nix::Result<OwnedFd> {
+fn open(address: &Address) -> nix::Result<Socket> {
     let family = match address {
         Address::Local(_) => AddressFamily::Unix,
         Address::Tcp(SocketAddr::V4(_)) => AddressFamily::Inet,
         Address::Tcp(SocketAddr::V6(_)) => AddressFamily::Inet6,
     };
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-    nix::sys::socket::socket(family, SockType::Stream, flags, None)
+    Unshared::open(|| nix::sys::socket::socket(family, SockType::Stream, flags, None))
 }
 
 fn local(name: &[u8; 16]) -> nix::Result<UnixAddr> {
@@ -361,7 +369,7 @@ fn result(count: isize) -> io::Result<usize> {
 mod tests {
     use super::*;
 
-    fn joined(address: Address) -> (OwnedFd, OwnedFd) {
+    fn joined(address: Address) -> (Socket, Socket) {
         let listener = listen(&address).unwrap();
         assert!(accept(&listener).unwrap().is_none());
         let address = match address {

@@ -11,9 +11,10 @@ use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::{FifoShape, LINE_BYTES, Region, Sleeper};
 use crate::sync::Backoff;
+use crate::sys::cpu;
 use crate::sys::ibverbs::{self, Api};
 use crate::sys::log::{self, Level};
-use crate::sys::{cpu, socket};
+use crate::sys::socket::{self, Socket};
 use crate::types::{Subsystem, TransportKind};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -92,8 +93,8 @@ struct Prepared {
     layout: InboxLayout,
     region: Option<Arc<Region>>,
     offer: Option<loopback::Offer>,
-    local: Option<(OwnedFd, OwnedFd)>,
-    tcp: Option<OwnedFd>,
+    local: Option<(Socket, OwnedFd)>,
+    tcp: Option<Socket>,
     /// What RDMA would go through.
     ports: Option<Ports>,
 }

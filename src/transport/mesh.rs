@@ -7,10 +7,9 @@ use super::handshake::{Handshake, Progress};
 use crate::bootstrap::PeerInfo;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::Fault;
-use crate::sys::socket::{self, Address};
+use crate::sys::socket::{self, Address, Socket};
 use std::collections::HashMap;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 /// How long one who connects may take to prove itself.
@@ -41,7 +40,7 @@ pub(super) struct Mesh<'a> {
     /// All ranks.
     pub peers: &'a [PeerInfo],
     /// Where others connect to.
-    pub listener: OwnedFd,
+    pub listener: Socket,
     /// Whether the other ends are on this host and must run as our user.
     pub local: bool,
     /// Sockets that others open.
@@ -56,7 +55,7 @@ pub(super) struct Mesh<'a> {
 
 /// A connection on its way.
 struct Attempt<'a> {
-    socket: Option<OwnedFd>,
+    socket: Option<Socket>,
     handshake: Handshake<'a>,
     write: bool,
     /// Accepted: when it is dropped. Connected: when it may be tried again.
@@ -80,7 +79,7 @@ impl Mesh<'_> {
     /// # Errors
     /// Timeout, naming the ranks that are missing and why; the fault's reason; system if
     /// descriptors run out, with the limit.
-    pub fn open(self) -> Result<HashMap<Link, OwnedFd>> {
+    pub fn open(self) -> Result<HashMap<Link, Socket>> {
         let mut links = HashMap::new();
         let total = self.accepts.len() + self.connects.len();
         let mut calls = Vec::new();
@@ -213,7 +212,7 @@ impl Mesh<'_> {
     fn welcome<'a>(
         &'a self,
         visitors: &mut Vec<Attempt<'a>>,
-        links: &mut HashMap<Link, OwnedFd>,
+        links: &mut HashMap<Link, Socket>,
     ) -> Result<()> {
         let most = 2 * self.accepts.len() + 64;
         // Bounded, so that a flood of strangers cannot keep us from the others.
@@ -273,11 +272,7 @@ impl Mesh<'_> {
         )
     }
 
-    fn late(
-        &self,
-        links: &HashMap<Link, OwnedFd>,
-        calls: &[(Link, Address, Attempt<'_>)],
-    ) -> Error {
+    fn late(&self, links: &HashMap<Link, Socket>, calls: &[(Link, Address, Attempt<'_>)]) -> Error {
         let mut missing: Vec<String> = calls
             .iter()
             .filter(|(link, ..)| link.channel == 0 && link.socket == 0)

@@ -17,7 +17,7 @@ fn peers() -> Vec<PeerInfo> {
     (0..2).map(peer).collect()
 }
 
-fn listener() -> (OwnedFd, SocketAddr) {
+fn listener() -> (Socket, SocketAddr) {
     let any = SocketAddr::from(([127, 0, 0, 1], 0));
     let listener = socket::listen(&Address::Tcp(any)).unwrap();
     let port = socket::port(&listener).unwrap();
@@ -42,7 +42,7 @@ struct Side<'a> {
 }
 
 impl Side<'_> {
-    fn open(&self, me: usize, at: OwnedFd, to: SocketAddr) -> Result<HashMap<Link, OwnedFd>> {
+    fn open(&self, me: usize, at: Socket, to: SocketAddr) -> Result<HashMap<Link, Socket>> {
         let links = (0..self.count).map(|socket| link(1 - me, socket));
         let (accepts, connects) = match me {
             0 => (links.collect(), Vec::new()),

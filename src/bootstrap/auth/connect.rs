@@ -199,21 +199,18 @@ fn open(
     address: SocketAddr,
     deadline: Instant,
     fault: &Fault,
-) -> std::result::Result<TcpStream, Trouble> {
+) -> std::result::Result<Unshared<TcpStream>, Trouble> {
     let failed = |cause: Errno| Error::system(format!("cannot connect to {address}"), cause);
     let family = match address {
         SocketAddr::V4(_) => AddressFamily::Inet,
         SocketAddr::V6(_) => AddressFamily::Inet6,
     };
-    let socket = nix::sys::socket::socket(
-        family,
-        SockType::Stream,
-        SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC,
-        None,
-    )
+    let stream = Unshared::open(|| {
+        let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
+        nix::sys::socket::socket(family, SockType::Stream, flags, None).map(TcpStream::from)
+    })
     .map_err(failed)?;
-    let started = nix::sys::socket::connect(socket.as_raw_fd(), &SockaddrStorage::from(address));
-    let stream = TcpStream::from(socket);
+    let started = nix::sys::socket::connect(stream.as_raw_fd(), &SockaddrStorage::from(address));
     match started {
         Ok(()) | Err(Errno::EINPROGRESS | Errno::EINTR) => {}
         Err(errno) => return Err(unreachable(address, errno.into())),

@@ -19,7 +19,7 @@ const GLANCE: Duration = Duration::from_millis(50);
 /// oldest that has said nothing of use gives its place to the newest.
 #[derive(Debug)]
 pub struct Listener {
-    socket: TcpListener,
+    socket: Unshared<TcpListener>,
     pub(super) waiting: VecDeque<Stranger>,
     places: usize,
     proven: VecDeque<Result<Peer>>,
@@ -42,7 +42,7 @@ impl Listener {
         let failed = |cause: std::io::Error| {
             Error::system(format!("cannot listen for ranks at {address}"), cause)
         };
-        let socket = TcpListener::bind(address).map_err(failed)?;
+        let socket = Unshared::open(|| TcpListener::bind(address)).map_err(failed)?;
         // The standard library's backlog of 128 is too short for a thousand ranks that come at
         // once: a dropped SYN costs a second.
         nix::sys::socket::listen(&socket, nix::sys::socket::Backlog::MAXCONN)
@@ -63,9 +63,7 @@ impl Listener {
     /// # Errors
     /// System if there are no descriptors left.
     pub(in crate::bootstrap) fn again(&self) -> Result<Listener> {
-        let socket = self
-            .socket
-            .try_clone()
+        let socket = Unshared::open(|| self.socket.try_clone())
             .map_err(|cause| Error::system("a socket that listens cannot be shared", cause))?;
         Ok(Listener {
             socket,
@@ -180,8 +178,15 @@ impl Listener {
     /// Accepts what has queued up, a bounded number at a time.
     fn welcome(&mut self, terms: &Terms, now: Instant) -> Result<()> {
         for _ in 0..64 {
-            let (stream, address) = match self.socket.accept() {
-                Ok(pair) => pair,
+            let mut from = None;
+            let accepted = Unshared::open(|| -> std::io::Result<TcpStream> {
+                let (stream, address) = self.socket.accept()?;
+                from = Some(address);
+                Ok(stream)
+            });
+            let (stream, address) = match accepted.map(|stream| from.map(|from| (stream, from))) {
+                Ok(Some(pair)) => pair,
+                Ok(None) => continue,
                 Err(error) => match error.raw_os_error() {
                     _ if error.kind() == Io::WouldBlock => return Ok(()),
                     // Out of descriptors: the oldest stranger has to go, or poll would spin.
@@ -235,7 +240,7 @@ impl Listener {
 
 /// A connection before its proof.
 pub(super) struct Stranger {
-    stream: TcpStream,
+    stream: Unshared<TcpStream>,
     address: SocketAddr,
     until: Instant,
     input: [u8; HELLO_BYTES + PROOF_BYTES],
@@ -273,7 +278,7 @@ impl Stranger {
                 Some((hello, transcript)) => {
                     let proof = &self.input[HELLO_BYTES..];
                     return if terms.proves(Side::Connector, &transcript, proof)
-                        && matches!((&self.stream).write(&[WELCOME]), Ok(1))
+                        && matches!((&*self.stream).write(&[WELCOME]), Ok(1))
                     {
                         Step::Proven(hello, terms.session(&transcript))
                     } else {
@@ -296,7 +301,7 @@ impl Stranger {
         let mut message = [0; HELLO_BYTES + PROOF_BYTES];
         message[..HELLO_BYTES].copy_from_slice(&acceptor);
         message[HELLO_BYTES..].copy_from_slice(&terms.proof(Side::Acceptor, &transcript));
-        let sent = (&self.stream).write(&message).ok()?;
+        let sent = (&*self.stream).write(&message).ok()?;
         (sent == message.len()).then_some((hello, transcript))
     }
 

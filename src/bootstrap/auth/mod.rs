@@ -29,6 +29,7 @@ pub use listener::Listener;
 
 use super::keys::{self, Authenticator, Key};
 use crate::error::{Error, ErrorKind, Result};
+use crate::sys::fork::Unshared;
 use crate::types::FORMAT_VERSION;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::net::{SocketAddr, TcpStream};
@@ -66,7 +67,7 @@ pub struct Greeting {
 /// The other side, proven.
 pub struct Peer {
     /// The connection: blocking, without Nagle's delay, nothing read beyond the proof.
-    pub stream: TcpStream,
+    pub stream: Unshared<TcpStream>,
     /// Where it comes from or goes to.
     pub address: SocketAddr,
     /// The rank that the other side says it is.

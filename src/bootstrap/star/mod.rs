@@ -31,6 +31,7 @@ use super::{Exchange, PeerInfo, UniqueId, address, keys, pass_on};
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::Fault;
+use crate::sys::fork::{Ours, Owner};
 use crate::types::SIGNATURE_WORDS;
 use monitor::{Command, Monitor, Shared};
 use std::net::SocketAddr;
@@ -53,7 +54,8 @@ pub struct Star {
     base: keys::Key,
     timeout: Duration,
     turn: Mutex<Turn>,
-    monitor: Mutex<Option<JoinHandle<()>>>,
+    monitor: Ours<Mutex<Option<JoinHandle<()>>>>,
+    owner: Owner,
 }
 
 /// One all_gather at a time.
@@ -175,7 +177,8 @@ impl Star {
             base,
             timeout: config.timeout,
             turn: Mutex::default(),
-            monitor: Mutex::new(monitor),
+            monitor: Ours::new(Mutex::new(monitor)),
+            owner: Owner::this(),
         })
     }
 
@@ -248,6 +251,7 @@ impl Exchange for Star {
     }
 
     fn all_gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
+        self.owner.check()?;
         let mut turn = self.lock_turn();
         self.shared.fault.check()?;
         if let Some(error) = &turn.broken {
@@ -278,6 +282,9 @@ impl Exchange for Star {
     }
 
     fn announce(&self, reason: &Error) {
+        if !self.owner.is_this() {
+            return;
+        }
         // What was heard of others keeps its grace: it may be what is passed on here.
         if !self.shared.fault.is_raised() {
             self.shared.fault.raise(reason.clone());
@@ -308,6 +315,9 @@ impl Exchange for Star {
     /// Returns when the goodbye is with the kernel, so that the process may end; at most a
     /// second later.
     fn leave(&self) {
+        if !self.owner.is_this() {
+            return;
+        }
         {
             let mut turn = self.lock_turn();
             if std::mem::replace(&mut turn.left, true) || self.is_alone() {
@@ -332,6 +342,10 @@ impl Exchange for Star {
 
 impl Drop for Star {
     fn drop(&mut self) {
+        if !self.owner.is_this() {
+            // A forked child: the thread and the connections are its parent's.
+            return;
+        }
         let left = self.lock_turn().left;
         let monitor = self.monitor.lock().map(|mut monitor| monitor.take());
         let Ok(Some(monitor)) = monitor else { return };

@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::gpu::{Context, IPC_HANDLE_BYTES, PinnedMemory};
 use crate::mem::Region;
 use crate::sys::memory::PAGE;
-use crate::sys::socket::{self, Address};
+use crate::sys::socket::{self, Address, Socket};
 use crate::transport::mesh::{Link, Mesh};
 use crate::transport::shm;
 use std::os::fd::OwnedFd;
@@ -42,7 +42,7 @@ struct Prepared {
     shelf: Arc<Shelf>,
     offer: Option<Offer>,
     name: [u8; 16],
-    local: Option<(OwnedFd, OwnedFd)>,
+    local: Option<(Socket, OwnedFd)>,
 }
 
 /// Gives each pair with an obstacle its boxes. All ranks call it together if there is one at all.
@@ -154,7 +154,7 @@ impl Prepared {
 }
 
 impl<'a> Connecting<'a> {
-    fn mesh(&'a self, listener: OwnedFd, abroad: &[(usize, [u8; 16])]) -> Mesh<'a> {
+    fn mesh(&'a self, listener: Socket, abroad: &[(usize, [u8; 16])]) -> Mesh<'a> {
         let link = |peer| Link {
             peer,
             channel: 0,

@@ -4,10 +4,9 @@ use super::super::mesh::{Link, Mesh};
 use crate::bootstrap::PeerInfo;
 use crate::error::Result;
 use crate::sync::Fault;
-use crate::sys::socket::{self, Address};
+use crate::sys::socket::{self, Address, Socket};
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::OwnedFd;
 use std::time::Instant;
 
 /// What the sockets are for, in messages and in the key.
@@ -17,7 +16,7 @@ pub(in super::super) const PURPOSE: &str = "tcp";
 ///
 /// # Errors
 /// System, naming the address.
-pub(in super::super) fn listen(address: IpAddr) -> Result<(OwnedFd, u16)> {
+pub(in super::super) fn listen(address: IpAddr) -> Result<(Socket, u16)> {
     let listener = socket::listen(&Address::Tcp(SocketAddr::new(address, 0)))?;
     let port = socket::port(&listener)?;
     Ok((listener, port))
@@ -31,7 +30,7 @@ pub(in super::super) struct Plan<'a> {
     pub ports: Vec<(usize, u16)>,
     pub channels: usize,
     pub sockets: usize,
-    pub listener: OwnedFd,
+    pub listener: Socket,
     pub key: [u8; 32],
     pub fault: &'a Fault,
     pub deadline: Instant,
@@ -41,7 +40,7 @@ pub(in super::super) struct Plan<'a> {
 ///
 /// # Errors
 /// As for [`Mesh::open`].
-pub(in super::super) fn connect(plan: Plan<'_>) -> Result<HashMap<Link, OwnedFd>> {
+pub(in super::super) fn connect(plan: Plan<'_>) -> Result<HashMap<Link, Socket>> {
     let (mut accepts, mut connects) = (Vec::new(), Vec::new());
     for &(peer, port) in &plan.ports {
         for channel in 0..plan.channels {

@@ -9,9 +9,8 @@ mod pump;
 use super::{Header, RecvEnd, RecvInto, SendEnd, SendFrom};
 use crate::error::Result;
 use crate::mem::{Consumer, FifoPlaces, FifoShape, Producer, Region};
-use crate::sys::socket::Interest;
+use crate::sys::socket::{Interest, Socket};
 use pump::Pump;
-use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The pump of one pair on one channel, as its two ends and the waiter share it. They belong to
@@ -50,7 +49,7 @@ impl SharedPump {
 /// System if there is no memory for the slots.
 pub(super) fn join(
     shape: FifoShape,
-    sockets: Vec<OwnedFd>,
+    sockets: Vec<Socket>,
     who: &str,
 ) -> Result<(TcpSend, TcpRecv, SharedPump)> {
     let out = Region::heap(FifoPlaces::bytes(&shape))?;

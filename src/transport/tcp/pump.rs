@@ -45,7 +45,7 @@ pub(super) struct Pump {
 
 #[derive(Debug)]
 struct Socket {
-    socket: OwnedFd,
+    socket: socket::Socket,
     /// Number of the message that it sends next or is sending.
     out_message: u64,
     /// Bytes of that frame that are in the kernel.
@@ -77,7 +77,7 @@ impl Pump {
     /// Carries `outgoing` away and `incoming` in over `sockets`.
     pub fn new(
         who: &str,
-        sockets: Vec<OwnedFd>,
+        sockets: Vec<socket::Socket>,
         slot_bytes: usize,
         depth: usize,
         outgoing: Consumer,

@@ -13,7 +13,7 @@ const SHAPE: FifoShape = FifoShape {
 fn side(streams: Vec<UnixStream>) -> (TcpSend, TcpRecv, SharedPump) {
     let sockets = streams.into_iter().map(|stream| {
         stream.set_nonblocking(true).unwrap();
-        stream.into()
+        OwnedFd::from(stream).into()
     });
     join(SHAPE, sockets.collect(), "rank 1 (host there, pid 2)").unwrap()
 }

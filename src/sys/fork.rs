@@ -1,0 +1,372 @@
+//! Children that a program forks: what this process shares with others is not theirs.
+//!
+//! For the other side a connection ends when the last process that holds it is gone. A worker
+//! forked after the communicator was made would keep a killed rank alive to its peers: so a child
+//! closes such descriptors before `fork` returns in it ([`Unshared`]), and what was made before
+//! is dead in it ([`Owner`]): it has none of the threads behind it, and a device or a shared
+//! mapping would take its goodbye for the parent's. Whatever it makes by itself is its own.
+//!
+//! Nothing of this runs in children of `vfork`, `posix_spawn`, `_Fork` or a bare `clone`. They
+//! are there to become another program, which gets no descriptor of ours: all close on exec.
+
+use super::log::{self, Level};
+use crate::error::{Error, Result};
+use std::cell::UnsafeCell;
+use std::fmt;
+use std::mem::ManuallyDrop;
+use std::ops::{Deref, DerefMut};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::sync::Once;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Forks between the first process with this library and this one.
+static FORKS: AtomicU64 = AtomicU64::new(0);
+
+/// The descriptors that a child closes. Held across `fork`: none is then between the kernel and
+/// the table, so that none escapes, and no number stands for what it meant before.
+static TABLE: Table = Table {
+    lock: UnsafeCell::new(libc::PTHREAD_MUTEX_INITIALIZER),
+    descriptors: UnsafeCell::new(Vec::new()),
+};
+
+struct Table {
+    /// Not the standard library's: the child's copy is unlocked by the child.
+    lock: UnsafeCell<libc::pthread_mutex_t>,
+    descriptors: UnsafeCell<Vec<RawFd>>,
+}
+
+// SAFETY: the descriptors are touched only under the lock, and a mutex may be used by all.
+unsafe impl Sync for Table {}
+
+impl Table {
+    /// Runs `work`, which makes no [`Unshared`], drops none and does not fork, while no other
+    /// thread does.
+    fn with<R>(&self, work: impl FnOnce(&mut Vec<RawFd>) -> R) -> R {
+        struct Unlock<'a>(&'a Table);
+        impl Drop for Unlock<'_> {
+            fn drop(&mut self) {
+                // SAFETY: locked below, by this thread.
+                unsafe { libc::pthread_mutex_unlock(self.0.lock.get()) };
+            }
+        }
+        install();
+        // SAFETY: initialised, and never moved: a static. A plain mutex has no error to report.
+        unsafe { libc::pthread_mutex_lock(self.lock.get()) };
+        let _unlock = Unlock(self);
+        // SAFETY: under the lock, and the only reference: see above.
+        work(unsafe { &mut *self.descriptors.get() })
+    }
+}
+
+fn install() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        // SAFETY: the handlers live as long as the library, and keep to what a child of a
+        // process with threads may do.
+        let code = unsafe { libc::pthread_atfork(Some(prepare), Some(parent), Some(child)) };
+        if code != 0 {
+            log::line(
+                Level::Warn,
+                format_args!(
+                    "children that this program forks will hold its connections, and other ranks \
+                     notice its end after theirs only: pthread_atfork failed with {code}"
+                ),
+            );
+        }
+    });
+}
+
+extern "C" fn prepare() {
+    // SAFETY: a mutex in a static.
+    unsafe { libc::pthread_mutex_lock(TABLE.lock.get()) };
+}
+
+extern "C" fn parent() {
+    // SAFETY: `prepare` locked it on this thread.
+    unsafe { libc::pthread_mutex_unlock(TABLE.lock.get()) };
+}
+
+extern "C" fn child() {
+    // SAFETY: the lock is held since `prepare`, by the thread that this one is a copy of, so the
+    // table is whole; the numbers mean what they meant there. Closing and forgetting numbers
+    // allocates nothing and waits for nobody.
+    unsafe {
+        let descriptors = &mut *TABLE.descriptors.get();
+        for &descriptor in descriptors.iter() {
+            libc::close(descriptor);
+        }
+        descriptors.clear();
+        FORKS.fetch_add(1, Ordering::Relaxed);
+        libc::pthread_mutex_unlock(TABLE.lock.get());
+    }
+}
+
+/// The process that something was made in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Owner(u64);
+
+impl Owner {
+    /// This process.
+    pub fn this() -> Owner {
+        install();
+        Owner(FORKS.load(Ordering::Relaxed))
+    }
+
+    /// Whether it is this process, not one that this was forked from. One relaxed load.
+    #[inline]
+    pub fn is_this(self) -> bool {
+        self.0 == FORKS.load(Ordering::Relaxed)
+    }
+
+    /// # Errors
+    /// Invalid usage if it is a process that this one was forked from.
+    #[inline]
+    pub fn check(self) -> Result<()> {
+        match self.is_this() {
+            true => Ok(()),
+            false => Err(Error::invalid_usage(
+                "this process was forked after the communicator was made, and has no part in it; \
+                 it can make communicators of its own",
+            )),
+        }
+    }
+}
+
+/// What only the process that made it drops: to a forked child it is lost.
+pub struct Ours<T> {
+    owner: Owner,
+    value: ManuallyDrop<T>,
+}
+
+impl<T> Ours<T> {
+    /// Of this process.
+    pub fn new(value: T) -> Ours<T> {
+        Ours {
+            owner: Owner::this(),
+            value: ManuallyDrop::new(value),
+        }
+    }
+}
+
+impl<T> Deref for Ours<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.value
+    }
+}
+
+impl<T> DerefMut for Ours<T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.value
+    }
+}
+
+impl<T> Drop for Ours<T> {
+    fn drop(&mut self) {
+        if self.owner.is_this() {
+            // SAFETY: nobody can use `self` after this.
+            unsafe { ManuallyDrop::drop(&mut self.value) };
+        }
+    }
+}
+
+impl<T: fmt::Debug> fmt::Debug for Ours<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (**self).fmt(f)
+    }
+}
+
+/// A descriptor that children do not keep. In a child the number means nothing, or something
+/// else: whoever has one asks its [`Owner`] first.
+pub struct Unshared<T: AsRawFd> {
+    owner: Owner,
+    value: ManuallyDrop<T>,
+}
+
+impl<T: AsRawFd> Unshared<T> {
+    /// Opens it by `open`, a system call or a few that do not wait, during which nobody forks.
+    ///
+    /// # Errors
+    /// Those of `open`.
+    pub fn open<E>(
+        open: impl FnOnce() -> std::result::Result<T, E>,
+    ) -> std::result::Result<Unshared<T>, E> {
+        TABLE.with(|descriptors| {
+            let opened = open()?;
+            Ok(Unshared::listed(opened, descriptors))
+        })
+    }
+
+    /// Under the lock, so that owner and table are of one process.
+    fn listed(opened: T, descriptors: &mut Vec<RawFd>) -> Unshared<T> {
+        descriptors.push(opened.as_raw_fd());
+        Unshared {
+            owner: Owner::this(),
+            value: ManuallyDrop::new(opened),
+        }
+    }
+}
+
+/// A child of a fork between its opening and this keeps it.
+impl<T: AsRawFd> From<T> for Unshared<T> {
+    fn from(opened: T) -> Unshared<T> {
+        TABLE.with(|descriptors| Unshared::listed(opened, descriptors))
+    }
+}
+
+impl<T: AsRawFd> Drop for Unshared<T> {
+    fn drop(&mut self) {
+        if !self.owner.is_this() {
+            // Closed by `child`; its number may be somebody's by now.
+            return;
+        }
+        TABLE.with(|descriptors| {
+            let number = self.value.as_raw_fd();
+            if let Some(place) = descriptors.iter().position(|&other| other == number) {
+                descriptors.swap_remove(place);
+            }
+            // SAFETY: nobody can use `self` after this.
+            unsafe { ManuallyDrop::drop(&mut self.value) };
+        });
+    }
+}
+
+impl<T: AsRawFd> Deref for Unshared<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.value
+    }
+}
+
+impl<T: AsRawFd> DerefMut for Unshared<T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.value
+    }
+}
+
+impl<T: AsRawFd + AsFd> AsFd for Unshared<T> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.value.as_fd()
+    }
+}
+
+impl<T: AsRawFd + fmt::Debug> fmt::Debug for Unshared<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (**self).fmt(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nix::sys::memfd::{MFdFlags, memfd_create};
+    use std::os::fd::OwnedFd;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::sync::atomic::AtomicBool;
+
+    fn null() -> OwnedFd {
+        std::fs::File::open("/dev/null").unwrap().into()
+    }
+
+    fn is_open(descriptor: RawFd) -> bool {
+        // SAFETY: asks about a number.
+        unsafe { libc::fcntl(descriptor, libc::F_GETFD) >= 0 }
+    }
+
+    /// Runs `body` in a child; whether it said yes.
+    fn in_child(body: impl FnOnce() -> bool) -> bool {
+        // SAFETY: the child runs `body` only, and leaves by `_exit`, or by the kernel if it hangs.
+        unsafe {
+            match libc::fork() {
+                0 => {
+                    libc::alarm(20);
+                    let said = catch_unwind(AssertUnwindSafe(body));
+                    libc::_exit(i32::from(!matches!(said, Ok(true))))
+                }
+                child => {
+                    assert!(child > 0);
+                    let mut status = -1;
+                    assert_eq!(libc::waitpid(child, &mut status, 0), child);
+                    status == 0
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_child_closes_what_is_not_its_own_and_nothing_else() {
+        let (plain, kept) = (null(), Unshared::open(|| Ok::<_, ()>(null())).unwrap());
+        drop(Unshared::from(null()));
+        // Very likely the number that has just become free.
+        let again = null();
+        let numbers = [&plain, &*kept, &again].map(|one| one.as_raw_fd());
+        assert!(in_child(|| numbers.map(is_open) == [true, false, true]));
+        assert_eq!(numbers.map(is_open), [true; 3]);
+    }
+
+    #[test]
+    fn a_child_drops_nothing_of_its_parent() {
+        struct Told(u32);
+        impl Drop for Told {
+            fn drop(&mut self) {
+                assert_eq!(self.0, std::process::id(), "dropped in a child");
+            }
+        }
+        let kept = Unshared::from(null());
+        let owner = Owner::this();
+        let ours = Ours::new(Told(std::process::id()));
+        assert!(in_child(move || {
+            let number = kept.as_raw_fd();
+            let other = ManuallyDrop::new(null());
+            // SAFETY: the number is free, or that of `other`.
+            unsafe { libc::dup2(other.as_raw_fd(), number) };
+            drop(kept);
+            drop(ours);
+            // What has the number now is not what `kept` was.
+            is_open(number) && owner.check().is_err() && Owner::this().is_this()
+        }));
+        assert!(owner.check().is_ok());
+    }
+
+    #[test]
+    fn what_a_child_opens_is_its_own() {
+        assert!(in_child(|| {
+            let own = Unshared::from(null());
+            let number = own.as_raw_fd();
+            let closed = in_child(|| !is_open(number));
+            let stays = is_open(number);
+            drop(own);
+            closed && stays && !is_open(number)
+        }));
+    }
+
+    /// No descriptor is between the kernel and the table when the process is copied.
+    #[test]
+    fn no_child_gets_what_is_just_opened_or_closed() {
+        let done = AtomicBool::new(false);
+        let open = || memfd_create(c"unshared", MFdFlags::empty());
+        let count = || {
+            let all = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+            let links = all.filter_map(|entry| std::fs::read_link(entry.path()).ok());
+            links
+                .filter(|link| link.to_string_lossy().contains("memfd:unshared"))
+                .count()
+        };
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    while !done.load(Ordering::Relaxed) {
+                        drop(Unshared::open(open).unwrap());
+                    }
+                });
+            }
+            let clean = (0..200).filter(|_| in_child(|| count() == 0)).count();
+            done.store(true, Ordering::Relaxed);
+            assert_eq!(clean, 200);
+        });
+        let open = open().unwrap();
+        assert_eq!(count(), 1, "the count counts {open:?}");
+    }
+}
