@@ -40,6 +40,11 @@ pub fn checks(options: &Options) -> Vec<Check> {
             mixed(setup, &World::new(setup, nranks, gpus))
         });
         checks.push(check.within(60));
+        let name = format!("graph/mixed-one-thread-n{nranks}-gpus{gpus}");
+        let check = Check::new(name, gpus, move |setup| {
+            mixed_by_one_thread(setup, &World::new(setup, nranks, gpus))
+        });
+        checks.push(check.within(60));
         let name = format!("graph/groups-n{nranks}-gpus{gpus}");
         let check = Check::new(name, gpus, move |setup| {
             groups(setup, &World::new(setup, nranks, gpus))
@@ -337,53 +342,110 @@ pub fn streams(setup: &Setup, world: &World) -> Verdict {
     Ok(format!("{} steps on 3 streams in turn", batches * BATCH))
 }
 
-/// Two graphs and calls outside of them, each on its stream, which only the library orders.
-pub fn mixed(setup: &Setup, world: &World) -> Verdict {
-    let nranks = world.nranks();
-    let places = Places::new(nranks);
-    let arenas = world.arenas(places.bytes)?;
-    let batches = setup.options.either(30, 200);
-    world.run(|comm| {
-        let arena = &arenas[comm.rank()];
+/// Of one rank: two graphs and calls outside of them, each on its stream, which only the library
+/// orders.
+struct Turns<'a> {
+    comm: &'a Communicator,
+    arena: &'a Arena,
+    places: &'a Places,
+    streams: [Stream; 3],
+    graphs: [Graph; 2],
+}
+
+impl<'a> Turns<'a> {
+    /// Steps of the chain that a turn takes.
+    const STEPS: [usize; 3] = [1, 2, 1];
+
+    fn new(comm: &'a Communicator, arena: &'a Arena, places: &'a Places) -> Result<Turns<'a>> {
         let context = arena.stream()?.context();
         let streams = [
             Stream::new(context)?,
             Stream::new(context)?,
             Stream::new(context)?,
         ];
-        let graph_of = |steps: usize, stream: &Stream| {
-            Graph::capture(stream, CaptureMode::ThreadLocal, |stream| {
-                (0..steps).try_for_each(|_| queue(comm, arena, &places, Some(stream)))
+        let graph_of = |turn: usize| {
+            Graph::capture(&streams[turn], CaptureMode::ThreadLocal, |stream| {
+                let mut steps = 0..Turns::STEPS[turn];
+                steps.try_for_each(|_| queue(comm, arena, places, Some(stream)))
             })
         };
-        let graphs = [graph_of(1, &streams[0])?, graph_of(2, &streams[1])?];
+        let graphs = [graph_of(0)?, graph_of(1)?];
+        Ok(Turns {
+            comm,
+            arena,
+            places,
+            streams,
+            graphs,
+        })
+    }
+
+    fn take(&self, turn: usize) -> Result<()> {
+        let stream = &self.streams[turn];
+        match self.graphs.get(turn) {
+            Some(graph) => graph.launch(stream),
+            None => queue(self.comm, self.arena, self.places, Some(stream)),
+        }
+    }
+
+    fn compare(&self, model: &Model) -> std::result::Result<(), Stop> {
+        for stream in &self.streams {
+            stream.wait(PATIENCE)?;
+        }
+        self.arena.wait(self.comm)?;
+        compare(model, self.comm.rank(), self.arena, self.places)
+    }
+}
+
+/// Replays and calls in turn, those of each rank by a thread of its own.
+pub fn mixed(setup: &Setup, world: &World) -> Verdict {
+    let places = Places::new(world.nranks());
+    let arenas = world.arenas(places.bytes)?;
+    let batches = setup.options.either(30, 200);
+    world.run(|comm| {
+        let ranks = [Turns::new(comm, &arenas[comm.rank()], &places)?];
         // Graphs are made when no kernel waits for another rank's.
         comm.barrier()?;
-        let mut rng = Rng::new(setup.options.seed ^ 0x77);
-        for batch in 0..batches {
-            let mut model = Model::new(nranks, &mut rng);
-            put(&model, comm.rank(), arena, &places)?;
-            for _ in 0..BATCH {
-                let turn = (rng.next() % 3) as usize;
-                match graphs.get(turn) {
-                    Some(graph) => graph.launch(&streams[turn])?,
-                    None => queue(comm, arena, &places, Some(&streams[turn]))?,
-                }
-                (0..[1, 2, 1][turn]).for_each(|_| model.step());
-            }
-            for stream in &streams {
-                stream.wait(PATIENCE)?;
-            }
-            arena.wait(comm)?;
-            compare(&model, comm.rank(), arena, &places)
-                .map_err(|stop| stop.context(format!("batch {batch}")))?;
-        }
+        in_turn(setup, &ranks, batches)?;
         // No kernel of any rank runs when the first of them gives up what the graphs keep.
         comm.barrier()?;
-        drop(graphs);
         Ok(())
     })?;
     Ok(format!("{} replays and calls in turn", batches * BATCH))
+}
+
+/// The same by one thread for all ranks.
+pub fn mixed_by_one_thread(setup: &Setup, world: &World) -> Verdict {
+    let places = Places::new(world.nranks());
+    let arenas = world.arenas(places.bytes)?;
+    let batches = setup.options.either(30, 200);
+    let comms = world.communicators()?;
+    let each = comms.iter().zip(&arenas);
+    let ranks: Vec<Turns> = each
+        .map(|(comm, arena)| Turns::new(comm, arena, &places))
+        .collect::<Result<_>>()?;
+    in_turn(setup, &ranks, batches)?;
+    Ok(format!("{} replays and calls in turn", batches * BATCH))
+}
+
+/// The same turns on all ranks, some of which are this thread's.
+fn in_turn(setup: &Setup, ranks: &[Turns<'_>], batches: usize) -> std::result::Result<(), Stop> {
+    let mut rng = Rng::new(setup.options.seed ^ 0x77);
+    for batch in 0..batches {
+        let mut model = Model::new(ranks[0].comm.nranks(), &mut rng);
+        for rank in ranks {
+            put(&model, rank.comm.rank(), rank.arena, rank.places)?;
+        }
+        for _ in 0..BATCH {
+            let turn = (rng.next() % 3) as usize;
+            ranks.iter().try_for_each(|rank| rank.take(turn))?;
+            (0..Turns::STEPS[turn]).for_each(|_| model.step());
+        }
+        for rank in ranks {
+            let context = |stop: Stop| stop.context(format!("batch {batch}"));
+            rank.compare(&model).map_err(context)?;
+        }
+    }
+    Ok(())
 }
 
 /// Groups of two calls, each on its stream: what is on either stream comes before both, and sees
