@@ -171,7 +171,9 @@ fn outcomes(round: &Round, end: End, config: &Config) -> Vec<Option<Outcome>> {
         let result = round.stay(comm);
         let begin = Instant::now();
         let next = round.call(comm);
-        Some((result, next, begin.elapsed()))
+        let took = begin.elapsed();
+        assert_eq!(comm.async_error().as_ref(), next.as_ref().err());
+        Some((result, next, took))
     };
     let go = |comm: &Communicator| {
         round.go(comm).expect("the first call of rank 0");

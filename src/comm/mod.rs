@@ -320,10 +320,14 @@ impl Communicator {
     }
 
     /// The reason why the communicator has failed, if it has. That another rank is gone is told
-    /// here when it ends this rank's calls: those that need nothing of it complete first.
+    /// here when it ends this rank's calls, since those that need nothing of it complete first, or as
+    /// soon as a call was refused for it.
     pub fn async_error(&self) -> Option<Error> {
         if let Err(error) = self.owner.check() {
             return Some(error);
+        }
+        if self.announced.load(Ordering::Relaxed) {
+            return self.fault.check().err();
         }
         let ended = self.fault.ends_waits();
         ended.inspect_err(|reason| self.tell(reason)).err()
