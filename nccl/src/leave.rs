@@ -140,15 +140,22 @@ pub(crate) fn run(mut leaves: Vec<Leave>) -> Result<Progress> {
 }
 
 export! {
-    /// Fails the communicator, on this rank at once and on the others by message, and ends the
-    /// handle. Calls that wait end, and so do kernels. NULL is nothing to abort.
+    /// Ends the handle and waits for nobody. Calls that wait end, and so do kernels; then the
+    /// communicator has failed, and the others are told. Where nothing is cut short, this rank leaves
+    /// in good order: others may still read what it sent. NULL is nothing to abort.
     fn ncclCommAbort | pncclCommAbort(comm: ncclComm_t) {
         if comm.is_null() {
             return Ok(Progress::Done);
         }
         let comm = comm::remove(comm)?;
         if let Some(communicator) = comm.take() {
-            communicator.abort();
+            // Who else holds it is in a call. A kernel that waits for this rank would know nothing of
+            // its goodbye, and has hours: GPUs hear of every abort.
+            match Arc::try_unwrap(communicator) {
+                Ok(communicator) if communicator.gpu().is_none() => drop(communicator),
+                Ok(communicator) => communicator.abort(),
+                Err(in_call) => in_call.abort(),
+            }
         }
         // One that is connecting has no connection to tell the others by; the meeting tells them.
         comm.fault.raise(Error::new(

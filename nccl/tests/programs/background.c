@@ -124,10 +124,36 @@ static void aborts(void) {
   usleep(20000);
   OK(ncclCommAbort(comms[1]));
   CHECK(pthread_join(thread, NULL) == 0);
-  CHECK(rank.result == ncclRemoteError && strstr(rank.said, "aborted") != NULL);
+  CHECK(rank.result == ncclRemoteError && strstr(rank.said, "left the communicator") != NULL);
   CHECK(settled(comms[0]) == ncclRemoteError);
   CHECK(strstr(ncclGetLastError(comms[0]), "rank 1") != NULL);
   OK(ncclCommAbort(comms[0]));
+}
+
+/* An abort that cuts nothing short takes back nothing that was sent; one that does is told. */
+static void aborts_after_sending(void) {
+  enum { BYTES = 64 };
+  ncclComm_t comms[2];
+  char x[BYTES] = "sent", y[BYTES] = "";
+  join_all(comms, 2);
+  OK(ncclSend(x, BYTES, ncclInt8, 1, comms[0], NULL));
+  OK(ncclCommAbort(comms[0]));
+  usleep(200000);
+  OK(ncclRecv(y, BYTES, ncclInt8, 0, comms[1], NULL));
+  CHECK(memcmp(x, y, BYTES) == 0);
+  OK(ncclCommAbort(comms[1]));
+
+  join_all(comms, 2);
+  struct Rank rank = {.comm = comms[0]};
+  pthread_t thread;
+  CHECK(pthread_create(&thread, NULL, wait_for_peer, &rank) == 0);
+  usleep(20000);
+  OK(ncclCommAbort(comms[0]));
+  CHECK(pthread_join(thread, NULL) == 0);
+  CHECK(rank.result == ncclRemoteError);
+  EXPECT(ncclRemoteError, "rank 0", ncclRecv(y, BYTES, ncclInt8, 0, comms[1], NULL));
+  CHECK(strstr(ncclGetLastError(comms[1]), "aborted") != NULL);
+  OK(ncclCommAbort(comms[1]));
 }
 
 /* A revoked communicator has no error; it can be split and shrunk, and ends. */
@@ -184,6 +210,7 @@ int main(void) {
   background();
   blocks();
   aborts();
+  aborts_after_sending();
   revokes();
   puts("ok");
   return 0;

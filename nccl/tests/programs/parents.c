@@ -39,6 +39,8 @@ static ncclResult_t failed(ncclComm_t comm) {
 
 static void abort_one(ncclComm_t *world) {
   OK(ncclCommAbort(world[2]));
+  /* It was in no call: the others have failed when they miss it. */
+  CHECK(sum_of_pair(world) == ncclRemoteError);
   for (int r = 0; r < 2; r++) CHECK(failed(world[r]) == ncclRemoteError);
   for (int r = 0; r < 2; r++) OK(ncclCommAbort(world[r]));
 }
