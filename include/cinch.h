@@ -78,7 +78,7 @@
 #define CINCH_EXACT_REASONS 16
 
 /**
- * Index: nobody asked for a codec.
+ * Index: nobody asked for a codec, or for one inside hosts only and the algorithm has one level.
  */
 #define CINCH_EXACT_NOT_ASKED 0
 
@@ -657,7 +657,7 @@ typedef struct {
      */
     uint32_t version;
     /**
-     * Calls that a codec carried.
+     * Calls that a codec carried, inside hosts or between them.
      */
     uint64_t coded_calls;
     /**
@@ -1260,7 +1260,7 @@ cinch_result_t cinch_decode(const char *codec,
  * Copies `count` elements of type f32, f16 or bf16 from host memory to that of a GPU, or back, packed
  * by `codec` on the way: what arrives is what the codec makes of them. With `trunc16` half of the
  * bytes of f32 cross the bus. Exactly one of `src` and `dst` is memory of a GPU. The host's part is
- * done by up to 8 threads of their own; any host memory will do, pinned or not.
+ * done by up to 16 threads of their own; any host memory will do, pinned or not.
  *
  * Begins behind the work that `stream` has, a stream of that GPU, which goes on behind the copy. The
  * call returns when the host array may be used again: towards the GPU when it has been read, as a

@@ -352,6 +352,71 @@ fn bytes_are_those_of_the_levels() {
     );
 }
 
+/// What would have travelled without a codec does not hang on the codecs of the levels.
+#[test]
+fn counters_know_the_codecs_of_both_levels() {
+    let mut call = Call::new(Collective::AllReduce, DType::F32, 1 << 16);
+    call.algorithm = Some(Algorithm::Hierarchical);
+    let case = Case::new(call, 1);
+    let counted = |codec: &str| {
+        world(&[0, 0, 1, 1], &with("CINCH_CODEC", codec), |comm| {
+            run_case(&case, &comm).unwrap();
+            comm.codec_stats()
+        })
+    };
+    let exact = counted("raw");
+    assert!(exact.iter().all(|one| one.raw_bytes == one.wire_bytes));
+    assert!(exact.iter().all(|one| one.raw_bytes > 0));
+    for codec in [
+        "intra=raw,inter=linear8",
+        "intra=linear8,inter=raw",
+        "linear8",
+    ] {
+        let coded = counted(codec);
+        for (coded, exact) in coded.iter().zip(&exact) {
+            assert_eq!((coded.coded_calls, coded.exact_calls), (1, [0; 10]));
+            assert_eq!(coded.raw_bytes, exact.raw_bytes, "{codec}");
+            assert!(coded.wire_bytes <= coded.raw_bytes, "{codec}");
+        }
+        assert!(coded.iter().any(|one| one.bytes_saved() > 0), "{codec}");
+    }
+}
+
+/// Without a codec every algorithm sends what its schedule says, and is its own measure.
+#[test]
+fn exact_messages_are_as_long_as_raw_ones() {
+    for map in [MAPS[1], &[0, 0, 0, 0]] {
+        world(map, &settings(), |comm| {
+            for collective in Collective::ALL {
+                if collective == Collective::SendRecv && comm.rank() > 1 {
+                    continue; // from 0 to 1
+                }
+                let ran = Algorithm::ALL.into_iter().filter(|&algorithm| {
+                    let mut call = Call::new(collective, DType::F32, 9_011);
+                    call.algorithm = Some(algorithm);
+                    match collective {
+                        Collective::SendRecv => call.peer = 1,
+                        rooted if rooted.has_root() => call.root = 1,
+                        _ => {}
+                    }
+                    let what = format!("{collective} {algorithm}");
+                    match run_case(&Case::new(call, 1), &comm) {
+                        Ok((_, report)) => {
+                            assert_eq!(report.wire_bytes, report.raw_bytes, "{what}");
+                            true
+                        }
+                        Err(error) => {
+                            assert_eq!(error.kind(), ErrorKind::Unsupported, "{what}: {error}");
+                            false
+                        }
+                    }
+                });
+                assert!(ran.count() > 0, "{collective}");
+            }
+        });
+    }
+}
+
 #[test]
 fn hosts_talk_over_tcp_and_their_ranks_do_not() {
     let map = MAPS[1];

@@ -63,19 +63,32 @@ impl Launch {
 const FIRST_PORT: u16 = 20_000;
 const PORTS: u64 = 12_000;
 
+/// Launchers with their variables of a rank's number and of how many there are.
+const LAUNCHERS: [(&str, &str, &str); 5] = [
+    ("cinch run", "CINCH_LAUNCH_RANK", "CINCH_LAUNCH_SIZE"),
+    ("torchrun", "RANK", "WORLD_SIZE"),
+    ("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("Slurm", "SLURM_PROCID", "SLURM_NTASKS"),
+    ("PMI", "PMI_RANK", "PMI_SIZE"),
+];
+
+/// A launcher's variable that is set without its partner, and the partner.
+pub fn half_set(lookup: impl Fn(&str) -> Option<String>) -> Option<(&'static str, &'static str)> {
+    LAUNCHERS.into_iter().find_map(|(_, rank, size)| {
+        match (lookup(rank).is_some(), lookup(size).is_some()) {
+            (true, false) => Some((rank, size)),
+            (false, true) => Some((size, rank)),
+            _ => None,
+        }
+    })
+}
+
 /// Rank, size and meeting from `lookup`, which gives the value of a variable (see
 /// [`crate::config::launcher_environment`]). `None` if no launcher has left a trace.
 ///
 /// # Errors
 /// Invalid argument, naming variable and value, if one is malformed or its partner is missing.
 pub fn discover(lookup: impl Fn(&str) -> Option<String>) -> Result<Option<Launch>> {
-    const LAUNCHERS: [(&str, &str, &str); 5] = [
-        ("cinch run", "CINCH_LAUNCH_RANK", "CINCH_LAUNCH_SIZE"),
-        ("torchrun", "RANK", "WORLD_SIZE"),
-        ("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-        ("Slurm", "SLURM_PROCID", "SLURM_NTASKS"),
-        ("PMI", "PMI_RANK", "PMI_SIZE"),
-    ];
     for (launcher, rank_name, size_name) in LAUNCHERS {
         let (rank, nranks) = match (lookup(rank_name), lookup(size_name)) {
             (Some(rank), Some(size)) => (

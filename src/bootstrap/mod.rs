@@ -16,7 +16,7 @@ mod rendezvous;
 mod star;
 mod wire;
 
-pub use discover::{Launch, Meeting, discover};
+pub use discover::{Launch, Meeting, discover, half_set};
 pub use local::LocalExchange;
 pub use notice::Notice;
 pub use process::host_name;

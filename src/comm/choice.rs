@@ -4,13 +4,14 @@
 use super::Call;
 use crate::config::CodecPolicy;
 use crate::error::{Error, Result};
+use crate::plan::Request;
 use crate::types::{CodecChoice, CodecSpec, DType, Extent, ScaleRule};
 
 /// Why a call ran exactly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Exact {
-    /// Nobody asked for a codec.
+    /// Nobody asked for a codec, or for one inside hosts only and the algorithm has one level.
     NotAsked,
     /// Compression is off for good, by process or communicator.
     Off,
@@ -126,6 +127,17 @@ pub(super) fn choose(
         None
     };
     Ok(exact.map_or(Choice { codec, exact: None }, Choice::exact))
+}
+
+impl Call {
+    /// The call with the codec that carries it on a communicator of `nranks` with this policy, where no
+    /// sample was beyond its bound: what a planner takes.
+    ///
+    /// # Errors
+    /// Invalid argument if the call asks for a codec that may not carry it.
+    pub fn under(&self, policy: &CodecPolicy, nranks: usize) -> Result<Request> {
+        Ok(self.request(choose(policy, self, nranks, false)?.codec))
+    }
 }
 
 /// Bytes of the input of a rank that has one: the same number on all ranks.

@@ -339,7 +339,7 @@ impl Communicator {
         let mut reports = self.queue(side, &mut engine, &[(queued, picked)])?;
         let none = || Error::internal("a call has no report");
         let report = reports.pop().ok_or_else(none)?;
-        self.counters.ran(call, picked.choice.exact, &report);
+        self.counters.ran(&picked.choice, &report);
         Ok(report)
     }
 

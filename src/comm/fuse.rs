@@ -198,26 +198,27 @@ impl Parcel {
     /// bytes, the first one what cannot be shared.
     pub(super) fn reports(&self, all: &Report, inputs: &[EncodeStats]) -> Vec<Report> {
         let count = self.count().max(1) as u64;
-        let share = |place: &Range<usize>| {
+        let share = |bytes: u64, place: &Range<usize>| {
             let filled = place.len().next_multiple_of(self.granule) as u64;
-            all.wire_bytes * filled / count
+            bytes * filled / count
         };
-        let shared: u64 = self.places.iter().map(share).sum();
-        let reports = self
-            .places
-            .iter()
-            .enumerate()
-            .map(|(member, place)| Report {
-                wire_bytes: share(place)
-                    + if member == 0 {
-                        all.wire_bytes - shared
-                    } else {
-                        0
-                    },
-                input: all.input.and(inputs.get(member).copied()),
-                fused: self.members.len(),
-                ..*all
-            });
+        // What is left over goes to the first member.
+        let of = |bytes: u64, member: usize| {
+            let shared = || {
+                self.places
+                    .iter()
+                    .map(|place| share(bytes, place))
+                    .sum::<u64>()
+            };
+            share(bytes, &self.places[member]) + if member == 0 { bytes - shared() } else { 0 }
+        };
+        let reports = (0..self.places.len()).map(|member| Report {
+            wire_bytes: of(all.wire_bytes, member),
+            raw_bytes: of(all.raw_bytes, member),
+            input: all.input.and(inputs.get(member).copied()),
+            fused: self.members.len(),
+            ..*all
+        });
         reports.collect()
     }
 }
@@ -333,13 +334,15 @@ mod tests {
             transport: None,
             channels: 1,
             wire_bytes: 10_007,
+            raw_bytes: 40_009,
             input: None,
             fused: 1,
         };
         let reports = parcel.reports(&all, &[]);
+        let sum = |bytes: fn(&Report) -> u64| reports.iter().map(bytes).sum::<u64>();
         assert_eq!(
-            reports.iter().map(|one| one.wire_bytes).sum::<u64>(),
-            10_007
+            (sum(|one| one.wire_bytes), sum(|one| one.raw_bytes)),
+            (10_007, 40_009)
         );
         assert!(
             reports

@@ -171,8 +171,7 @@ impl<'a> Group<'a> {
             .map(|report| report.ok_or_else(|| Error::internal("a call of a group has no report")))
             .collect::<Result<_>>()?;
         for (entry, report) in self.calls.iter().zip(&reports) {
-            let exact = entry.picked.choice.exact;
-            entry.comm.counters.ran(&entry.call, exact, report);
+            entry.comm.counters.ran(&entry.picked.choice, report);
         }
         Ok(reports)
     }

@@ -55,7 +55,9 @@ fn start_log(config: &Config) {
                 format_args!("cinch {version} answers in NCCL's place"),
             );
         }
-        for name in Config::unknown_names() {
+        // All ranks of `cinch run` have one environment.
+        let told = launcher_environment("CINCH_LAUNCH_RANK").is_some_and(|rank| rank != "0");
+        for name in Config::unknown_names().into_iter().filter(|_| !told) {
             log::line(
                 Level::Warn,
                 format_args!("no setting is called {name}; it has no effect"),
@@ -117,10 +119,14 @@ fn log_connected(comm: &Communicator) {
 
 pub(super) fn by_environment(config: Config) -> Result<Communicator> {
     let launch = bootstrap::discover(launcher_environment)?.ok_or_else(|| {
-        Error::invalid_usage(
-            "no launcher's variables are set; start ranks with `cinch run`, torchrun, mpirun or \
-             srun, or give each rank its id with Communicator::init",
-        )
+        let found = match bootstrap::half_set(launcher_environment) {
+            Some((set, unset)) => format!("{set} is set and {unset} is not"),
+            None => "no launcher's variables are set".into(),
+        };
+        Error::invalid_usage(format!(
+            "{found}; start ranks with `cinch run`, torchrun, mpirun or srun, or hand each rank its \
+             number and one unique id"
+        ))
     })?;
     let id = launch.unique_id(&config)?;
     by_id(&id, launch.rank, launch.nranks, config, Fault::new())

@@ -198,7 +198,7 @@ impl Communicator {
         };
         drop(engine);
         let report = self.settle(result)?;
-        self.counters.ran(call, picked.choice.exact, &report);
+        self.counters.ran(&picked.choice, &report);
         Ok(report)
     }
 

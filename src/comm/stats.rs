@@ -1,9 +1,7 @@
 //! What a communicator's calls did, counted on this rank.
 
-use super::{Call, Communicator, Exact, Report};
-use crate::codec;
-use crate::simd::Isa;
-use crate::types::CodecSpec;
+use super::choice::Choice;
+use super::{Communicator, Exact, Report};
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
@@ -11,7 +9,7 @@ use std::sync::{Mutex, PoisonError};
 /// a captured call counts once, when it is recorded.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct CodecStats {
-    /// Calls that a codec carried.
+    /// Calls that a codec carried, on either level.
     pub coded_calls: u64,
     /// Calls that ran exactly, by reason: the order is that of [`Exact::ALL`].
     pub exact_calls: [u64; Exact::ALL.len()],
@@ -63,61 +61,31 @@ impl fmt::Display for CodecStats {
 
 /// The counters of one communicator.
 #[derive(Debug, Default)]
-pub(super) struct Counters(Mutex<Counted>);
-
-#[derive(Debug, Default)]
-struct Counted {
-    stats: CodecStats,
-    /// The last codec and its wire bytes an element: programs have one or two.
-    size: Option<(CodecSpec, f64)>,
-}
-
-/// Elements over which the wire bytes of one are averaged: many blocks, and the scales of each.
-const LONG: usize = 1 << 16;
+pub(super) struct Counters(Mutex<CodecStats>);
 
 impl Counters {
     pub(super) fn change<T>(&self, change: impl FnOnce(&mut CodecStats) -> T) -> T {
         // Whole after every change, so that a panic elsewhere does not matter.
-        let mut counted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        change(&mut counted.stats)
+        change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Takes note of a call that ran.
-    pub(super) fn ran(&self, call: &Call, exact: Option<Exact>, report: &Report) {
-        let mut counted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // Left to the model of costs, a call may have run without its codec.
-        let costs = exact.is_none() && !report.codec.is_lossy();
-        let raw = match exact.or(costs.then_some(Exact::Costs)) {
-            Some(why) => {
-                counted.stats.exact_calls[why as usize] += 1;
-                report.wire_bytes
-            }
-            None => {
-                counted.stats.coded_calls += 1;
-                let coded = counted.bytes_per_element(report.codec);
-                let elements = report.wire_bytes as f64 / coded;
-                (elements * call.dtype.size() as f64).round() as u64
-            }
+    pub(super) fn ran(&self, choice: &Choice, report: &Report) {
+        let exact = match (choice.exact, report.codecs().is_lossy()) {
+            (None, true) => None,
+            (Some(why), _) => Some(why),
+            (None, false) if choice.codec.auto => Some(Exact::Costs),
+            // Its codec is for contributions inside hosts, and its algorithm has one level.
+            (None, false) => Some(Exact::NotAsked),
         };
-        counted.stats.raw_bytes += raw;
-        counted.stats.wire_bytes += report.wire_bytes;
-    }
-}
-
-impl Counted {
-    fn bytes_per_element(&mut self, spec: CodecSpec) -> f64 {
-        match self.size {
-            Some((known, bytes)) if known == spec => bytes,
-            _ => {
-                // The codec ran, so that it can be built.
-                let built = codec::build(spec, Isa::Scalar).ok().flatten();
-                let bytes = built.map_or(f64::INFINITY, |codec| {
-                    codec.wire_bytes(LONG) as f64 / LONG as f64
-                });
-                self.size = Some((spec, bytes));
-                bytes
+        self.change(|stats| {
+            match exact {
+                Some(why) => stats.exact_calls[why as usize] += 1,
+                None => stats.coded_calls += 1,
             }
-        }
+            stats.wire_bytes += report.wire_bytes;
+            stats.raw_bytes += report.raw_bytes;
+        });
     }
 }
 
@@ -131,34 +99,60 @@ impl Communicator {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::types::{Algorithm, Collective, DType};
+    use crate::types::{Algorithm, CodecChoice, LevelCodecs};
 
     #[test]
     fn bytes_and_reasons_add_up() {
         let counters = Counters::default();
-        let report = |codec: &str, wire_bytes| Report {
-            codec: codec.parse().unwrap(),
-            intra: codec.parse().unwrap(),
-            algorithm: Algorithm::Ring,
-            transport: None,
-            channels: 1,
-            wire_bytes,
-            input: None,
-            fused: 1,
+        let levels = |text: &str| match LevelCodecs::names_levels(text) {
+            true => text.parse().unwrap(),
+            false => LevelCodecs::of(text.parse().unwrap()),
         };
-        let call = |dtype| Call::new(Collective::AllReduce, dtype, 1);
-        // 1,000 blocks of 256 elements and one scale.
-        counters.ran(&call(DType::F32), None, &report("linear8", 260_000));
-        counters.ran(&call(DType::BF16), None, &report("linear8", 260_000));
-        counters.ran(&call(DType::F32), None, &report("cast16", 2_000));
-        counters.ran(&call(DType::F32), Some(Exact::Small), &report("raw", 100));
-        counters.ran(&call(DType::I8), Some(Exact::DType), &report("raw", 10));
-        counters.ran(&call(DType::F32), None, &report("raw", 0));
+        let report = |codecs: &str, wire_bytes, raw_bytes| {
+            let codecs = levels(codecs);
+            Report {
+                codec: codecs.inter,
+                intra: codecs.intra,
+                algorithm: Algorithm::Ring,
+                transport: None,
+                channels: 1,
+                wire_bytes,
+                raw_bytes,
+                input: None,
+                fused: 1,
+            }
+        };
+        let ran = |asked: &str, exact, report| {
+            let (auto, asked) = match asked.strip_prefix("auto:") {
+                Some(asked) => (true, levels(asked)),
+                None => (false, levels(asked)),
+            };
+            let codec = CodecChoice {
+                spec: asked.inter,
+                auto,
+                intra: Some(asked.intra),
+            };
+            counters.ran(&Choice { codec, exact }, &report);
+        };
+        // A codec on either level is one.
+        ran("linear8", None, report("linear8", 260_000, 1_024_000));
+        let inside = "intra=linear8,inter=raw";
+        ran(inside, None, report(inside, 260_000, 512_000));
+        let between = "intra=raw,inter=cast16";
+        ran(between, None, report(between, 2_000, 4_000));
+        ran("raw", Some(Exact::Small), report("raw", 100, 100));
+        ran("raw", Some(Exact::DType), report("raw", 10, 10));
+        // The model decided, or nobody did.
+        ran("auto:linear8", None, report("raw", 0, 0));
+        ran(inside, None, report("raw", 0, 0));
         let stats = counters.change(|stats| *stats);
-        assert_eq!(stats.exact(Exact::Costs), 1);
+        assert_eq!(
+            (stats.exact(Exact::Costs), stats.exact(Exact::NotAsked)),
+            (1, 1)
+        );
         assert_eq!(
             (stats.coded_calls, stats.exact_calls.iter().sum::<u64>()),
-            (3, 3)
+            (3, 4)
         );
         assert_eq!(
             (stats.exact(Exact::Small), stats.exact(Exact::DType)),
@@ -170,7 +164,7 @@ mod tests {
         // examples/ddp/compare.py reads this out of the log.
         assert_eq!(
             stats.to_string(),
-            "3 coded, 3 exact (1 data type, 1 small, 1 does not pay); 522110 bytes sent, 1018000 saved"
+            "3 coded, 4 exact (1 no codec, 1 data type, 1 small, 1 does not pay); 522110 bytes sent, 1018000 saved"
         );
     }
 }

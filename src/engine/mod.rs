@@ -33,6 +33,8 @@ pub struct Report {
     pub channels: usize,
     /// Payload bytes that this rank sent.
     pub wire_bytes: u64,
+    /// Payload bytes that it would have sent by the same steps with no codec.
+    pub raw_bytes: u64,
     /// What the encode pass learnt about this rank's input; `None` when nothing was encoded
     /// (codec raw, or a rank without input).
     pub input: Option<EncodeStats>,

@@ -367,6 +367,7 @@ impl<'a> Run<'a> {
             transport,
             channels: self.plan.channels,
             wire_bytes: self.wire_bytes,
+            raw_bytes: self.plan.raw_bytes,
             input: self.stats.of_input(),
             fused: 1,
         }

@@ -158,6 +158,7 @@ mod tests {
                 transport: Some(TransportKind::Shm),
                 channels: 2,
                 wire_bytes: 1234,
+                raw_bytes: 4936,
                 input: Some(EncodeStats {
                     saturated: 3,
                     non_finite: 4,

@@ -7,7 +7,7 @@ use crate::comm::{CodecStats, Exact};
 
 /// Reasons in `cinch_comm_stats_t.exact_calls`; new ones are only ever added at the end, up to 16.
 pub const CINCH_EXACT_REASONS: usize = 16;
-/// Index: nobody asked for a codec.
+/// Index: nobody asked for a codec, or for one inside hosts only and the algorithm has one level.
 pub const CINCH_EXACT_NOT_ASKED: usize = 0;
 /// Index: compression is off for good, by process or communicator.
 pub const CINCH_EXACT_OFF: usize = 1;
@@ -42,7 +42,7 @@ pub struct cinch_comm_stats_t {
     pub magic: u32,
     /// Meaning of the fields. Set by `cinch_comm_stats_default`.
     pub version: u32,
-    /// Calls that a codec carried.
+    /// Calls that a codec carried, inside hosts or between them.
     pub coded_calls: u64,
     /// Bytes that this rank sent.
     pub wire_bytes: u64,

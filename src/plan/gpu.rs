@@ -315,7 +315,8 @@ fn even_load(request: &Request, protocol: Protocol) -> usize {
 
 /// Costs on the H200 with NVLink; to be refitted where rows of `benches/baselines` say so.
 mod costs {
-    /// From the launch to the first message, for the interpreter and for a fused kernel.
+    /// From the launch to the first message, for the interpreter and for a fused kernel. Why all but one
+    /// schedule are interpreted: `benches/baselines/gpu-h200x8-interpreter-vs-fused.jsonl`.
     pub const LAUNCH: [f64; 2] = [4e-6, 2e-6];
     /// From a published message to the peer's next action; along a ring the peer already waits.
     pub const HOP: f64 = 2.5e-6;

@@ -140,6 +140,8 @@ pub struct Plan {
     pub channels: usize,
     /// How messages are carried.
     pub protocol: Protocol,
+    /// Payload bytes that the rank would send with no codec on either level.
+    pub raw_bytes: u64,
 }
 
 impl Plan {
@@ -387,6 +389,8 @@ impl Planner {
             .iter()
             .map(|step| step.reads() && seen.insert(step.chunk))
             .collect();
+        let raw_bytes =
+            sent_elements(&schedule, &pattern, &best.geometry) * request.dtype.size() as u64;
         Ok(Plan {
             collective: request.collective,
             dtype: request.dtype,
@@ -402,6 +406,7 @@ impl Planner {
             notes_input,
             channels: best.channels.min(self.lanes),
             protocol: best.protocol,
+            raw_bytes,
         })
     }
 
@@ -508,6 +513,19 @@ fn pattern(
         between,
         strands,
     }
+}
+
+/// Elements of all messages that a rank sends in all passes.
+fn sent_elements(schedule: &Schedule, pattern: &Pattern, geometry: &Geometry) -> u64 {
+    let mut sends = vec![0; pattern.parts()];
+    for step in &schedule.steps {
+        sends[pattern.part(step.chunk as usize)] += step.send_to.len();
+    }
+    let passes = |part| (0..geometry.passes()).map(move |pass| geometry.range(pass, part).len());
+    let sent = sends.into_iter().enumerate();
+    sent.filter(|(_, sends)| *sends > 0)
+        .map(|(part, sends)| (sends * passes(part).sum::<usize>()) as u64)
+        .sum()
 }
 
 /// Bytes of raw elements at which chunks may be cut: a cache line.

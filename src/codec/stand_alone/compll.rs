@@ -47,10 +47,16 @@ impl<const BITS: usize> Published for CompLl<BITS> {
         };
         let (bits, lacking) = (usize::from(header[0]), usize::from(header[1]));
         if bits != BITS {
-            return Err(Error::invalid_argument(format!(
-                "the message has codes of {bits} bits; decode it with minmax{bits}, not \
-                 minmax{BITS}"
-            )));
+            return Err(Error::invalid_argument(match bits {
+                1 | 2 | 4 | 8 => format!(
+                    "the message has codes of {bits} bits; decode it with minmax{bits}, not \
+                     minmax{BITS}"
+                ),
+                _ => format!(
+                    "these are no min-max message: its header says codes of {bits} bits, and there \
+                     are 1, 2, 4 and 8"
+                ),
+            }));
         }
         if lacking >= Self::PACKED || lacking > codes.len() * Self::PACKED {
             return Err(Error::invalid_argument(format!(

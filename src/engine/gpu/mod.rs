@@ -581,6 +581,7 @@ impl GpuEngine {
             transport: moves.then(|| self.carrier(&call.request)),
             channels: run.plan.channels,
             wire_bytes: run.wire_bytes,
+            raw_bytes: run.plan.raw_bytes,
             input: None,
             fused: 1,
         }

@@ -78,6 +78,7 @@ impl Case {
             notes_input: Vec::new(),
             channels: self.channels.min(geometry.passes()),
             protocol: Protocol::Simple,
+            raw_bytes: 0,
         }
     }
 

@@ -1,7 +1,7 @@
 //! What every rank saw, made one.
 
 use super::measure::Measured;
-use super::metrics::{median, quantile, raw_traffic};
+use super::metrics::{median, quantile};
 use super::row::Row;
 use super::verify::{Outcome, same_on_all_ranks};
 use super::world::World;
@@ -46,6 +46,7 @@ pub fn share<W: World>(
         found.hash,
         report.wire_bytes,
         transport,
+        report.raw_bytes,
     ];
     let all = world.gather_words(&words)?;
     let ranks: Vec<&[u64]> = all.chunks(words.len()).collect();
@@ -58,14 +59,8 @@ pub fn share<W: World>(
         true => (errors / exact).sqrt(),
         false => errors.sqrt(),
     };
-    let travelled: u64 = ranks.iter().map(|words| words[5]).sum();
-    let raw = raw_traffic(
-        row.collective,
-        report.algorithm,
-        row.dtype,
-        world.nranks(),
-        row.count,
-    );
+    let sum = |of: usize| ranks.iter().map(|words| words[of]).sum::<u64>();
+    let (travelled, raw) = (sum(5), sum(7));
     let same = || ranks.iter().all(|words| words[4] == ranks[0][4]);
     let transport = ranks.iter().map(|words| words[6]).max().unwrap_or(0);
     Ok(Measured {

@@ -2,7 +2,7 @@
 
 use cinch::codec;
 use cinch::simd::Isa;
-use cinch::{Algorithm, CodecSpec, Collective, DType};
+use cinch::{CodecSpec, Collective, DType};
 
 /// Elements of a call (`Call::count`) whose larger buffer holds about `bytes`, rounded down; where it has
 /// a block for each rank, to blocks of a multiple of 16 bytes, as in nccl-tests.
@@ -78,29 +78,6 @@ pub fn rates(
         alg,
         bus: effective / ratio.unwrap_or(1.0),
         effective,
-    }
-}
-
-/// Payload bytes that all ranks together send for a call with codec raw.
-pub fn raw_traffic(
-    collective: Collective,
-    algorithm: Algorithm,
-    dtype: DType,
-    nranks: usize,
-    count: usize,
-) -> u64 {
-    let (n, bytes) = (nranks as u64, (count * dtype.size()) as u64);
-    let others = n.saturating_sub(1);
-    match collective {
-        Collective::AllReduce if algorithm == Algorithm::OneShot => n * others * bytes,
-        Collective::AllReduce => 2 * others * bytes,
-        Collective::AllGather | Collective::ReduceScatter | Collective::AllToAll => {
-            n * others * bytes
-        }
-        Collective::Broadcast | Collective::Reduce | Collective::Gather | Collective::Scatter => {
-            others * bytes
-        }
-        Collective::SendRecv => n * bytes,
     }
 }
 

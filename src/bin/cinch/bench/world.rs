@@ -307,6 +307,7 @@ pub mod threads {
             transport: Some(TransportKind::Loopback),
             channels: 1,
             wire_bytes,
+            raw_bytes: wire_bytes,
             input: None,
             fused: 1,
         }

@@ -104,6 +104,7 @@ impl Lane for Paper<'_> {
             transport: Some(TransportKind::Cuda),
             channels: 8,
             wire_bytes: 100,
+            raw_bytes: 300,
             input: None,
             fused: 1,
         })
