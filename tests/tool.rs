@@ -130,6 +130,25 @@ fn bad_options_are_a_sentence_and_exit_code_2() {
         ),
         (&["run", "-n", "2"], "PROGRAM"),
         (&["codecs", "--table", "--samples", "3"], "1000"),
+        (
+            &["bench", "all_reduce", "-r", "7", "--ranks", "2"],
+            "no root",
+        ),
+        (
+            &[
+                "bench",
+                "all_reduce",
+                "--json",
+                "x",
+                "--csv",
+                "x",
+                "--ranks",
+                "2",
+            ],
+            "each writes",
+        ),
+        (&["predict", "--latency-us", "5"], "--latency-us"),
+        (&["predict", "--measure", "--json", "x"], "--json"),
         (&["nothing"], "subcommand"),
     ] {
         let (code, out, err) = output(line);
@@ -140,6 +159,111 @@ fn bad_options_are_a_sentence_and_exit_code_2() {
             "{line:?}: {out}"
         );
     }
+}
+
+/// Options that cannot be are 2, and what fails on the way is 3, whoever finds it.
+#[test]
+fn exit_codes_tell_options_from_failures() {
+    let name = format!("cinch-tool-hosts-{}", std::process::id());
+    let hosts = std::env::temp_dir().join(name);
+    std::fs::write(&hosts, "localhost slots=1\n").unwrap();
+    let file = hosts.to_str().unwrap();
+    let rows = "benches/baselines/gpu-h200x4-128-blocks.jsonl";
+    let unset = "CINCH_TEST_NO_SUCH_NAME";
+    for (line, word, expected) in [
+        (&["run", "-n", "4096", "--bind", "true"][..], "--bind", 2),
+        (
+            &["run", "--hosts", "/no/such/file", "true"],
+            "/no/such/file",
+            2,
+        ),
+        (&["run", "--hosts", file, "--env", unset, "true"], unset, 2),
+        (
+            &["run", "-n", "1", "/no/such/program"],
+            "/no/such/program",
+            3,
+        ),
+        (
+            &["bench", "--report", "/no/rows", "--output", "/dev/null"],
+            "/no/rows",
+            2,
+        ),
+        (
+            &["bench", "--report", rows, "--output", "/dev/full"],
+            "/dev/full",
+            3,
+        ),
+        (
+            &["bench", "--suite", "--output", "Cargo.toml"],
+            "Cargo.toml",
+            2,
+        ),
+        (
+            &["bench", "--suite", "--output", "Cargo.toml", "--ranks", "2"],
+            "Cargo.toml",
+            2,
+        ),
+    ] {
+        let (code, _, err) = output(line);
+        assert_eq!(code, expected, "{line:?}: {err}");
+        assert!(err.contains(word), "{line:?}: {err}");
+    }
+    std::fs::remove_file(hosts).unwrap();
+}
+
+/// A full disk is a failure, and a reader that left is none.
+#[test]
+fn results_that_are_not_told_are_a_failure() {
+    let line = [
+        "bench",
+        "all_reduce",
+        "--ranks",
+        "2",
+        "-b",
+        "1K",
+        "-e",
+        "1K",
+        "-n",
+        "1",
+        "-w",
+        "0",
+    ];
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full");
+    let lost = cinch(&line).stdout(full.unwrap()).output().unwrap();
+    let err = String::from_utf8(lost.stderr).unwrap();
+    assert_eq!(lost.status.code(), Some(3), "{err}");
+    assert!(err.contains("standard output"), "{err}");
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let left = cinch(&line).stdout(writer).output().unwrap();
+    assert_eq!(left.status.code(), Some(0), "{left:?}");
+}
+
+#[test]
+fn half_a_launcher_is_named() {
+    let alone = cinch(&["info"]).env("WORLD_SIZE", "2").output().unwrap();
+    assert_eq!(alone.status.code(), Some(3));
+    let err = String::from_utf8(alone.stderr).unwrap();
+    assert!(err.contains("WORLD_SIZE is set and RANK is not"), "{err}");
+}
+
+#[test]
+fn a_setting_that_is_none_is_said_by_the_tool_and_in_the_log() {
+    let line = [
+        "bench",
+        "all_reduce",
+        "--ranks",
+        "3",
+        "-b",
+        "1K",
+        "-e",
+        "1K",
+        "-n",
+        "1",
+    ];
+    let ran = cinch(&line).env("CINCH_TEST_FOO", "1").output().unwrap();
+    let err = String::from_utf8(ran.stderr).unwrap();
+    assert_eq!(err.matches("CINCH_TEST_FOO").count(), 2, "{err}");
 }
 
 #[test]

@@ -6,7 +6,7 @@
 //! | `nix` | sockets, memfd, poll, file descriptor passing, with errors as values | covers all of these; owned descriptors |
 //! | `hmac`, `sha2`, `hkdf` | authentication of connections | small, audited, no C |
 //! | `getrandom` | secrets and nonces | the operating system's generator, nothing more |
-//! | `clap` (tool) | command line | help, suggestions, completion that users expect |
+//! | `clap` (tool) | command line | help and suggestions that users expect |
 //! | `serde`, `serde_json` (tool) | JSON results | the standard |
 //! | `criterion` (tests) | micro benchmarks | statistics, baselines |
 //! | `bindgen` (tests) | sizes, offsets and values of `<infiniband/verbs.h>`, against which ours are checked | an independent reading of the header; users need neither it nor libclang |

@@ -14,7 +14,6 @@ use cinch::simd::Isa;
 use cinch::testing::gaussian;
 use cinch::{CodecSpec, DType, Error, Result};
 use serde::Serialize;
-use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -70,7 +69,7 @@ type Outcome<T> = std::result::Result<T, (i32, String)>;
 ///
 /// # Errors
 /// A code and a sentence: options that cannot be, failures, wrong elements.
-pub fn main(options: &ArraysOptions, out: &mut dyn Write) -> Outcome<i32> {
+pub fn main(options: &ArraysOptions) -> Outcome<i32> {
     let bad = |error: Error| (USAGE, error.to_string());
     let types: Vec<DType> = options
         .datatype
@@ -85,29 +84,26 @@ pub fn main(options: &ArraysOptions, out: &mut dyn Write) -> Outcome<i32> {
         codecs = KERNEL_CODECS.map(CodecSpec::of).into();
     }
     let copies = parse(&options.copy)?;
-    let mut rows = Output::new(options.json.as_deref()).map_err(bad)?;
     let failed = |error: Error| (FAILURE, error.to_string());
     let bench = Bench::new(options).map_err(failed)?;
     let gpus = bench.context.driver().device_count().map_err(failed)?;
     let run = RunRecord::new(bench.context.device(), gpus);
-    let told = |error: std::io::Error| (FAILURE, error.to_string());
+    // Only now: earlier rows are not lost where there is no GPU.
+    let mut rows = Output::new(options.json.as_deref()).map_err(bad)?;
     let mut wrong = 0;
     let heads = "codec            type   wire%   encode GB/s  of copy   decode GB/s  of copy";
-    writeln!(
-        out,
+    rows.line(&format!(
         "# {}, {} bytes of elements; bytes read and written a second, of copy: beside a copy in \
          device memory\n{heads}",
         bench.context.device(),
         options.bytes
-    )
-    .map_err(told)?;
+    ));
     for &dtype in &types {
         let values = bench.fill(dtype).map_err(failed)?;
         for &spec in &codecs {
             let row = bench.device_row(spec, dtype, &values).map_err(failed)?;
             wrong += usize::from(!row.right);
-            writeln!(
-                out,
+            rows.line(&format!(
                 "{:<16} {:<5} {:>6.1} {:>12.0} {:>8.2} {:>13.0} {:>8.2}{}",
                 spec.to_string(),
                 dtype.to_string(),
@@ -117,8 +113,7 @@ pub fn main(options: &ArraysOptions, out: &mut dyn Write) -> Outcome<i32> {
                 row.decode / 1e9,
                 row.decode / row.copy,
                 if row.right { "" } else { "  WRONG" }
-            )
-            .map_err(told)?;
+            ));
             let record = Record {
                 codec: spec.to_string(),
                 datatype: dtype.to_string(),
@@ -132,22 +127,19 @@ pub fn main(options: &ArraysOptions, out: &mut dyn Write) -> Outcome<i32> {
     }
     let heads =
         "codec            type   to GPU GB/s  of plain   to host GB/s  of plain   packing GB/s";
-    writeln!(
-        out,
+    rows.line(&format!(
         "# packed copies by {} threads on {} cores; bytes of elements a second, of plain: beside a \
          copy from and to pinned memory; packing: those threads without a GPU\n{heads}",
         bench.threads,
         std::thread::available_parallelism().map_or(1, usize::from)
-    )
-    .map_err(told)?;
+    ));
     for &dtype in &types {
         for &spec in &copies {
             // Anew: a copy leaves what the codec made of the elements.
             let values = bench.fill(dtype).map_err(failed)?;
             let row = bench.copy_row(spec, dtype, &values).map_err(failed)?;
             wrong += usize::from(!row.right);
-            writeln!(
-                out,
+            rows.line(&format!(
                 "{:<16} {:<5} {:>12.2} {:>9.2} {:>14.2} {:>9.2} {:>14.2}{}",
                 spec.to_string(),
                 dtype.to_string(),
@@ -157,8 +149,7 @@ pub fn main(options: &ArraysOptions, out: &mut dyn Write) -> Outcome<i32> {
                 row.back / row.plain_back,
                 row.packing / 1e9,
                 if row.right { "" } else { "  WRONG" }
-            )
-            .map_err(told)?;
+            ));
             let record = Record {
                 codec: spec.to_string(),
                 datatype: dtype.to_string(),
@@ -170,6 +161,7 @@ pub fn main(options: &ArraysOptions, out: &mut dyn Write) -> Outcome<i32> {
             rows.record(&record).map_err(failed)?;
         }
     }
+    rows.end().map_err(failed)?;
     Ok(if wrong > 0 { WRONG } else { 0 })
 }
 

@@ -13,8 +13,8 @@ use cinch::types::ScaleRule;
 use std::io::{Error, Result, Write};
 use std::sync::Arc;
 
-/// Samples for which the tolerances hold; fewer widen them by the root of the ratio.
-const FULL: usize = 10_000_000;
+/// Standard errors of its samples that a figure may be off by.
+pub const DEVIATIONS: f64 = 4.0;
 /// Elements that go through the codecs together.
 const PIECE: usize = 1 << 16;
 
@@ -28,11 +28,12 @@ pub fn run(samples: usize, seed: u64, out: &mut dyn Write) -> Result<()> {
         out,
         "# the source's \"mean absolute error\" is a mean squared error, and its search drops \
          its last comparison;\n# reference: true nearest rounding; deviation: the largest of the \
-         three from the reference"
+         three from the reference;\n# SE: the largest of their standard errors; a row may be off by its \
+         tolerance and {DEVIATIONS} of them"
     )?;
     writeln!(
         out,
-        "{:<10} {:<10} {:>9} {:>9} {:>10} {:>7} | {:>9} {:>7} | {:>9} {:>9} {:>7} | {:>6}",
+        "{:<10} {:<10} {:>9} {:>9} {:>10} {:>7} | {:>9} {:>7} | {:>9} {:>9} {:>7} | {:>6} {:>6}",
         "data",
         "codec",
         "MAE",
@@ -44,37 +45,38 @@ pub fn run(samples: usize, seed: u64, out: &mut dyn Write) -> Result<()> {
         "MAE",
         "RMSE",
         "rel %",
-        "dev %"
+        "dev %",
+        "SE %"
     )?;
     writeln!(
         out,
         "{:<60} | {:^17} | {:^27} |",
         "", "source prints", "reference"
     )?;
-    let widen = (FULL as f64 / samples.max(1) as f64).sqrt().max(1.0);
     let mut off = 0;
     for (index, data) in DATA.iter().enumerate() {
         let seed = seed.wrapping_add(index as u64);
         let codecs: Vec<_> = data.rows.iter().map(|row| row.codec()).collect();
         for (row, errors) in data.rows.iter().zip(data.measure(&codecs, samples, seed)) {
-            let deviation = row.deviation(&errors);
-            let good = deviation <= row.tolerance * widen;
+            let [mean_absolute, root_mean_square, relative] = errors.map(|error| error.mean);
+            let good = row.agrees(&errors);
             off += usize::from(!good);
             writeln!(
                 out,
-                "{:<10} {:<10} {:>9.3e} {:>9.3e} {:>10.4e} {:>7.3} | {:>9} {:>7} | {:>9.3e} {:>9.3e} {:>7.3} | {:>6.3} {}",
+                "{:<10} {:<10} {:>9.3e} {:>9.3e} {:>10.4e} {:>7.3} | {:>9} {:>7} | {:>9.3e} {:>9.3e} {:>7.3} | {:>6.3} {:>6.3} {}",
                 data.name,
                 row.name(),
-                errors.mean_absolute,
-                errors.root_mean_square,
-                errors.root_mean_square.powi(2),
-                errors.relative_percent,
+                mean_absolute,
+                root_mean_square,
+                root_mean_square.powi(2),
+                relative,
                 row.printed.0,
                 row.printed.1,
                 row.reference[0],
                 row.reference[1],
                 row.reference[2],
-                deviation,
+                row.deviations(&errors).fold(0.0, f64::max),
+                row.standard_errors(&errors).fold(0.0, f64::max),
                 if good { "ok" } else { "off" },
             )?;
         }
@@ -244,16 +246,43 @@ struct Row {
     printed: (&'static str, &'static str),
     /// Mean absolute error, root mean square error, mean relative error in percent.
     reference: [f64; 3],
-    /// In percent, with [`FULL`] samples.
+    /// Of the reference, in percent, beside the chance of the samples.
     tolerance: f64,
 }
 
-/// Errors of a codec.
-#[derive(Clone, Copy, Default)]
-struct Errors {
-    mean_absolute: f64,
-    root_mean_square: f64,
-    relative_percent: f64,
+/// Mean absolute error, root mean square error and mean relative error in percent, each with its
+/// standard error.
+type Errors = [Mean; 3];
+
+/// A mean with its standard error.
+#[derive(Clone, Copy)]
+pub struct Mean {
+    /// The mean.
+    pub mean: f64,
+    /// Its standard error.
+    pub error: f64,
+}
+
+impl Mean {
+    /// The mean of `n` terms of this sum and sum of squares.
+    pub fn of(sum: f64, squares: f64, n: f64) -> Mean {
+        let mean = sum / n;
+        let variance = (squares / n - mean * mean).max(0.0);
+        Mean {
+            mean,
+            error: (variance / n).sqrt(),
+        }
+    }
+
+    /// Its square root; the error to first order.
+    pub fn root(self) -> Mean {
+        let mean = self.mean.sqrt();
+        let error = match mean > 0.0 {
+            true => self.error / (2.0 * mean),
+            false => 0.0,
+        };
+        Mean { mean, error }
+    }
 }
 
 impl Row {
@@ -266,18 +295,23 @@ impl Row {
         codec(spec, Isa::detect())
     }
 
-    /// Largest deviation from the reference, in percent.
-    fn deviation(&self, errors: &Errors) -> f64 {
-        let found = [
-            errors.mean_absolute,
-            errors.root_mean_square,
-            errors.relative_percent,
-        ];
-        let deviations = found
-            .iter()
-            .zip(self.reference)
-            .map(|(a, b)| (a / b - 1.0).abs());
-        100.0 * deviations.fold(0.0, f64::max)
+    /// Deviations from the reference, in percent of it.
+    fn deviations(&self, errors: &Errors) -> impl Iterator<Item = f64> {
+        let both = errors.iter().zip(self.reference);
+        both.map(|(found, exact)| 100.0 * (found.mean / exact - 1.0).abs())
+    }
+
+    /// Standard errors, in percent of the reference.
+    fn standard_errors(&self, errors: &Errors) -> impl Iterator<Item = f64> {
+        let both = errors.iter().zip(self.reference);
+        both.map(|(found, exact)| 100.0 * found.error / exact)
+    }
+
+    /// Whether each is off by no more than the tolerance and what the samples leave to chance.
+    fn agrees(&self, errors: &Errors) -> bool {
+        let chances = self.standard_errors(errors);
+        let mut both = self.deviations(errors).zip(chances);
+        both.all(|(deviation, chance)| deviation <= self.tolerance + DEVIATIONS * chance)
     }
 }
 
@@ -285,7 +319,8 @@ impl Data {
     /// Errors of each row's codec on the same samples.
     fn measure(&self, codecs: &[Arc<dyn Codec>], samples: usize, seed: u64) -> Vec<Errors> {
         let mut random = Random::new(seed);
-        let mut sums = vec![Errors::default(); codecs.len()];
+        // Of each figure's terms and of their squares.
+        let mut sums = vec![[(0.0, 0.0); 3]; codecs.len()];
         let mut done = 0;
         while done < samples {
             let n = PIECE.min(samples - done);
@@ -301,18 +336,19 @@ impl Data {
                 codec.decode(span, &wire, &mut y);
                 for (&x, &y) in x.iter().zip(&y) {
                     let (x, error) = (f64::from(x), f64::from(x) - f64::from(y));
-                    sum.mean_absolute += error.abs();
-                    sum.root_mean_square += error * error;
-                    sum.relative_percent += (error / x).abs();
+                    let terms = [error.abs(), error * error, 100.0 * (error / x).abs()];
+                    for ((sum, squares), term) in sum.iter_mut().zip(terms) {
+                        *sum += term;
+                        *squares += term * term;
+                    }
                 }
             }
             done += n;
         }
         let n = samples.max(1) as f64;
-        let means = sums.into_iter().map(|sum| Errors {
-            mean_absolute: sum.mean_absolute / n,
-            root_mean_square: (sum.root_mean_square / n).sqrt(),
-            relative_percent: 100.0 * sum.relative_percent / n,
+        let means = sums.into_iter().map(|sums| {
+            let [absolute, square, relative] = sums.map(|(sum, squares)| Mean::of(sum, squares, n));
+            [absolute, square.root(), relative]
         });
         means.collect()
     }

@@ -8,6 +8,7 @@
 use super::join::create_id_between_hosts;
 use super::launch::{Launch, Signals, TERM_TO_KILL, exit_code, hex};
 use super::run::{RunOptions, bound};
+use super::{FAILURE, USAGE};
 use cinch::Config;
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
@@ -104,18 +105,38 @@ fn fill(mut hosts: Vec<Host>, ranks: Option<usize>) -> Result<Vec<Host>, String>
 /// Runs `cinch run --hosts` and returns the first failure's exit code.
 ///
 /// # Errors
-/// A sentence, if the file is wrong or a session cannot be started.
+/// Exit code and sentence: a file or an option that cannot be, or a session that cannot be started.
 pub fn run(
     options: &RunOptions,
     file: &Path,
-    mut variables: Vec<(String, String)>,
+    variables: Variables,
     config: &Config,
-) -> Result<i32, String> {
+) -> Result<i32, (i32, String)> {
+    let (hosts, passed_on) = read(options, file).map_err(|sentence| (USAGE, sentence))?;
+    let variables = [variables, passed_on].concat();
+    run_on(options, hosts, variables, config).map_err(|sentence| (FAILURE, sentence))
+}
+
+/// Names and values.
+type Variables = Vec<(String, String)>;
+
+/// The hosts with their slots, and the variables that their ranks get.
+fn read(options: &RunOptions, file: &Path) -> Result<(Vec<Host>, Variables), String> {
     let shown = file.display();
     let text =
         std::fs::read_to_string(file).map_err(|error| format!("cannot read {shown}: {error}"))?;
     let hosts = parse(&text).map_err(|why| format!("{shown}: {why}"))?;
     let hosts = fill(hosts, options.ranks.map(|ranks| ranks as usize))?;
+    Ok((hosts, passed_on(&options.environment)?))
+}
+
+/// Starts a session on each of the hosts and waits for all.
+fn run_on(
+    options: &RunOptions,
+    hosts: Vec<Host>,
+    mut variables: Variables,
+    config: &Config,
+) -> Result<i32, String> {
     let utf8 = |text: &std::ffi::OsStr| {
         let text = text.to_str().map(str::to_string);
         text.ok_or_else(|| "arguments and paths for other hosts must be UTF-8".to_string())
@@ -138,7 +159,6 @@ pub fn run(
     let signals = Signals::block()?;
     let id = create_id_between_hosts(config).map_err(|error| error.to_string())?;
     variables.push(("CINCH_LAUNCH_ID".into(), hex(&id)));
-    variables.extend(passed_on(&options.environment)?);
     let all = hosts.iter().map(|host| host.slots).sum();
     let mut sessions = Sessions::default();
     let mut before = 0;
@@ -163,7 +183,7 @@ pub fn run(
 }
 
 /// Settings of this environment, and the variables that were asked for.
-fn passed_on(asked: &[String]) -> Result<Vec<(String, String)>, String> {
+fn passed_on(asked: &[String]) -> Result<Variables, String> {
     let settings = std::env::vars_os().filter_map(|(name, value)| {
         let name = name.into_string().ok()?;
         let setting = name.starts_with("CINCH_") && !name.starts_with("CINCH_LAUNCH_");

@@ -40,7 +40,7 @@ pub fn write(config: &Config, probes: bool, out: &mut dyn Write) -> io::Result<(
     crate::gpus::write(config, probes, out)?;
     writeln!(out, "\ntransports")?;
     for kind in TransportKind::ALL {
-        writeln!(out, "  {:<10} {}", kind.name(), probe(kind))?;
+        writeln!(out, "  {:<10} {}", kind.name(), probe(kind, config))?;
     }
     let algorithms: Vec<_> = Algorithm::ALL.iter().map(|a| a.name()).collect();
     writeln!(out, "\nalgorithms   {}", algorithms.join(" "))?;
@@ -107,14 +107,14 @@ fn origin_name(origin: Origin) -> &'static str {
 }
 
 /// `yes`, or why a transport cannot work here: tried, not looked up.
-fn probe(kind: TransportKind) -> String {
+fn probe(kind: TransportKind, config: &Config) -> String {
     let tried = match kind {
         TransportKind::Loopback => Ok(()),
         TransportKind::Shm => try_shared_memory(),
         TransportKind::Tcp => TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
             .map(drop)
             .map_err(|error| format!("no socket listens on 127.0.0.1: {error}")),
-        TransportKind::Rdma => cinch::transport::rdma_ports(&Config::default())
+        TransportKind::Rdma => cinch::transport::rdma_ports(config)
             .map(drop)
             .map_err(|error| error.message().to_string()),
         TransportKind::Cuda => match kernels::STATE {

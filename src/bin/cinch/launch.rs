@@ -170,6 +170,11 @@ impl Launch {
         command
             .args(&self.command[1..])
             .envs(self.variables.iter().map(|(name, value)| (name, value)))
+            // A rank that has one core still says what machine it is on.
+            .env(
+                "CINCH_LAUNCH_CORES",
+                cpu::count(&cpu::allowed()).to_string(),
+            )
             .env("CINCH_LAUNCH_RANK", (before + rank).to_string())
             .env("CINCH_LAUNCH_SIZE", all.to_string())
             .env("RANK", (before + rank).to_string())
@@ -418,6 +423,20 @@ mod tests {
             lines(&path),
             ["0 3 0 3 0 word", "1 3 1 3 1 word", "2 3 2 3 2 word"]
         );
+    }
+
+    #[test]
+    fn bound_ranks_know_the_cores_of_all() {
+        let path = file("cores");
+        let script = format!("echo $(nproc) of $CINCH_LAUNCH_CORES > {}", path.display());
+        let allowed = cpu::count(&cpu::allowed());
+        let launch = Launch {
+            cores: one_core_each(1).unwrap(),
+            ..Launch::new(["sh", "-c", &script].map(OsString::from).to_vec(), 1)
+        };
+        let run = move || launch.run(&Signals::block().unwrap()).unwrap();
+        assert_eq!(std::thread::spawn(run).join().unwrap(), 0);
+        assert_eq!(lines(&path), [format!("1 of {allowed}")]);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::fs;
 pub struct Machine {
     /// Processor model.
     pub cpu: String,
-    /// Processors that this process may use.
+    /// Processors that this process may use; of a rank that `cinch` has started, its launcher.
     pub cores: usize,
     /// Widest instruction set that the library would use.
     pub isa: String,
@@ -32,7 +32,9 @@ impl Machine {
         let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
         Machine {
             cpu: cpu.to_string(),
-            cores: std::thread::available_parallelism().map_or(0, |cores| cores.get()),
+            cores: launched_on()
+                .or_else(|| std::thread::available_parallelism().ok().map(usize::from))
+                .unwrap_or(0),
             isa: cinch::simd::Isa::detect().name().to_string(),
             kernel: match kernel.trim() {
                 "" => "unknown".into(),
@@ -42,6 +44,11 @@ impl Machine {
             memory_bytes: meminfo("MemTotal:").unwrap_or(0),
         }
     }
+}
+
+/// Processors of the launcher: a rank may be bound to one of them.
+fn launched_on() -> Option<usize> {
+    std::env::var("CINCH_LAUNCH_CORES").ok()?.parse().ok()
 }
 
 /// Bytes that programs can still have, if the kernel says so.

@@ -99,27 +99,27 @@ struct InfoOptions {
 #[derive(clap::Args)]
 struct CodecsOptions {
     /// Print mean errors on sampled distributions
-    #[arg(long)]
+    #[arg(long, group = "work")]
     table: bool,
     /// Print the cells of the source's table, each with the reading that explains it
-    #[arg(long)]
+    #[arg(long, group = "work")]
     table2: bool,
     /// Samples of each distribution
-    #[arg(long, default_value_t = 10_000_000, value_parser = parse_samples)]
+    #[arg(long, default_value_t = 10_000_000, value_parser = parse_samples, requires = "work",
+          conflicts_with = "check")]
     samples: usize,
     /// Seed of the samples and patterns
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, requires = "work")]
     seed: u64,
     /// Compare vector and scalar forms on this many seeded bit patterns
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", group = "work", value_parser = clap::value_parser!(u64).range(1..))]
     check: Option<u64>,
 }
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let code = match cli.command {
-        Command::Run(options) => config()
-            .and_then(|config| run::run(&options, config).map_err(|sentence| (FAILURE, sentence))),
+        Command::Run(options) => config().and_then(|config| run::run(&options, config)),
         Command::Bench(options) => config().and_then(|config| bench::main(&options, config)),
         Command::Tune(options) => {
             config().and_then(|config| bench::gpu::tune::main(&options, config))
@@ -127,7 +127,7 @@ fn main() -> ExitCode {
         Command::Info(options) if options.preload.is_some() => show_preload(&options),
         Command::Info(options) => config().and_then(|config| info(&options, config)),
         Command::Codecs(options) => codecs(&options),
-        Command::Arrays(options) => arrays::main(&options, &mut io::stdout().lock()),
+        Command::Arrays(options) => arrays::main(&options),
         Command::Predict(options) => predict::main(&options, &mut io::stdout().lock()).map(|()| 0),
     };
     match code {
@@ -145,6 +145,10 @@ fn main() -> ExitCode {
 /// Settings of the environment, with a warning for names that are none.
 fn config() -> Result<Config, (i32, String)> {
     let config = Config::from_env().map_err(|error| (USAGE, error.to_string()))?;
+    // Ranks leave that to the tool that has started them.
+    if join::launched_size().is_some() {
+        return Ok(config);
+    }
     for name in Config::unknown_names() {
         let _ = writeln!(io::stderr(), "cinch: warning: no setting is called {name}");
     }
@@ -257,6 +261,21 @@ mod tests {
         Cli::command().debug_assert();
         let cli = Cli::try_parse_from(["cinch", "run", "-n", "2", "--", "prog", "-x", "--n"]);
         assert!(cli.is_ok());
+        for line in [
+            "codecs --check 1000 --table",
+            "codecs --samples 1000",
+            "codecs --check 0",
+            "codecs --check 1000 --samples 1000",
+            "predict --ranks 4",
+        ] {
+            let words = std::iter::once("cinch").chain(line.split(' '));
+            let refused = Cli::try_parse_from(words).err();
+            assert_eq!(refused.expect(line).exit_code(), USAGE, "{line}");
+        }
+        for line in ["codecs --table --samples 1000", "codecs --check 1 --seed 3"] {
+            let words = std::iter::once("cinch").chain(line.split(' '));
+            assert!(Cli::try_parse_from(words).is_ok(), "{line}");
+        }
         assert_eq!(
             Cli::try_parse_from(["cinch", "run"])
                 .err()

@@ -3,6 +3,7 @@
 
 use super::launch::{GRACE, Launch, one_core_each};
 use super::preload;
+use super::{FAILURE, USAGE};
 use cinch::Config;
 use cinch::config::Origin;
 use cinch::sys::cpu;
@@ -38,7 +39,7 @@ pub struct RunOptions {
     /// Put the drop-in libnccl.so.2 in front of the program: the one beside this tool, or at PATH
     #[arg(long, value_name = "PATH", num_args = 0..=1, require_equals = true)]
     preload: Option<Option<PathBuf>>,
-    /// What carries the data: auto, shm or tcp
+    /// What carries the data: auto, shm, tcp or rdma
     #[arg(long, default_value = "auto", value_parser = super::bench::options::parse_transport)]
     pub(super) transport: super::bench::options::Named<TransportKind>,
     /// Put the rank in front of each line of output
@@ -63,24 +64,26 @@ pub struct RunOptions {
 /// Runs `cinch run` and returns its exit code.
 ///
 /// # Errors
-/// A sentence, if the ranks cannot be started.
-pub fn run(options: &RunOptions, mut config: Config) -> Result<i32, String> {
+/// Exit code and sentence: options that cannot be, or ranks that cannot be started.
+pub fn run(options: &RunOptions, mut config: Config) -> Result<i32, (i32, String)> {
+    let usage = |sentence: String| (USAGE, sentence);
+    let failure = |sentence: String| (FAILURE, sentence);
     if options.agent {
-        return super::hosts::agent();
+        return super::hosts::agent().map_err(failure);
     }
     let library = match &options.preload {
-        Some(given) => Some(preload::find(given.as_deref())?),
+        Some(given) => Some(preload::find(given.as_deref()).map_err(failure)?),
         None => None,
     };
     if let (Some(library), None, None) = (&library, options.ranks, &options.hosts) {
-        return preload::become_program(&options.command, library);
+        return preload::become_program(&options.command, library).map_err(failure);
     }
     let mut variables = library.map_or(Vec::new(), |library| preload::variables(&library));
     if let Some(kind) = options.transport.0 {
         variables.push(("CINCH_TRANSPORT".to_string(), kind.name().into()));
         config
             .set("CINCH_TRANSPORT", kind.name(), Origin::Program)
-            .map_err(|error| error.to_string())?;
+            .map_err(|error| usage(error.to_string()))?;
     }
     if let Some(file) = &options.hosts {
         // They travel as text.
@@ -88,18 +91,19 @@ pub fn run(options: &RunOptions, mut config: Config) -> Result<i32, String> {
             Ok(value) => Ok((name, value)),
             Err(value) => Err(format!("{name}={} is not UTF-8", value.display())),
         };
-        let variables = variables.into_iter().map(text).collect::<Result<_, _>>()?;
+        let variables = variables.into_iter().map(text);
+        let variables = variables.collect::<Result<_, _>>().map_err(usage)?;
         return super::hosts::run(options, file, variables, &config);
     }
     let ranks = options.ranks.unwrap_or(1) as usize;
     let launch = Launch {
         variables,
         label: options.label,
-        cores: bound(options.bind, ranks)?,
+        cores: bound(options.bind, ranks).map_err(usage)?,
         grace: Duration::from_secs_f64(options.grace),
         ..Launch::new(options.command.clone(), ranks)
     };
-    launch.run_with_rendezvous(&config)
+    launch.run_with_rendezvous(&config).map_err(failure)
 }
 
 /// The core of each rank, if each is to have one.

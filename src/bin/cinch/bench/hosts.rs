@@ -2,14 +2,16 @@
 
 use super::options::BenchOptions;
 use super::plan::Plan;
-use super::row::Row;
+use super::row::{call_of, keeps_scales};
 use crate::{FAILURE, USAGE};
 use cinch::codec;
+use cinch::comm::Call;
+use cinch::config::CodecPolicy;
 use cinch::plan::{Candidate, Limits, Machine, Planner, Request, candidates};
 use cinch::schedule::{self, Hosts, Pattern, Schedule};
 use cinch::simd::Isa;
-use cinch::types::{LevelCodecs, TransportKind};
-use cinch::{Algorithm, CodecSpec, Config, DType};
+use cinch::types::TransportKind;
+use cinch::{Algorithm, Config};
 use std::io::Write;
 use std::time::Instant;
 
@@ -27,9 +29,16 @@ pub fn main(
     out: &mut impl Write,
 ) -> Result<i32, (i32, String)> {
     let plan = Plan::new(options, nranks).map_err(|sentence| (USAGE, sentence))?;
+    let policy = CodecPolicy::new(config, hosts.count() == 1);
     let failure = |error: cinch::Error| (FAILURE, error.to_string());
     for row in &plan.rows {
-        let text = explain(row, config, nranks, &hosts).map_err(failure)?;
+        let call = Call {
+            // As the bench does: any name will do.
+            tensor: keeps_scales(row).then_some(0),
+            ..call_of(row, 0)
+        };
+        let request = call.under(&policy, nranks).map_err(failure)?;
+        let text = explain(&request, config, nranks, &hosts).map_err(failure)?;
         // Whoever closes the output has read enough.
         let _ = out.write_all(text.as_bytes());
     }
@@ -59,42 +68,21 @@ fn limits(config: &Config, nranks: usize, hosts: &Hosts) -> Limits {
     }
 }
 
-fn request(row: &Row, config: &Config, hosts: &Hosts) -> Request {
-    let floats = matches!(row.dtype, DType::F32 | DType::F16 | DType::BF16);
-    let sums = row.collective.reduces() && row.op.is_additive() && floats;
-    let large = row.count * row.dtype.size() >= config.codec_min_bytes;
-    let codecs = match row.codec {
-        Some(codec) => LevelCodecs::of(codec.spec),
-        None if sums && large => config.codecs().on(hosts.count()),
-        None => LevelCodecs::of(CodecSpec::RAW),
-    };
-    Request {
-        collective: row.collective,
-        dtype: row.dtype,
-        op: row.op,
-        count: row.count,
-        root: row.root,
-        peer: 0,
-        codec: codecs.inter,
-        intra: codecs.intra,
-        auto: row.codec.map_or(config.codec_auto, |codec| codec.auto),
-        algorithm: row.algorithm,
-        tensor: None,
-        feedback: None,
-    }
-}
-
-fn explain(row: &Row, config: &Config, nranks: usize, hosts: &Hosts) -> cinch::Result<String> {
+fn explain(
+    request: &Request,
+    config: &Config,
+    nranks: usize,
+    hosts: &Hosts,
+) -> cinch::Result<String> {
     let limits = limits(config, nranks, hosts);
-    let request = request(row, config, hosts);
     let since = Instant::now();
-    let mut text = Planner::new(limits.clone(), 0, Isa::Scalar).explain(&request)?;
+    let mut text = Planner::new(limits.clone(), 0, Isa::Scalar).explain(request)?;
     text += &format!("  predicted in {:.2} s\n", since.elapsed().as_secs_f64());
     let codecs = [request.intra, request.codec].map(|spec| codec::build(spec, Isa::Scalar));
     let [intra, inter] = codecs;
     let (intra, inter) = (intra?, inter?);
-    for candidate in candidates(&request, &limits, [intra.as_deref(), inter.as_deref()])? {
-        text += &prove(&candidate, &request, &limits)?;
+    for candidate in candidates(request, &limits, [intra.as_deref(), inter.as_deref()])? {
+        text += &prove(&candidate, request, &limits)?;
     }
     Ok(text)
 }
@@ -151,13 +139,18 @@ fn prove(candidate: &Candidate, request: &Request, limits: &Limits) -> cinch::Re
 mod tests {
     use super::*;
     use crate::testing::parsed;
+    use cinch::config::Origin;
 
     fn said(line: &str) -> Result<String, (i32, String)> {
+        said_under(&Config::default(), line)
+    }
+
+    fn said_under(config: &Config, line: &str) -> Result<String, (i32, String)> {
         let options: BenchOptions = parsed(line).map_err(|sentence| (USAGE, sentence))?;
         let (hosts, ranks) = options.explain_hosts.unwrap();
         let mut out = Vec::new();
         let shape = (hosts * ranks, Hosts::even(hosts, ranks));
-        main(&options, &Config::default(), shape, &mut out)?;
+        main(&options, config, shape, &mut out)?;
         Ok(String::from_utf8(out).unwrap())
     }
 
@@ -180,6 +173,46 @@ mod tests {
         assert!(text.contains("no hierarchical: all_to_all"), "{text}");
         for bad in ["0x8", "8", "8x", "1048576x2"] {
             assert!(said(&format!("all_reduce --explain-hosts {bad}")).is_err());
+        }
+    }
+
+    /// The codec of a call is decided by the settings, as it is where the call runs.
+    #[test]
+    fn codecs_are_those_that_calls_would_take() {
+        let codec = |settings: &[(&str, &str)], line: &str| {
+            let mut config = Config::default();
+            for (name, value) in settings {
+                config.set(name, value, Origin::Environment).unwrap();
+            }
+            let text = said_under(&config, &format!("{line} --explain-hosts 2x2")).unwrap();
+            let of = text.split("codec ").nth(1).unwrap();
+            of.split([',', ':', ' ']).next().unwrap().to_string()
+        };
+        let linear = ("CINCH_CODEC", "linear8");
+        let gathers = ("CINCH_CODEC_COLLECTIVES", "all_gather");
+        let least = ("CINCH_CODEC_MIN_BYTES", "1M");
+        for (settings, line, expected) in [
+            (&[linear][..], "all_reduce -b 1M", "linear8"),
+            (&[linear], "all_gather -b 1M", "raw"),
+            (&[linear, gathers], "all_gather -b 1M", "linear8"),
+            (&[linear, gathers], "all_reduce -b 1M", "raw"),
+            (&[linear], "all_reduce -b 1M -o max", "raw"),
+            (
+                &[("CINCH_CODEC", "off")],
+                "all_reduce -b 1M --codec linear8",
+                "raw",
+            ),
+            // The input of a reduce_scatter is all blocks.
+            (&[linear, least], "reduce_scatter -b 1M", "linear8"),
+            (&[linear, least], "reduce_scatter -b 512K", "raw"),
+            // Scales of tensors need names that these calls do not have.
+            (
+                &[("CINCH_CODEC", "linear8:tensor=10")],
+                "all_reduce -b 1M",
+                "raw",
+            ),
+        ] {
+            assert_eq!(codec(settings, line), expected, "{settings:?} {line}");
         }
     }
 }

@@ -3,6 +3,7 @@
 use super::limit;
 use super::record::{Record, Versus};
 use crate::plot::{Panel, Series, escape, svg};
+use crate::{FAILURE, USAGE};
 use std::fmt::Write;
 use std::path::Path;
 
@@ -38,10 +39,11 @@ pub fn read(path: &Path) -> Result<Vec<Record>, String> {
 /// Reads the rows of `from` and writes their report to `to`.
 ///
 /// # Errors
-/// A sentence with the file that cannot be read or written.
-pub fn redraw(from: &Path, to: &Path) -> Result<usize, String> {
-    let records = read(from)?;
-    std::fs::write(to, report(&records)).map_err(|error| format!("{}: {error}", to.display()))?;
+/// Exit code and sentence, with the file that cannot be read or written.
+pub fn redraw(from: &Path, to: &Path) -> Result<usize, (i32, String)> {
+    let records = read(from).map_err(|sentence| (USAGE, sentence))?;
+    std::fs::write(to, report(&records))
+        .map_err(|error| (FAILURE, format!("{}: {error}", to.display())))?;
     Ok(records.len())
 }
 

@@ -29,6 +29,25 @@ pub struct Effort {
     pub deadline: Option<Instant>,
 }
 
+impl Effort {
+    /// When half of what is left now will be over: until then a row may warm up.
+    pub fn half(&self) -> Option<Instant> {
+        let now = Instant::now();
+        let left = self.deadline?.saturating_duration_since(now);
+        Some(now + left / 2)
+    }
+}
+
+/// Whether it is later than `by`, agreed by all ranks: rank 0's clock decides.
+///
+/// # Errors
+/// Those of the exchange.
+pub fn is_late<W: World>(world: &W, by: Option<Instant>) -> Result<bool> {
+    let Some(by) = by else { return Ok(false) };
+    let late = u64::from(Instant::now() >= by);
+    Ok(world.gather_words(&[late])?[0] == 1)
+}
+
 /// Results of a row in one placement, the same on all ranks.
 #[derive(Clone, Debug)]
 pub struct Measured {
@@ -60,7 +79,7 @@ pub struct Measured {
     pub channels: usize,
     /// Payload bytes that the busiest rank sent.
     pub wire_bytes: u64,
-    /// Bytes of an exact run over those that travelled; `None` if nothing did.
+    /// Bytes of the same messages without a codec over those that travelled; `None` if nothing did.
     pub ratio: Option<f64>,
 }
 
@@ -134,17 +153,23 @@ impl<'a, W: World> Bench<'a, W> {
     /// Those of the calls.
     pub fn run(&mut self, placement: Placement) -> Result<Measured> {
         let mut outcome = self.effort.check.then(Outcome::default);
+        let half = self.effort.half();
         // The first call on fresh buffers is the first that is compared.
         self.poison(0..1);
         self.reset(placement, 0..1);
+        let start = Instant::now();
         let mut report = self.call(placement, 0)?;
+        let mut each = start.elapsed().as_secs_f64();
         self.compare(placement, &report, 0, &mut outcome);
         let start = Instant::now();
         for iteration in 0..self.effort.warmup as usize {
+            if is_late(self.world, half)? {
+                break;
+            }
             let set = self.prepare(placement, iteration, usize::MAX);
             report = self.call(placement, set)?;
+            each = start.elapsed().as_secs_f64() / (iteration + 1) as f64;
         }
-        let each = start.elapsed().as_secs_f64() / f64::from(self.effort.warmup.max(1));
         let iterations = self.affordable(each)?;
         let mut times = Vec::with_capacity(iterations);
         for iteration in 0..iterations {

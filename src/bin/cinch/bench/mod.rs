@@ -28,7 +28,7 @@ use crate::{FAILURE, USAGE, WRONG};
 use cinch::config::{KNOBS, Origin};
 use cinch::schedule::Hosts;
 use cinch::{Communicator, Config};
-use measure::{Bench, Effort, Placement};
+use measure::{Bench, Effort, Placement, is_late};
 use options::BenchOptions;
 use output::Output;
 use plan::Plan;
@@ -47,7 +47,7 @@ pub fn main(options: &BenchOptions, mut config: Config) -> Result<i32, (i32, Str
     let usage = |sentence| (USAGE, sentence);
     options.check_outputs().map_err(usage)?;
     if let (Some(from), Some(to)) = (&options.report, &options.output) {
-        let rows = html::redraw(from, to).map_err(usage)?;
+        let rows = html::redraw(from, to)?;
         println!(
             "{rows} rows of {} drawn in {}",
             from.display(),
@@ -82,7 +82,7 @@ pub fn main(options: &BenchOptions, mut config: Config) -> Result<i32, (i32, Str
     let nranks = Communicator::nranks(&comm);
     if options.suite {
         let cases = Cases::new(options, nranks, false).map_err(usage)?;
-        let code = suite::host::main(&comm, &cases, options)?;
+        let code = suite::host::main(&comm, &cases, options, &config)?;
         comm.finalize().map_err(failure)?;
         return Ok(code);
     }
@@ -91,7 +91,7 @@ pub fn main(options: &BenchOptions, mut config: Config) -> Result<i32, (i32, Str
     plan.check_memory(nranks, 1, available_memory())
         .map_err(usage)?;
     let mut output = match rank {
-        0 => Output::new(options).map_err(usage)?,
+        0 => Output::new(options, nranks).map_err(usage)?,
         _ => Output::silent(),
     };
     let entries = run(&comm, &plan, options, &mut output)
@@ -146,7 +146,7 @@ fn start(options: &BenchOptions, ranks: usize, config: &Config) -> Result<i32, (
         .map_err(usage)?;
     match options.suite {
         true => drop(suite::folder(options).map_err(usage)?),
-        false => drop(Output::new(options).map_err(usage)?),
+        false => drop(Output::new(options, ranks).map_err(usage)?),
     }
     let failure = |sentence| (FAILURE, sentence);
     let launch = Launch {
@@ -180,16 +180,13 @@ fn run<W: World>(
     }
     let mut entries = Vec::new();
     for (index, row) in plan.rows.iter().enumerate() {
-        if let Some(deadline) = deadline {
-            let late = u64::from(index > 0 && Instant::now() >= deadline);
-            if world.gather_words(&[late])?[0] == 1 {
-                output.note(&format!(
-                    "time limit: {} of {} rows were left out",
-                    plan.rows.len() - index,
-                    plan.rows.len()
-                ));
-                break;
-            }
+        if index > 0 && is_late(world, deadline)? {
+            output.note(&format!(
+                "time limit: {} of {} rows were left out",
+                plan.rows.len() - index,
+                plan.rows.len()
+            ));
+            break;
         }
         output.progress(index, plan.rows.len());
         let mut bench = Bench::new(world, &plan.source, *row, effort)?;
@@ -208,8 +205,23 @@ fn run<W: World>(
     Ok(entries)
 }
 
-fn run_config(options: &BenchOptions, config: &Config, world: &impl World) -> RunConfig {
+/// Hosts that the ranks are on.
+fn host_count(world: &impl World) -> usize {
     let hosts: BTreeSet<String> = world.places().into_iter().map(|place| place.0).collect();
+    hosts.len().max(1)
+}
+
+/// What is not at its default.
+fn settings(config: &Config) -> BTreeMap<String, String> {
+    KNOBS
+        .iter()
+        .zip(&config.origins)
+        .filter(|(_, origin)| **origin != Origin::Default)
+        .map(|(knob, _)| (knob.name.to_string(), (knob.show)(config)))
+        .collect()
+}
+
+fn run_config(options: &BenchOptions, config: &Config, world: &impl World) -> RunConfig {
     let mut shown = BTreeMap::new();
     let mut show = |name: &str, value: String| {
         shown.insert(name.to_string(), value);
@@ -257,14 +269,9 @@ fn run_config(options: &BenchOptions, config: &Config, world: &impl World) -> Ru
     RunConfig {
         collective: options.collective.name().into(),
         ranks: world.nranks(),
-        hosts: hosts.len().max(1),
+        hosts: host_count(world),
         options: shown,
-        settings: KNOBS
-            .iter()
-            .zip(&config.origins)
-            .filter(|(_, origin)| **origin != Origin::Default)
-            .map(|(knob, _)| (knob.name.to_string(), (knob.show)(config)))
-            .collect(),
+        settings: settings(config),
         machine: Machine::detect(),
     }
 }
@@ -323,6 +330,21 @@ mod tests {
     fn a_time_limit_leaves_rows_out() {
         let line = "all_reduce -b 1K -e 512K -f 2 -n 1000 --time-limit 0.000001";
         assert_eq!(entries(line, Flaw::None)[2].len(), 1);
+    }
+
+    /// Warming up is a part of the time, also where it alone would take hours.
+    #[test]
+    fn a_time_limit_ends_the_warm_up() {
+        let begin = Instant::now();
+        let line = "all_reduce -b 512K -w 1000000 -n 1000000 --time-limit 0.2";
+        let entry = &entries(line, Flaw::None)[1][0];
+        assert!(entry.out_of_place.iterations < 1_000_000);
+        assert!(begin.elapsed() < Duration::from_secs(20));
+        // The only call that there is before the timed ones says what they cost.
+        let line = "all_reduce -b 512K -w 0 -n 1000000 --time-limit 0.2";
+        let entry = &entries(line, Flaw::None)[1][0];
+        assert!(entry.out_of_place.iterations < 1_000_000);
+        assert!(begin.elapsed() < Duration::from_secs(40));
     }
 
     #[test]

@@ -39,10 +39,12 @@ pub struct BenchOptions {
         short = 'w',
         long = "warmup-iters",
         alias = "warmup_iters",
-        default_value_t = 5
+        default_value_t = 5,
+        value_parser = clap::value_parser!(u32).range(0..=1_000_000)
     )]
     pub warmup: u32,
-    /// Check the results of the first and the last iteration against fp64
+    /// Compare results with fp64: those of the first call and the last iteration; on GPUs those of the
+    /// last call of one more repetition, in 16 pieces of 1 MiB where an output is above 64 MiB
     #[arg(short = 'c', long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=1))]
     pub check: u8,
     /// Element types: i8 u8 i32 u32 i64 u64 f16 bf16 f32 f64 f8e4m3 f8e5m2, with commas, or all
@@ -52,13 +54,13 @@ pub struct BenchOptions {
     /// Reduction: sum prod min max avg mulsum, or all
     #[arg(short = 'o', long, default_value = "sum", value_parser = parse_ops)]
     pub op: Ops,
-    /// Root rank, or all
-    #[arg(short = 'r', long, default_value = "0", value_parser = parse_root)]
-    pub root: Root,
+    /// Root rank, or all (or -1) [default: 0]
+    #[arg(short = 'r', long, allow_negative_numbers = true, value_parser = parse_root)]
+    pub root: Option<Root>,
     /// Start this many ranks here; without it, join the ranks that this was started with
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub ranks: Option<u32>,
-    /// What carries the data: auto, shm or tcp
+    /// What carries the data: auto, shm, tcp or rdma
     #[arg(long, default_value = "auto", value_parser = parse_transport)]
     pub transport: Named<TransportKind>,
     /// Schedule: auto, ring, tree, oneshot, direct or hierarchical
@@ -85,7 +87,9 @@ pub struct BenchOptions {
     pub explain: bool,
     /// Print candidates and predicted costs for this many hosts of that many ranks, as in 4096x8,
     /// prove their schedules, and run nothing
-    #[arg(long, value_name = "HOSTSxRANKS", value_parser = parse_hosts)]
+    #[arg(long, value_name = "HOSTSxRANKS", value_parser = parse_hosts,
+          conflicts_with_all = ["ranks", "iters", "warmup", "check", "seed", "distribution", "time_limit",
+                                "json", "csv", "plot", "compare", "explain", "report", "device"])]
     pub explain_hosts: Option<(usize, usize)>,
     /// Input from .npy files: one for all ranks, one with {rank} in its name, a folder with one
     /// for each rank, or the option repeated
@@ -103,11 +107,16 @@ pub struct BenchOptions {
     /// Run the whole comparison (collectives, types, codecs, sizes, on GPUs with and without graphs and
     /// beside NCCL by default and on symmetric windows) and write rows and a report to the folder
     /// --output
-    #[arg(long, conflicts_with_all = ["report", "collective", "graph", "json", "csv", "plot", "compare", "explain", "explain_hosts"])]
+    #[arg(long, conflicts_with_all = ["report", "collective", "graph", "json", "csv", "plot", "compare", "explain", "explain_hosts",
+                                           "op", "root", "stepbytes"])]
     pub suite: bool,
     /// Draw the report of such rows, or of those of --device gpu --json, to the file
     /// --output, and run nothing
-    #[arg(long, value_name = "FILE.jsonl", requires = "output")]
+    #[arg(long, value_name = "FILE.jsonl", requires = "output",
+          conflicts_with_all = ["collective", "minbytes", "maxbytes", "stepfactor", "stepbytes", "iters",
+                                "warmup", "check", "datatype", "op", "root", "ranks", "transport",
+                                "algo", "codec", "json", "csv", "plot", "compare", "explain", "data",
+                                "seed", "distribution", "time_limit", "device"])]
     pub report: Option<PathBuf>,
     /// Folder of --suite, or file of --report
     #[arg(long, value_name = "DIR|FILE.html")]
@@ -158,11 +167,17 @@ pub enum Root {
 }
 
 impl BenchOptions {
-    /// Refuses outputs that nothing writes.
+    /// Refuses outputs that nothing writes, or that two of them write.
     ///
     /// # Errors
     /// A sentence.
     pub fn check_outputs(&self) -> Result<(), String> {
+        let files = [
+            ("--json", &self.json),
+            ("--csv", &self.csv),
+            ("--plot", &self.plot),
+        ];
+        different(files)?;
         match (&self.output, self.suite || self.report.is_some()) {
             (Some(_), false) => Err(
                 "--output is the folder of --suite or the file of --report; --json, --csv and --plot take \
@@ -226,8 +241,13 @@ impl BenchOptions {
 
     /// What `-r` means for `nranks` ranks.
     pub fn roots(&self, nranks: usize) -> Result<Vec<usize>, String> {
-        match self.root {
-            _ if !self.collective.has_root() => Ok(vec![0]),
+        if !self.collective.has_root() {
+            return match self.root {
+                None => Ok(vec![0]),
+                Some(_) => Err(format!("{} has no root; leave out -r", self.collective)),
+            };
+        }
+        match self.root.unwrap_or(Root::One(0)) {
             Root::All => Ok((0..nranks).collect()),
             Root::One(root) if root < nranks => Ok(vec![root]),
             Root::One(root) => Err(format!(
@@ -278,6 +298,24 @@ impl BenchOptions {
         }
         None
     }
+}
+
+/// Refuses two options that name one file.
+///
+/// # Errors
+/// A sentence with both.
+pub fn different<const N: usize>(files: [(&str, &Option<PathBuf>); N]) -> Result<(), String> {
+    let given = |(name, path): (&'_ str, &Option<PathBuf>)| Some((name.to_string(), path.clone()?));
+    let given: Vec<_> = files.into_iter().filter_map(given).collect();
+    for (at, (name, path)) in given.iter().enumerate() {
+        if let Some((other, _)) = given[..at].iter().find(|(_, earlier)| earlier == path) {
+            return Err(format!(
+                "{other} and {name} both name {}; each writes a file of its own",
+                path.display()
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// Parses a byte count with an optional binary K, M or G.
@@ -396,7 +434,13 @@ fn parse_algorithm(text: &str) -> Result<Named<Algorithm>, String> {
     match (text, Algorithm::from_name(text)) {
         ("auto", _) => Ok(Named(None)),
         (_, Some(algorithm)) => Ok(Named(Some(algorithm))),
-        _ => Err("there are auto, ring, tree, oneshot and direct".into()),
+        _ => {
+            let names: Vec<_> = Algorithm::ALL
+                .iter()
+                .map(|algorithm| algorithm.name())
+                .collect();
+            Err(format!("there are auto, {}", names.join(", ")))
+        }
     }
 }
 
@@ -482,7 +526,18 @@ mod tests {
             ("all_reduce --codec int8", "linear8"),
             ("all_reduce --codec linear8:block=48", "power of two"),
             ("all_reduce --transport ib", "shm"),
-            ("all_reduce --algo magic", "oneshot"),
+            ("all_reduce --algo magic", "hierarchical"),
+            ("all_reduce -w 1000001", "1000000"),
+            ("all_reduce --explain-hosts 4x2 --ranks 7", "cannot be used"),
+            ("all_reduce --explain-hosts 4x2 --json x", "cannot be used"),
+            (
+                "all_reduce --explain-hosts 4x2 --device gpu",
+                "cannot be used",
+            ),
+            ("--suite --output x -o max", "cannot be used"),
+            ("--suite --output x -r 1", "cannot be used"),
+            ("--report x --output y --json z", "cannot be used"),
+            ("--report x --output y -n 3", "cannot be used"),
             ("all_reduce -n 0", "1"),
             ("all_reduce --time-limit -2", "unexpected"),
         ] {
@@ -505,6 +560,26 @@ mod tests {
             parse("broadcast -r all").unwrap().roots(3).unwrap().len(),
             3
         );
-        assert_eq!(parse("all_reduce -r 9").unwrap().roots(2).unwrap(), [0]);
+        for all in ["broadcast -r -1", "broadcast --root=-1"] {
+            assert_eq!(parse(all).unwrap().roots(3).unwrap(), [0, 1, 2]);
+        }
+        assert_eq!(parse("all_reduce").unwrap().roots(2).unwrap(), [0]);
+        let none = parse("all_reduce -r 7").unwrap().roots(8).unwrap_err();
+        assert!(none.contains("has no root"), "{none}");
+        let twice = parse("all_reduce --json x.out --csv x.out").unwrap();
+        assert!(
+            twice
+                .check_outputs()
+                .unwrap_err()
+                .contains("--json and --csv")
+        );
+        // Defaults are no options that were given.
+        for fine in [
+            "all_reduce --explain-hosts 4x2 --codec linear8 --algo ring",
+            "--suite --output x -n 3",
+            "--report x --output y",
+        ] {
+            parse(fine).unwrap().check_outputs().unwrap();
+        }
     }
 }

@@ -15,8 +15,10 @@ pub struct Output {
     speaks: bool,
     color: bool,
     progress: bool,
-    /// Standard output has no reader any more; files and exit code are still worth having.
+    /// Standard output takes nothing any more; files and exit code are still worth having.
     broken: bool,
+    /// Why, unless its reader left.
+    lost: Option<io::Error>,
     json: Option<PathBuf>,
     csv: Option<PathBuf>,
     plot: Option<PathBuf>,
@@ -28,18 +30,15 @@ impl Output {
     /// The speaking rank's output.
     ///
     /// # Errors
-    /// A sentence, if a file cannot be written or the one to compare with cannot be read.
-    pub fn new(options: &BenchOptions) -> Result<Output, String> {
-        for path in [&options.json, &options.csv, &options.plot]
-            .into_iter()
-            .flatten()
-        {
-            // Now, not after the run. The file keeps what it has until then.
-            OpenOptions::new()
-                .create(true)
-                .append(true)
-                .open(path)
-                .map_err(|error| format!("{}: {error}", path.display()))?;
+    /// A sentence, if the file to compare with cannot be read or is of another call, or a file cannot
+    /// be written.
+    pub fn new(options: &BenchOptions, nranks: usize) -> Result<Output, String> {
+        let read = |path: &PathBuf| compare::read(path, options.collective, nranks);
+        let compare = options.compare.as_ref().map(read).transpose()?;
+        let files = [&options.json, &options.csv, &options.plot];
+        for path in files.into_iter().flatten() {
+            // Now, not after the run. The file keeps what it has until then, or is not there.
+            check_writable(path).map_err(|error| format!("{}: {error}", path.display()))?;
         }
         let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
         Ok(Output {
@@ -47,10 +46,11 @@ impl Output {
             color: io::stdout().is_terminal() && !plain,
             progress: io::stderr().is_terminal(),
             broken: false,
+            lost: None,
             json: options.json.clone(),
             csv: options.csv.clone(),
             plot: options.plot.clone(),
-            compare: options.compare.as_deref().map(compare::read).transpose()?,
+            compare,
             pending: Vec::new(),
         })
     }
@@ -125,12 +125,13 @@ impl Output {
     /// Totals, and the files.
     ///
     /// # Errors
-    /// A sentence with the name of the file that cannot be written.
+    /// A sentence with the name of the file that cannot be written; one, after the files are, if
+    /// standard output could not be.
     pub fn finish(&mut self, results: &Results) -> Result<(), String> {
         let entries = &results.results;
         let _ = table::write_foot(entries, self.color, &mut self.pending);
         if let Some(old) = &self.compare {
-            let _ = compare::write(&old.results, entries, &mut self.pending);
+            let _ = compare::write(old, results, &mut self.pending);
         }
         self.flush();
         if let Some(path) = &self.json {
@@ -143,7 +144,10 @@ impl Output {
             let drawing = draw(results);
             save(path, |out| out.write_all(drawing.as_bytes()))?;
         }
-        Ok(())
+        match self.lost.take() {
+            Some(error) => Err(format!("standard output: {error}")),
+            None => Ok(()),
+        }
     }
 
     fn flush(&mut self) {
@@ -151,14 +155,35 @@ impl Output {
             let _ = write!(io::stderr(), "\r\x1b[K");
         }
         let mut out = io::stdout().lock();
-        if !self.broken {
-            self.broken = out
-                .write_all(&self.pending)
-                .and_then(|()| out.flush())
-                .is_err();
+        if !self.broken
+            && let Err(error) = out.write_all(&self.pending).and_then(|()| out.flush())
+        {
+            self.broken = true;
+            self.lost = Some(error).filter(|error| error.kind() != io::ErrorKind::BrokenPipe);
         }
         self.pending.clear();
     }
+}
+
+/// Where a file is while it is written.
+fn part_of(path: &Path) -> PathBuf {
+    let mut part = path.as_os_str().to_owned();
+    part.push(".tmp");
+    PathBuf::from(part)
+}
+
+/// Whether [`save`] will be able to, as far as can be known; leaves nothing behind.
+fn check_writable(path: &Path) -> io::Result<()> {
+    let found = path.metadata();
+    if found.is_ok() {
+        OpenOptions::new().append(true).open(path)?;
+    }
+    if found.is_ok_and(|found| !found.is_file()) {
+        return Ok(());
+    }
+    let part = part_of(path);
+    File::create(&part)?;
+    std::fs::remove_file(part)
 }
 
 /// Writes a file as a whole or not at all.
@@ -172,9 +197,7 @@ fn save(
         let mut out = BufWriter::new(OpenOptions::new().write(true).open(path).map_err(named)?);
         return write(&mut out).and_then(|()| out.flush()).map_err(named);
     }
-    let mut part = path.as_os_str().to_owned();
-    part.push(".tmp");
-    let part = PathBuf::from(part);
+    let part = part_of(path);
     let mut out = BufWriter::new(File::create(&part).map_err(named)?);
     write(&mut out)
         .and_then(|()| out.flush())
@@ -270,6 +293,8 @@ mod tests {
     use super::super::report::tests::entry;
     use super::*;
     use crate::machine::Machine;
+    use crate::testing::parsed;
+    use cinch::Collective;
 
     fn results(codec: &str) -> Results {
         Results {
@@ -302,14 +327,24 @@ mod tests {
         let path = std::env::temp_dir().join(name);
         let results = results("raw");
         save(&path, |out| write_json(&results, out)).unwrap();
-        assert!(compare::read(&path).is_ok());
+        let read = || compare::read(&path, Collective::AllReduce, 4);
+        assert!(read().is_ok());
         let failed = save(&path, |out| {
             out.write_all(b"{")?;
             Err(io::ErrorKind::StorageFull.into())
         });
         assert!(failed.is_err());
-        assert!(compare::read(&path).is_ok(), "the old file is gone");
+        assert!(read().is_ok(), "the old file is gone");
         std::fs::remove_file(&path).unwrap();
+        // Nothing is there before there are results, and what is wrong is known before the run.
+        let line = |file: &str| format!("all_reduce --json {} --compare {file}", path.display());
+        let refused = |file: &str| Output::new(&parsed(&line(file)).unwrap(), 4).err().unwrap();
+        assert!(refused("/no/such/file").contains("/no/such/file"));
+        let options = parsed(&format!("all_reduce --json {}", path.display())).unwrap();
+        drop(Output::new(&options, 4).unwrap());
+        assert!(!path.exists() && !part_of(&path).exists());
+        let nowhere = parsed("all_reduce --json /no/such/folder/x").unwrap();
+        assert!(Output::new(&nowhere, 4).is_err());
         let nowhere = save(Path::new("/no/such/folder/x"), |_| Ok(()));
         assert!(nowhere.unwrap_err().contains("/no/such/folder/x"));
     }

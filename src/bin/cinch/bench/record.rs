@@ -3,9 +3,12 @@
 use super::measure::Measured;
 use super::report::Entry;
 use super::row::Row;
+use super::settings;
 use crate::machine::Machine;
+use cinch::Config;
 use cinch::gpu::Device;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// One row of one run.
@@ -74,6 +77,9 @@ pub struct RunRecord {
     pub date: String,
     /// The command, without the folder of the program.
     pub command: String,
+    /// `CINCH_` settings that are not at their defaults.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub settings: BTreeMap<String, String>,
     /// The host.
     pub machine: Machine,
 }
@@ -167,7 +173,16 @@ impl RunRecord {
             kernels: cinch::gpu::kernels::STATE.to_string(),
             date: day(seconds / 86400),
             command: format!("cinch {}", words.join(" ")),
+            settings: BTreeMap::new(),
             machine: Machine::detect(),
+        }
+    }
+
+    /// The same, under these settings.
+    pub fn under(self, config: &Config) -> RunRecord {
+        RunRecord {
+            settings: settings(config),
+            ..self
         }
     }
 }
@@ -203,6 +218,21 @@ fn day(since: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use cinch::config::Origin;
+
+    /// A row says what was set, and nothing where nothing was.
+    #[test]
+    fn rows_have_their_settings() {
+        let mut config = Config::default();
+        let json = |config: &Config| {
+            serde_json::to_value(RunRecord::on_host().under(config)).unwrap()["settings"].clone()
+        };
+        assert!(json(&config).is_null());
+        config
+            .set("CINCH_GPU_CHANNELS", "128", Origin::Environment)
+            .unwrap();
+        assert_eq!(json(&config)["CINCH_GPU_CHANNELS"], "128");
+    }
 
     #[test]
     fn days_are_dates() {

@@ -6,6 +6,7 @@ mod measure;
 mod output;
 mod tables;
 
+use crate::bench::options::different;
 use cinch::plan::predict::{Layer, Outcome, predict};
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -41,7 +42,12 @@ pub struct PredictOptions {
     #[arg(long, value_name = "GB/S")]
     bandwidth: Option<f64>,
     /// Rank counts, separated by commas
-    #[arg(long, value_delimiter = ',', default_value = "2,4,8,16,32,64,128")]
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "2,4,8,16,32,64,128",
+        requires = "layers"
+    )]
     ranks: Vec<usize>,
     /// Write the figures as JSON
     #[arg(long, value_name = "FILE")]
@@ -63,6 +69,7 @@ const MOST_RANKS: usize = 65_536;
 /// The exit code and the sentence.
 pub fn main(options: &PredictOptions, out: &mut dyn Write) -> Result<(), (i32, String)> {
     let usage = |sentence: String| (crate::USAGE, sentence);
+    options.refuse().map_err(usage)?;
     let Some(path) = &options.layers else {
         if options.measure {
             let costs = costs::gather(options).map_err(usage)?;
@@ -99,6 +106,51 @@ pub fn main(options: &PredictOptions, out: &mut dyn Write) -> Result<(), (i32, S
         costs::write_table(&costs, options.measure, out)
             .and_then(|()| output::write(&layers, &outcomes, out)),
     )
+}
+
+impl PredictOptions {
+    /// Refuses what would do nothing, and files that two options write.
+    fn refuse(&self) -> Result<(), String> {
+        let costs = [
+            ("--latency-us", self.latency_us.is_some()),
+            ("--message-us", self.message_us.is_some()),
+            ("--bandwidth", self.bandwidth.is_some()),
+            ("--write-costs", self.write_costs.is_some()),
+        ];
+        let figures = [
+            ("--json", self.json.is_some()),
+            ("--csv", self.csv.is_some()),
+        ];
+        let said = |options: &[(&'static str, bool)]| {
+            options
+                .iter()
+                .find(|(_, said)| *said)
+                .map(|(name, _)| *name)
+        };
+        match (self.layers.is_some(), self.measure) {
+            (false, false) => {
+                if let Some(name) = said(&costs) {
+                    return Err(format!(
+                        "{name} is of --layers or --measure; give one of them"
+                    ));
+                }
+            }
+            (false, true) => {
+                if let Some(name) = said(&figures) {
+                    return Err(format!(
+                        "{name} writes predictions: give --layers; --write-costs writes costs"
+                    ));
+                }
+            }
+            (true, _) => {}
+        }
+        different([
+            ("--json", &self.json),
+            ("--csv", &self.csv),
+            ("--svg", &self.svg),
+            ("--write-costs", &self.write_costs),
+        ])
+    }
 }
 
 /// Writes a file, if one was asked for.

@@ -23,13 +23,13 @@ pub fn write(layers: &[Layer], outcomes: &[Vec<Outcome>], out: &mut dyn Write) -
     for outcome in outcomes.iter().flatten() {
         writeln!(
             out,
-            "{:>6} {:<24} {:>10.3} {:>10.3} {:>10.3} {:>9.2} {:>8.3} {:>8.3} {:>12.3} {}",
+            "{:>6} {:<24} {:>10.3} {:>10.3} {:>10.3} {:>9} {:>8.3} {:>8.3} {:>12.3} {}",
             outcome.nranks,
             outcome.codec.to_string(),
             outcome.sums * 1e3,
             outcome.exposed * 1e3,
             outcome.step * 1e3,
-            outcome.speedup,
+            speedup(outcome).map_or("-".into(), |factor| format!("{factor:.2}")),
             outcome.against_raw,
             outcome.against_wide,
             outcome.wire_bytes * 1e-6,
@@ -51,6 +51,11 @@ pub fn write(layers: &[Layer], outcomes: &[Vec<Outcome>], out: &mut dyn Write) -
         }
     }
     Ok(())
+}
+
+/// The speed-up, where the layers take time of their own: else there is nothing to speed up.
+fn speedup(outcome: &Outcome) -> Option<f64> {
+    (outcome.speedup > 0.0).then_some(outcome.speedup)
 }
 
 fn summary(layers: &[Layer]) -> String {
@@ -78,7 +83,7 @@ pub fn json(layers: &[Layer], costs: &Costs, outcomes: &[Vec<Outcome>]) -> Strin
                 "sums_s": outcome.sums,
                 "exposed_s": outcome.exposed,
                 "step_s": outcome.step,
-                "speedup": outcome.speedup,
+                "speedup": speedup(outcome),
                 "against_raw": outcome.against_raw,
                 "against_16_bits": outcome.against_wide,
                 "wire_bytes": outcome.wire_bytes,
@@ -118,7 +123,7 @@ pub fn csv(outcomes: &[Vec<Outcome>]) -> String {
             outcome.sums,
             outcome.exposed,
             outcome.step,
-            outcome.speedup,
+            speedup(outcome).map_or(String::new(), |factor| factor.to_string()),
             outcome.against_raw,
             outcome.against_wide,
             outcome.wire_bytes,

@@ -19,12 +19,11 @@ pub mod tune;
 pub use super::record::driver_version;
 
 use super::data::Source;
-use super::measure::Effort;
+use super::measure::{Effort, is_late};
 use super::options::BenchOptions;
 use super::plan::Plan;
 use super::record::{How, Record, Versus};
 use super::row::Row;
-use super::world::World;
 use crate::USAGE;
 use cinch::config::Origin;
 use cinch::{Communicator, Config, Result};
@@ -122,16 +121,13 @@ impl Work for Bench<'_> {
         };
         let mut records = Vec::new();
         for (index, row) in plan.rows.iter().enumerate() {
-            if let Some(deadline) = deadline {
-                let late = u64::from(index > 0 && Instant::now() >= deadline);
-                if control.gather_words(&[late])?[0] == 1 {
-                    let left = plan.rows.len() - index;
-                    output.line(&format!(
-                        "# time limit: {left} of {} rows were left out",
-                        plan.rows.len()
-                    ));
-                    break;
-                }
+            if index > 0 && is_late(control, deadline)? {
+                let left = plan.rows.len() - index;
+                output.line(&format!(
+                    "# time limit: {left} of {} rows were left out",
+                    plan.rows.len()
+                ));
+                break;
             }
             let explained = lane.explain(row)?;
             if options.explain {

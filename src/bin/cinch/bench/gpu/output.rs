@@ -11,6 +11,8 @@ use std::path::Path;
 pub struct Output {
     speaks: bool,
     json: Option<File>,
+    /// Why standard output takes nothing any more, unless its reader left.
+    lost: Option<io::Error>,
 }
 
 impl Output {
@@ -26,6 +28,7 @@ impl Output {
         Ok(Output {
             speaks: true,
             json: json.map(create).transpose()?,
+            lost: None,
         })
     }
 
@@ -34,11 +37,25 @@ impl Output {
         self.write(|out| writeln!(out, "{text}"));
     }
 
-    /// A reader that left is no failure: files and exit code are still worth having.
+    /// A reader that left is no failure, and any other is told at the [`Output::end`]: files and exit
+    /// code are still worth having.
     pub fn write(&mut self, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) {
-        if self.speaks {
+        if self.speaks && self.lost.is_none() {
             let mut out = io::stdout().lock();
-            let _ = write(&mut out).and_then(|()| out.flush());
+            let written = write(&mut out).and_then(|()| out.flush());
+            let failed = written.err();
+            self.lost = failed.filter(|error| error.kind() != io::ErrorKind::BrokenPipe);
+        }
+    }
+
+    /// Ends the output.
+    ///
+    /// # Errors
+    /// Internal if standard output could not be written.
+    pub fn end(self) -> Result<()> {
+        match self.lost {
+            Some(error) => Err(Error::internal(format!("standard output: {error}"))),
+            None => Ok(()),
         }
     }
 

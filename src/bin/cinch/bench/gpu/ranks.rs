@@ -260,7 +260,7 @@ fn run_rank(control: &Communicator, setup: &Setup<'_>) -> Result<bool> {
         0 => setup.work.output()?,
         _ => Output::default(),
     };
-    let run = RunRecord::new(&device, setup.driver.device_count()?);
+    let run = RunRecord::new(&device, setup.driver.device_count()?).under(setup.config);
     output.line(&format!(
         "# cinch {} {}: {nranks} ranks on {} x {}{}, {}",
         cinch::VERSION,
@@ -295,6 +295,7 @@ fn run_rank(control: &Communicator, setup: &Setup<'_>) -> Result<bool> {
         .run(control, &mut lane, plan, &site, &mut output)?;
     control.barrier()?;
     lane.end()?;
+    output.end()?;
     Ok(failed)
 }
 

@@ -8,7 +8,7 @@
 use super::layout::{self, Mode};
 use crate::bench::combine::{share, slowest};
 use crate::bench::data::Source;
-use crate::bench::measure::{Effort, Measured};
+use crate::bench::measure::{Effort, Measured, is_late};
 use crate::bench::metrics::{median, quantile};
 use crate::bench::row::Row;
 use crate::bench::verify::{Check, Outcome, same_on_all_ranks};
@@ -101,13 +101,13 @@ pub fn run<W: World, L: Lane>(
     lane.begin(row)?;
     let mut sides = Side::ALL.to_vec();
     sides.retain(|&side| lane.has(side, row));
+    let half = effort.half();
     let mut each = f64::INFINITY;
     for &side in &sides {
         // The first calls may connect, load and allocate.
-        repeat(world, lane, side, 2, false)?;
+        let mut fastest = repeat(world, lane, side, 2, false)?;
         let mut left = effort.warmup.max(1) as usize;
-        let mut fastest = f64::INFINITY;
-        while left > 0 {
+        while left > 0 && !is_late(world, half)? {
             let calls = left.min(eager.most_calls());
             fastest = repeat(world, lane, side, calls, false)?.min(fastest);
             left -= calls;

@@ -6,12 +6,11 @@ use super::output::Output;
 use super::ranks::{self, Ended, Site, Work};
 use super::{record, repeating, runner, table};
 use crate::USAGE;
-use crate::bench::measure::Effort;
+use crate::bench::measure::{Effort, is_late};
 use crate::bench::options::BenchOptions;
 use crate::bench::plan::Plan;
 use crate::bench::record::How;
 use crate::bench::suite::{self, Cases};
-use crate::bench::world::World;
 use cinch::{Communicator, Config, Error, Result};
 use std::time::{Duration, Instant};
 
@@ -70,16 +69,13 @@ impl Work for Suite<'_> {
         output.write(table::write_head);
         let mut records = Vec::new();
         for (index, case) in list.iter().enumerate() {
-            if let Some(deadline) = deadline {
-                let late = u64::from(index > 0 && Instant::now() >= deadline);
-                if control.gather_words(&[late])?[0] == 1 {
-                    let left = list.len() - index;
-                    output.line(&format!(
-                        "# time limit: {left} of {} rows were left out",
-                        list.len()
-                    ));
-                    break;
-                }
+            if index > 0 && is_late(control, deadline)? {
+                let left = list.len() - index;
+                output.line(&format!(
+                    "# time limit: {left} of {} rows were left out",
+                    list.len()
+                ));
+                break;
             }
             let mode = match (case.graph, options.gpu.per_gpu()) {
                 (true, _) => Mode::Graph,

@@ -143,6 +143,7 @@ mod tests {
                 kernels: "built".into(),
                 date: "2026-11-20".into(),
                 command: "cinch bench".into(),
+                settings: Default::default(),
                 machine: Machine::detect(),
             },
         }

@@ -1,15 +1,14 @@
 //! The suite on host memory: this library alone.
 
 use super::{Case, Cases};
-use crate::bench::measure::{Bench, Effort, Placement};
+use crate::bench::gpu::output::Output;
+use crate::bench::host_count;
+use crate::bench::measure::{Bench, Effort, Placement, is_late};
 use crate::bench::options::BenchOptions;
 use crate::bench::record::{How, Record, RunRecord};
 use crate::bench::world::World;
-use crate::{FAILURE, WRONG};
-use cinch::Result;
-use std::fs::File;
-use std::io::{self, Write};
-use std::path::Path;
+use crate::{FAILURE, USAGE, WRONG};
+use cinch::{Config, Result};
 use std::time::{Duration, Instant};
 
 /// Runs the suite on one of the ranks and returns the exit code.
@@ -20,30 +19,32 @@ pub fn main<W: World>(
     world: &W,
     cases: &Cases,
     options: &BenchOptions,
+    config: &Config,
 ) -> std::result::Result<i32, (i32, String)> {
     let failure = |sentence: String| (FAILURE, sentence);
-    let folder = super::folder(options).map_err(failure)?;
-    let mut output = match world.rank() {
-        0 => Some(Rows::new(&super::rows(folder)).map_err(failure)?),
-        _ => None,
-    };
+    let folder = super::folder(options).map_err(|sentence| (USAGE, sentence))?;
     let rank = world.rank();
-    let records = run(world, cases, options, &mut output)
-        .map_err(|error| failure(format!("rank {rank}: {error}")))?;
+    let failed = |error: cinch::Error| failure(format!("rank {rank}: {error}"));
+    let mut output = match rank {
+        0 => Output::new(Some(&super::rows(folder))).map_err(failed)?,
+        _ => Output::default(),
+    };
+    let records = run(world, cases, (options, config), &mut output).map_err(failed)?;
     if rank == 0 {
         let said = super::write_report(folder, &records).map_err(failure)?;
-        say(&format!("# {said}"));
+        output.line(&format!("# {said}"));
     }
-    let failed = records.iter().any(|record| record.entry.failed());
-    Ok(if failed { WRONG } else { 0 })
+    output.end().map_err(failed)?;
+    let wrong = records.iter().any(|record| record.entry.failed());
+    Ok(if wrong { WRONG } else { 0 })
 }
 
 /// Runs all cases; all ranks get the same records.
 fn run<W: World>(
     world: &W,
     cases: &Cases,
-    options: &BenchOptions,
-    output: &mut Option<Rows>,
+    (options, config): (&BenchOptions, &Config),
+    output: &mut Output,
 ) -> Result<Vec<Record>> {
     let deadline = options
         .time_limit
@@ -54,25 +55,20 @@ fn run<W: World>(
         check: options.check == 1,
         deadline,
     };
-    let run = RunRecord::on_host();
+    let run = RunRecord::on_host().under(config);
     let how = How {
         nranks: world.nranks(),
         per_gpu: 1,
-        hosts: 1,
+        hosts: host_count(world),
         processes: true,
         graph: false,
     };
     let mut records = Vec::new();
     for (index, Case { row, .. }) in cases.list.iter().enumerate() {
-        if let Some(deadline) = deadline {
-            let late = u64::from(index > 0 && Instant::now() >= deadline);
-            if world.gather_words(&[late])?[0] == 1 {
-                if output.is_some() {
-                    let (left, all) = (cases.list.len() - index, cases.list.len());
-                    say(&format!("# time limit: {left} of {all} rows were left out"));
-                }
-                break;
-            }
+        if index > 0 && is_late(world, deadline)? {
+            let (left, all) = (cases.list.len() - index, cases.list.len());
+            output.line(&format!("# time limit: {left} of {all} rows were left out"));
+            break;
         }
         let effort = Effort {
             deadline: super::row_deadline(deadline, cases.list.len() - index),
@@ -81,48 +77,26 @@ fn run<W: World>(
         let mut bench = Bench::new(world, &cases.source, *row, effort)?;
         let measured = bench.run(Placement::OutOfPlace)?;
         let record = Record::new(how, &run, row, &measured, 1, "-");
-        if let Some(rows) = output {
-            rows.write(&record)?;
-        }
+        write(&record, output)?;
         records.push(record);
     }
     Ok(records)
 }
 
-/// A reader that left is no failure: files and exit code are still worth having.
-fn say(text: &str) {
-    let _ = writeln!(io::stdout().lock(), "{text}");
-}
-
-/// The file of rows, with a line on the screen for each.
-struct Rows {
-    file: File,
-}
-
-impl Rows {
-    fn new(path: &Path) -> std::result::Result<Rows, String> {
-        let named = |error: io::Error| format!("{}: {error}", path.display());
-        Ok(Rows {
-            file: File::create(path).map_err(named)?,
-        })
-    }
-
-    fn write(&mut self, record: &Record) -> Result<()> {
-        let named = |error: io::Error| cinch::Error::internal(format!("rows of JSON: {error}"));
-        let line = serde_json::to_string(record).map_err(|error| named(error.into()))?;
-        writeln!(self.file, "{line}").map_err(named)?;
-        let entry = &record.entry;
-        say(&format!(
-            "{:<14} {:>12} {:>5} {:<19} {:>11.2} us {:>8.3} GB/s",
-            record.collective,
-            entry.size,
-            entry.dtype,
-            entry.codec,
-            entry.out_of_place.time_us,
-            entry.out_of_place.eff_bus_bw
-        ));
-        Ok(())
-    }
+/// The row in the file, and a line on the screen for it.
+fn write(record: &Record, output: &mut Output) -> Result<()> {
+    output.record(record)?;
+    let entry = &record.entry;
+    output.line(&format!(
+        "{:<14} {:>12} {:>5} {:<19} {:>11.2} us {:>8.3} GB/s",
+        record.collective,
+        entry.size,
+        entry.dtype,
+        entry.codec,
+        entry.out_of_place.time_us,
+        entry.out_of_place.eff_bus_bw
+    ));
+    Ok(())
 }
 
 #[cfg(test)]
@@ -135,7 +109,8 @@ mod tests {
         let options = parsed(line).unwrap();
         let cases = Cases::new(&options, 3, false).unwrap();
         threads::run(3, flaw, |world| {
-            run(world, &cases, &options, &mut None).unwrap()
+            let settings = (&options, &Config::default());
+            run(world, &cases, settings, &mut Output::default()).unwrap()
         })
     }
 
