@@ -10,6 +10,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 CINCH = ROOT / "target" / "release" / "cinch"
+BASELINES = ROOT / "benches" / "baselines"
 
 
 def machine():
@@ -42,15 +43,15 @@ def commit():
     return done.stdout.strip() or "unknown"
 
 
-def write(name, rows):
-    """Replaces a baseline file: one JSON object a line, each with machine, date and command."""
+def write(name, rows, folder=BASELINES):
+    """Replaces a file of rows: one JSON object a line, each with machine, date and command."""
     common = {
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%MZ"),
         "commit": commit(),
         "machine": machine(),
     }
-    path = ROOT / "benches" / "baselines" / name
-    path.parent.mkdir(exist_ok=True)
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "w", encoding="utf-8") as out:
         for row in rows:
             out.write(json.dumps(common | row) + "\n")
