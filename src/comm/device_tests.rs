@@ -109,3 +109,23 @@ fn a_refused_call_takes_no_sample_with_it() {
     assert_eq!([run(one), run(one)], [1, 2]);
     assert_eq!([run(two), run(two)], [2, 1]);
 }
+
+#[test]
+fn a_group_that_has_begun_fails_as_a_whole() {
+    let bench = Bench::new();
+    let stream = bench.stream();
+    let memory = bench.memory(4000);
+    let comms = communicators(&bench);
+    let mut in_order: Vec<&Communicator> = comms.iter().collect();
+    in_order.sort_by_key(|comm| std::ptr::from_ref(*comm).addr());
+    let mut group = Group::new();
+    for (comm, dtype) in in_order.iter().zip([DType::F32, DType::F16]) {
+        let buffers = buffers(&memory, &memory, &stream);
+        group.add_on(comm, &sum(dtype), buffers).unwrap();
+    }
+    assert_eq!(group.run().unwrap_err().kind(), ErrorKind::Unsupported);
+    for comm in comms.iter() {
+        let error = comm.async_error().expect("other ranks wait for it");
+        assert!(error.message().contains("the same group"), "{error}");
+    }
+}

@@ -258,7 +258,7 @@ impl<'a> Group<'a> {
     /// Queues what is on GPUs, communicator by communicator: no launch waits for another. A group
     /// that cannot be queued as a whole fails its communicators, unless nothing of it was.
     fn queue(&mut self, comms: &[&Communicator], reports: &mut [Option<Report>]) -> Result<()> {
-        let mut queued: Vec<&Communicator> = Vec::new();
+        let mut has_begun = false;
         for comm in comms.iter().filter(|comm| comm.gpu().is_some()) {
             let mut indices = Vec::new();
             let mut calls = Vec::new();
@@ -283,12 +283,15 @@ impl<'a> Group<'a> {
                     for (index, report) in indices.into_iter().zip(ran) {
                         reports[index] = Some(report);
                     }
-                    queued.push(comm);
+                    has_begun = true;
                 }
                 Err(error) => {
-                    let why = "another call of the same group failed";
-                    for other in queued {
-                        other.fail(error.clone().context(why));
+                    // Other ranks queue their part of each: no call of it may wait for this rank.
+                    if has_begun || comm.fault.is_raised() {
+                        let why = "another call of the same group failed";
+                        for other in comms {
+                            other.fail(error.clone().context(why));
+                        }
                     }
                     for entry in &self.calls {
                         if let Some(Buffers::Gpu(_)) = entry.buffers {
