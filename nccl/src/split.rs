@@ -75,16 +75,18 @@ unsafe fn split(
         work: Box::new(move || {
             let (key, own) = (key.into(), fault.clone());
             let made = match revoked {
-                true => communicator.split_again(color, key, config, own)?,
-                false => communicator.split_watched(color, key, config, own)?,
+                true => communicator.split_again(color, key, config, own),
+                false => communicator.split_watched(color, key, config, own),
             };
-            if let Some(made) = &made {
-                made.prepare_to_shrink()?;
-            }
             if !shares {
                 communicator.fault().detach(&fault);
             }
-            Ok(made)
+            // Where its ranks meet once more: a split is over nowhere before the parent has no part
+            // in it anywhere.
+            if let Some(made) = made.as_ref().ok().and_then(Option::as_ref) {
+                made.prepare_to_shrink()?;
+            }
+            made
         }),
     })
 }

@@ -68,7 +68,7 @@ fn others(pid: u32) -> Others {
         // One that ends meanwhile is gone.
         let text = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
         match parse(&text) {
-            Some(stat) if stat.is_gone() => {}
+            Some(stat) if stat.is_gone() || stat.is_killed() => {}
             Some(stat) if stat.is_stopped() => found = Others::Stopped,
             Some(_) => return Others::Run,
             None => {}
@@ -81,6 +81,8 @@ struct Stat {
     state: char,
     flags: u64,
     start_time: u64,
+    /// Signals for this task alone that it has not taken yet.
+    pending: u64,
 }
 
 impl Stat {
@@ -90,6 +92,11 @@ impl Stat {
 
     fn has_ended(&self) -> bool {
         matches!(self.state, 'Z' | 'X' | 'x')
+    }
+
+    /// Its process is ending, and so will it, whatever it is stuck in.
+    fn is_killed(&self) -> bool {
+        self.pending & 1 << (nix::libc::SIGKILL - 1) != 0
     }
 
     fn is_stopped(&self) -> bool {
@@ -105,6 +112,7 @@ fn parse(text: &str) -> Option<Stat> {
         state: fields.first()?.chars().next()?,
         flags: fields.get(6)?.parse().ok()?,
         start_time: fields.get(19)?.parse().ok()?,
+        pending: fields.get(28)?.parse().ok()?,
     })
 }
 
@@ -196,8 +204,15 @@ mod tests {
 
     #[test]
     fn names_with_parentheses_do_not_confuse() {
-        let text = "7 (a) Z 1 (x) ) S 1 7 7 0 -1 4194308 0 0 0 0 0 0 0 0 20 0 1 0 977 0 0";
-        let stat = parse(text).unwrap();
+        // From the state to the signals that the task has not taken.
+        let of = |pending: u32| {
+            parse(&format!(
+                "7 (a) Z 1 (x) ) S 1 7 7 0 -1 4194308 0 0 0 0 0 0 0 0 20 0 1 0 977 0 0 9 1 1 1 0 0 \
+                 {pending} 0 4096"
+            ))
+        };
+        let stat = of(0).unwrap();
+        assert!(!stat.is_killed() && of(256).unwrap().is_killed());
         assert_eq!(
             (stat.state, stat.flags & LEAVING, stat.start_time),
             ('S', 4, 977)

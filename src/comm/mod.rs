@@ -334,7 +334,7 @@ impl Communicator {
     }
 
     /// Whether this rank is in no call: none is being made, and on a GPU none that was queued is left.
-    /// What a graph replays is not known here.
+    /// What a graph replays is not known where `CINCH_GRAPH_MIXING` is 0.
     pub fn is_idle(&self) -> bool {
         match &self.side {
             Side::Host(engine) => engine.try_lock().is_ok(),

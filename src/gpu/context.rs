@@ -203,11 +203,15 @@ impl<'a> Relaxed<'a> {
 
     /// The same where nothing can be done about an error, which is logged.
     pub fn to_drop(driver: &'a Driver) -> Option<Relaxed<'a>> {
-        Relaxed::enter(driver)
-            .inspect_err(|error| {
-                crate::sys::log::line(crate::sys::log::Level::Warn, format_args!("{error}"))
-            })
-            .ok()
+        let mut mode: c_uint = capture_mode::RELAXED;
+        // SAFETY: as above.
+        let exchanged = unsafe { driver.api().cuThreadExchangeStreamCaptureMode(&mut mode) };
+        driver.log("cuThreadExchangeStreamCaptureMode", exchanged);
+        (exchanged == CuResult::SUCCESS).then_some(Relaxed {
+            driver,
+            mode,
+            thread: PhantomData,
+        })
     }
 }
 

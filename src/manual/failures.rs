@@ -27,9 +27,9 @@
 //! Between GPUs of several hosts a proxy sees the connection end. It becomes the fault of those who
 //! wait for it: a rank whose kernels send, or whose calls are in flight, 200 ms later, unless the
 //! control connection has told of a better cause by then. The fault, at the end of its grace if it has
-//! one, sets the abort word that kernels poll. In the replay of a graph, of which the host knows nothing, a rank that only
-//! receives has the control connection and the kernel's own deadline. The proxy ends with the
-//! communicator, within a second or with a warning.
+//! one, sets the abort word that kernels poll. In the replay of a graph, of whose calls the host knows
+//! nothing, a rank that only receives has the control connection and the kernel's own deadline. The
+//! proxy ends with the communicator, within a second or with a warning.
 //!
 //! A rank that leaves in good order says goodbye; what then happens to its connections is no
 //! failure. Waiting for its data is one: in memory of one host 0.3 s later, when all that it published

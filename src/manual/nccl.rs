@@ -41,11 +41,11 @@
 //! thread that holds several ranks calls them one after the other: all but the last one of its
 //! process end in the background. In a group they wait at its end, for all communicators at once, so
 //! that ranks may end them in any order; if the group fails, a finalized one is open again, and a
-//! destroyed one ends without waiting. `ncclCommAbort` waits for nobody. On
-//! host memory it leaves in good order where it cuts no call short: others still get what was sent, and
-//! fail when they miss this rank; else, and on GPUs, they are told at once. `ncclCommRevoke` returns when
-//! nothing of the communicator runs on this rank, at most 10 s later; it can then be split, shrunk,
-//! destroyed or aborted.
+//! destroyed one ends without waiting. `ncclCommAbort` waits for nobody. On host memory it leaves in
+//! good order where it cuts no call short: others still get what was sent, and fail when they miss
+//! this rank; else, and on GPUs, they are told at once. `ncclCommRevoke` returns when nothing of the
+//! communicator runs on this rank, on a GPU at most 10 s later; it can then be split, shrunk, destroyed
+//! or aborted.
 //!
 //! **Splitting.** Without a config a new communicator has its parent's; with one, nothing of it, its
 //! name and codec rules neither. What ends the parent ends a split that is under way. Once it is made, the new

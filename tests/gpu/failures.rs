@@ -139,7 +139,7 @@ pub fn abort(world: &World) -> Verdict {
             std::thread::scope(|scope| scope.spawn(|| comm.abort()).join())
                 .map_err(|_| Stop::Wrong("abort panicked".into()))?;
             comm.wait_stopped(PATIENCE)?;
-            ensure(comm.is_idle(), || {
+            ensure(comm.is_idle() && arena.stream()?.is_idle()?, || {
                 "the wait for the kernel was over before it".into()
             })?;
         }

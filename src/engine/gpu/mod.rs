@@ -17,6 +17,7 @@ mod launch;
 mod messages;
 mod order;
 pub mod pack;
+mod places;
 mod proxy;
 mod residuals;
 mod slices;
@@ -32,20 +33,19 @@ use super::Report;
 use super::numbers::CallNumbers;
 use crate::bootstrap::ExchangeRef;
 use crate::config::Config;
-use crate::error::{Error, ErrorKind, Result};
-use crate::gpu::{Context, DeviceMemory, Event, PinnedMemory, Stream};
+use crate::error::{ErrorKind, Result};
+use crate::gpu::{Context, DeviceMemory, Stream};
 use crate::mem::{DeviceBuffers, abi as shared};
 use crate::plan::{GpuLimits, Limits, Machine, Plan, Planner, Request, Resident, Tuning, Way};
 use crate::schedule::Hosts;
 use crate::simd::Isa;
 use crate::sync::Fault;
-use crate::sys::cuda::CuStream;
 use crate::sys::log::{self, Level};
 use crate::transport::cuda::Network;
 use crate::types::{Collective, SIGNATURE_WORDS, TransportKind};
 use blobs::{BlobPool, Placed};
 use kernels::Kernels;
-use launch::{Prepared, copy, own_context};
+use launch::{Prepared, copy};
 use order::Order;
 use pack::{Addresses, Blob};
 use proxy::Proxy;
@@ -99,15 +99,6 @@ pub struct GpuEngine {
     /// Whether the last [`GpuEngine::run`] left nothing behind.
     untouched: bool,
     ended: bool,
-}
-
-/// What a captured launch uses besides the caller's buffers.
-struct Replayed {
-    _wiring: Arc<dyn Wiring>,
-    _kernels: Arc<Kernels>,
-    _blob: Option<PinnedMemory>,
-    _residuals: Option<Arc<DeviceMemory>>,
-    _launched: Arc<Event>,
 }
 
 /// Plans whose packing is kept.
@@ -329,43 +320,13 @@ impl GpuEngine {
         Ok(reports)
     }
 
-    /// The streams of calls, each once, the first behind what is on the others: all run there, and
-    /// the others go on behind them. A group has one place in each of its streams, as if all of it
-    /// were on that one. None if no call does anything.
-    fn join(&self, calls: &[GpuCall<'_>]) -> Result<Vec<Stream>> {
-        let mut handles: Vec<usize> = Vec::new();
-        let is_empty = |call: &GpuCall<'_>| call.request.count == 0;
-        // An empty receive may stand for a send of this group which has taken its place.
-        let takes_part = |call: &&GpuCall<'_>| {
-            !is_empty(call) || call.request.collective == Collective::SendRecv
-        };
-        if !calls.iter().all(is_empty) {
-            for call in calls.iter().filter(takes_part) {
-                let handle = call.buffers.stream();
-                if !handles.contains(&handle) {
-                    handles.push(handle);
-                }
-            }
-        }
-        let handles = handles.into_iter();
-        let streams: Vec<Stream> = handles.map(|handle| self.stream(handle)).collect();
-        if let Some((first, others)) = streams.split_first() {
-            for other in others {
-                // An event of its own: the driver keeps what is waited for.
-                let reached = Event::new(&self.context)?;
-                reached.record(other)?;
-                first.wait_event(&reached)?;
-            }
-        }
-        Ok(streams)
-    }
-
     /// Whether the last run failed before it queued anything: all is as it was.
     pub fn is_untouched(&self) -> bool {
         self.untouched
     }
 
-    /// Whether anything that this communicator launched outside captures may still run.
+    /// Whether anything that this communicator launched may still run: outside captures, and replays
+    /// unless graphs are not mixed with other calls.
     ///
     /// # Errors
     /// Timeout if it still does after `deadline`; those of the driver.
@@ -387,34 +348,6 @@ impl GpuEngine {
         }
         self.prepared.insert(key, made.clone());
         Ok(made)
-    }
-
-    /// The capture that all streams of these calls belong to, if they do to one.
-    fn capture(&self, calls: &[GpuCall<'_>]) -> Result<Option<u64>> {
-        let mut found: Option<Option<u64>> = None;
-        for call in calls {
-            let stream = self.stream(call.buffers.stream());
-            own_context(&self.context, &stream)?;
-            let capture = stream.capture()?;
-            match found {
-                None => found = Some(capture),
-                Some(first) if first == capture => {}
-                Some(_) => {
-                    return Err(Error::invalid_usage(format!(
-                        "rank {}: the streams of one group are not all in the same capture; \
-                         capture all calls of a group together, or none",
-                        self.rank
-                    )));
-                }
-            }
-        }
-        Ok(found.flatten())
-    }
-
-    fn stream(&self, handle: usize) -> Stream {
-        // SAFETY: live until `run` returns, by the contract of `DeviceBuffers`; the value does not
-        // outlive it.
-        unsafe { Stream::borrowed(&self.context, CuStream(handle)) }
     }
 
     /// Takes the call's place in the order of calls. What a graph replays is not told to the
@@ -463,7 +396,7 @@ impl GpuEngine {
                 let place = self.residuals.place(
                     tensor,
                     (&call.request, &run.plan),
-                    &self.order,
+                    &mut self.order,
                     stream,
                 )?;
                 Some(place)
@@ -513,45 +446,6 @@ impl GpuEngine {
                 None => engine.keep(stream, capture, None, residuals),
             }
         })
-    }
-
-    /// Keeps what a captured launch uses for as long as its graph may replay it.
-    fn keep(
-        &self,
-        stream: &Stream,
-        capture: Option<u64>,
-        blob: Option<PinnedMemory>,
-        residuals: Option<Arc<DeviceMemory>>,
-    ) -> Result<()> {
-        if capture.is_none() {
-            return Ok(());
-        }
-        let kept = Arc::new(Replayed {
-            _wiring: self.wiring.clone(),
-            _kernels: self.kernels.clone(),
-            _blob: blob,
-            _residuals: residuals,
-            _launched: self.order.launched().clone(),
-        });
-        stream.keep_for_replay(kept).map(drop)
-    }
-
-    /// Queues something behind this communicator's last launch.
-    fn queue(
-        &mut self,
-        stream: &Stream,
-        capture: Option<u64>,
-        what: impl FnOnce(&mut GpuEngine) -> Result<()>,
-    ) -> Result<()> {
-        self.order.enter(stream, capture)?;
-        if capture.is_none() {
-            self.wake_proxy();
-        }
-        let queued = what(self).and_then(|()| self.order.leave(stream, capture));
-        if capture.is_none() {
-            self.wake_proxy();
-        }
-        queued
     }
 
     fn wake_proxy(&self) {

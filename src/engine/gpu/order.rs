@@ -7,7 +7,7 @@
 //! behind its last call. `CINCH_GRAPH_MIXING=0` leaves that to the caller, and saves each replay the
 //! two nodes.
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::gpu::{Context, EndMark, Event, Stream};
 use crate::sys::cuda::CuStream;
 use std::sync::Arc;
@@ -16,89 +16,127 @@ use std::time::Duration;
 /// Where the last launches were queued, and what later ones wait for.
 #[derive(Debug)]
 pub(super) struct Order {
+    context: Arc<Context>,
     /// Whether replays are ordered with what is outside of their graph.
     mixes: bool,
     /// The stream of the last launch that was no capture's.
     stream: Option<usize>,
     /// Behind that launch, or behind the last replay if it was launched later.
     launched: Arc<Event>,
-    /// What was captured last.
-    capture: Option<Captured>,
-    /// Behind the last captured launch.
-    captured: Event,
+    /// Captures whose graphs there are, that of the last captured launch at the end.
+    captures: Vec<Captured>,
+    /// Whether there are or were any.
+    is_captured: bool,
 }
 
+/// What one capture has of the communicator.
 #[derive(Debug)]
 struct Captured {
     id: u64,
-    /// That of the last launch.
-    stream: usize,
+    /// The stream of the last launch in it, and an event behind that.
+    stream: Option<usize>,
+    reached: Event,
     /// Where replays record `launched`.
     end: Option<EndMark>,
+    /// Others have it as long as there is the graph.
+    kept: Arc<()>,
+}
+
+/// What a graph keeps, so that its replays have a place among the calls.
+#[derive(Debug)]
+pub(super) struct ReplayPlace {
+    _launched: Arc<Event>,
+    _captured: Option<Arc<()>>,
 }
 
 impl Order {
     pub(super) fn new(context: &Arc<Context>, mixes: bool) -> Result<Order> {
         Ok(Order {
+            context: context.clone(),
             mixes,
             stream: None,
             launched: Arc::new(Event::new(context)?),
-            capture: None,
-            captured: Event::new(context)?,
+            captures: Vec::new(),
+            is_captured: false,
         })
     }
 
-    /// The event behind the last launch outside captures, or the last replay. A graph that was
-    /// captured needs it.
+    /// The event behind the last launch outside captures, or the last replay.
     pub(super) fn launched(&self) -> &Arc<Event> {
         &self.launched
     }
 
-    /// Whether replays may have been launched, with other calls that are to be ordered with them.
+    /// What the graph of a capture that a launch has just entered is to keep.
+    pub(super) fn kept_for_replays(&self, capture: u64) -> ReplayPlace {
+        let captured = self.captures.iter().find(|one| one.id == capture);
+        ReplayPlace {
+            _launched: self.launched.clone(),
+            _captured: captured.map(|one| one.kept.clone()),
+        }
+    }
+
+    /// Whether replays may have been launched that are to be ordered with other calls.
     fn is_replayed(&self) -> bool {
-        self.mixes && self.capture.is_some()
+        self.mixes && self.is_captured
     }
 
     /// Lets what is queued on `stream` from here on run behind the last launch.
-    pub(super) fn enter(&self, stream: &Stream, capture: Option<u64>) -> Result<()> {
+    pub(super) fn enter(&mut self, stream: &Stream, capture: Option<u64>) -> Result<()> {
         let own = stream.handle().0;
-        match (capture, &self.capture) {
-            (None, _) => {
-                // The last replay's stream is not known.
-                let follows = self.stream.is_some_and(|last| !is_one(last, own));
-                match follows || self.is_replayed() {
-                    true => stream.wait_event(&self.launched),
-                    false => Ok(()),
-                }
-            }
-            (Some(id), Some(last)) if last.id == id => match is_one(last.stream, own) {
-                true => Ok(()),
-                false => stream.wait_event(&self.captured),
-            },
-            (Some(_), _) if self.mixes => stream.wait_event_in_replays(&self.launched),
-            (Some(_), _) => Ok(()),
+        let Some(id) = capture else {
+            // The last replay's stream is not known.
+            let follows = self.stream.is_some_and(|last| !is_one(last, own));
+            return match follows || self.is_replayed() {
+                true => stream.wait_event(&self.launched),
+                false => Ok(()),
+            };
+        };
+        if let Some(found) = self.captures.iter().position(|one| one.id == id) {
+            let captured = self.captures.remove(found);
+            let follows = captured.stream.is_some_and(|last| !is_one(last, own));
+            let ordered = match follows {
+                true => stream.wait_event(&captured.reached),
+                false => Ok(()),
+            };
+            self.captures.push(captured);
+            return ordered;
+        }
+        self.captures.retain(|one| Arc::strong_count(&one.kept) > 1);
+        self.is_captured = true;
+        self.captures.push(Captured {
+            id,
+            stream: None,
+            reached: Event::new(&self.context)?,
+            end: None,
+            kept: Arc::default(),
+        });
+        match self.mixes {
+            true => stream.wait_event_in_replays(&self.launched),
+            false => Ok(()),
         }
     }
 
-    /// Marks the launch that was just queued on `stream`.
+    /// Marks the launch that was just queued on `stream`, which it has entered.
     pub(super) fn leave(&mut self, stream: &Stream, capture: Option<u64>) -> Result<()> {
         let own = stream.handle().0;
-        let Some(id) = capture else {
-            self.launched.record(stream)?;
-            self.stream = Some(own);
-            return Ok(());
-        };
-        self.captured.record(stream)?;
-        let last = self.capture.take().filter(|last| last.id == id);
-        let mut end = last.and_then(|last| last.end);
-        if self.mixes {
-            end = Some(stream.mark_end(&self.launched, end)?);
+        match (capture, self.captures.last_mut()) {
+            (None, _) => {
+                self.launched.record(stream)?;
+                self.stream = Some(own);
+            }
+            (Some(id), Some(captured)) if captured.id == id => {
+                captured.reached.record(stream)?;
+                captured.stream = Some(own);
+                if self.mixes {
+                    captured.end = Some(stream.mark_end(&self.launched, captured.end.take())?);
+                }
+            }
+            (Some(_), _) => {
+                return Err(Error::internal(
+                    "a launch left a capture that none has entered",
+                ));
+            }
         }
-        self.capture = Some(Captured {
-            id,
-            stream: own,
-            end,
-        });
         Ok(())
     }
 

@@ -139,7 +139,7 @@ impl DeviceResiduals {
         &mut self,
         tensor: u64,
         (request, plan): (&Request, &Plan),
-        order: &Order,
+        order: &mut Order,
         stream: &Stream,
     ) -> Result<Place> {
         let shape = shape_of(request, plan)?;
