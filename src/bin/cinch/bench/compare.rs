@@ -119,25 +119,8 @@ fn key(entry: &Entry) -> (usize, &str, &str, i64, &str) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::report::RunConfig;
-    use super::super::report::tests::entry;
+    use super::super::report::tests::{entry, results};
     use super::*;
-    use crate::machine::Machine;
-
-    fn results(entries: Vec<Entry>) -> Results {
-        Results {
-            version: "1.2.3".into(),
-            config: RunConfig {
-                collective: "all_reduce".into(),
-                ranks: 4,
-                hosts: 1,
-                options: Default::default(),
-                settings: Default::default(),
-                machine: Machine::detect(),
-            },
-            results: entries,
-        }
-    }
 
     #[test]
     fn rows_are_matched_and_divided() {

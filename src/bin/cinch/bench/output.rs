@@ -289,34 +289,21 @@ fn series(entries: &[Entry], value: impl Fn(&Figures) -> Option<f64>) -> Vec<Ser
 
 #[cfg(test)]
 mod tests {
-    use super::super::report::RunConfig;
-    use super::super::report::tests::entry;
+    use super::super::report::tests::{entry, results};
     use super::*;
-    use crate::machine::Machine;
     use crate::testing::parsed;
     use cinch::Collective;
 
-    fn results(codec: &str) -> Results {
-        Results {
-            version: "1.2.3".into(),
-            config: RunConfig {
-                collective: "all_reduce".into(),
-                ranks: 4,
-                hosts: 1,
-                options: Default::default(),
-                settings: Default::default(),
-                machine: Machine::detect(),
-            },
-            results: (10..20).map(|power| entry(1 << power, codec)).collect(),
-        }
+    fn rows_of(codec: &str) -> Results {
+        results((10..20).map(|power| entry(1 << power, codec)).collect())
     }
 
     #[test]
     fn plots_show_the_error_of_lossy_runs_and_the_time_of_exact_ones() {
-        let lossy = draw(&results("linear8:block=256"));
+        let lossy = draw(&rows_of("linear8:block=256"));
         assert!(lossy.contains("RMS error") && !lossy.contains("microseconds"));
         assert!(lossy.contains("linear8:block=256 f32 sum, in place"));
-        let exact = draw(&results("raw"));
+        let exact = draw(&rows_of("raw"));
         assert!(exact.contains("time (microseconds)") && !exact.contains("RMS error"));
         assert_eq!(exact.matches("<polyline").count(), 4);
     }
@@ -325,7 +312,7 @@ mod tests {
     fn files_are_whole() {
         let name = format!("cinch-output-test-{}.json", std::process::id());
         let path = std::env::temp_dir().join(name);
-        let results = results("raw");
+        let results = rows_of("raw");
         save(&path, |out| write_json(&results, out)).unwrap();
         let read = || compare::read(&path, Collective::AllReduce, 4);
         assert!(read().is_ok());

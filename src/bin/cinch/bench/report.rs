@@ -253,6 +253,22 @@ pub fn write_json(results: &Results, out: &mut impl Write) -> io::Result<()> {
 pub mod tests {
     use super::*;
 
+    /// A run of all_reduce over 4 ranks, with these rows.
+    pub fn results(entries: Vec<Entry>) -> Results {
+        Results {
+            version: "1.2.3".into(),
+            config: RunConfig {
+                collective: "all_reduce".into(),
+                ranks: 4,
+                hosts: 1,
+                options: Default::default(),
+                settings: Default::default(),
+                machine: Machine::detect(),
+            },
+            results: entries,
+        }
+    }
+
     /// An entry with figures that are easy to recognise.
     pub fn entry(size: usize, codec: &str) -> Entry {
         let figures = Figures {
