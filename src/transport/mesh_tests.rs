@@ -189,7 +189,6 @@ fn a_connector_that_is_late_with_its_proof_is_not_lost() {
     let (other, _) = listener();
     let key = [3; 32];
     std::thread::scope(|scope| {
-        let accepting = scope.spawn(|| side.open(0, at, to));
         let socket = socket::connect(&Address::Tcp(to)).unwrap();
         let mut hand = Handshake::connector(&key, 1, link(0, 0)).unwrap();
         let mut wait = |write: bool| {
@@ -198,9 +197,14 @@ fn a_connector_that_is_late_with_its_proof_is_not_lost() {
             assert!(interest[0].revents != 0);
             hand.advance(&socket)
         };
-        // The hello goes; the acceptor's proof comes while nobody reads it.
+        // The hello goes, to whom nobody listens yet; the acceptor's proof comes while nobody reads
+        // it, and behind it the end.
         assert_eq!(wait(true).unwrap(), Progress::Pending { write: false });
-        std::thread::sleep(PROOF_LIMIT + Duration::from_millis(500));
+        let accepting = scope.spawn(|| side.open(0, at, to));
+        let mut gone = socket::interest(&socket, false, false);
+        gone.events = libc::POLLRDHUP;
+        let limit = 5 * PROOF_LIMIT;
+        assert!(socket::poll(std::slice::from_mut(&mut gone), limit).unwrap() > 0);
         let end = loop {
             match wait(false) {
                 Ok(Progress::Pending { .. }) => {}
