@@ -151,6 +151,8 @@ static void aborts_after_sending(void) {
   OK(ncclCommAbort(comms[0]));
   CHECK(pthread_join(thread, NULL) == 0);
   CHECK(rank.result == ncclRemoteError);
+  /* A call that is made before the news has another call of rank 0 to complain of. */
+  CHECK(failed(comms[1]) == ncclRemoteError);
   EXPECT(ncclRemoteError, "rank 0", ncclRecv(y, BYTES, ncclInt8, 0, comms[1], NULL));
   CHECK(strstr(ncclGetLastError(comms[1]), "aborted") != NULL);
   OK(ncclCommAbort(comms[1]));

@@ -49,4 +49,14 @@ static inline ncclResult_t settled(ncclComm_t comm) {
   return state;
 }
 
+/* Waits, at most 20 s, until the communicator has failed; returns its state. */
+static inline ncclResult_t failed(ncclComm_t comm) {
+  ncclResult_t state = ncclSuccess;
+  for (int i = 0; i < 20000 && state == ncclSuccess; i++) {
+    CHECK(ncclCommGetAsyncError(comm, &state) == ncclSuccess);
+    if (state == ncclSuccess) usleep(1000);
+  }
+  return state;
+}
+
 #endif

@@ -27,16 +27,6 @@ static ncclResult_t sum_of_pair(ncclComm_t *parts) {
   return result;
 }
 
-/* Waits, at most 20 s, until the communicator has failed. */
-static ncclResult_t failed(ncclComm_t comm) {
-  ncclResult_t state = ncclSuccess;
-  for (int i = 0; i < 20000 && state == ncclSuccess; i++) {
-    CHECK(ncclCommGetAsyncError(comm, &state) == ncclSuccess);
-    if (state == ncclSuccess) usleep(1000);
-  }
-  return state;
-}
-
 static void abort_one(ncclComm_t *world) {
   OK(ncclCommAbort(world[2]));
   /* It was in no call: the others have failed when they miss it. */
