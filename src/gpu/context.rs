@@ -189,29 +189,32 @@ impl<'a> Relaxed<'a> {
     /// # Errors
     /// Those of the driver.
     pub fn enter(driver: &'a Driver) -> Result<Relaxed<'a>> {
-        let mut mode: c_uint = capture_mode::RELAXED;
-        // SAFETY: reads and writes one integer; the mode is the thread's own.
-        driver.check("cuThreadExchangeStreamCaptureMode", unsafe {
-            driver.api().cuThreadExchangeStreamCaptureMode(&mut mode)
-        })?;
-        Ok(Relaxed {
-            driver,
-            mode,
-            thread: PhantomData,
-        })
+        let (mode, exchanged) = Relaxed::exchange(driver);
+        driver.check("cuThreadExchangeStreamCaptureMode", exchanged)?;
+        Ok(Relaxed::putting_back(mode, driver))
     }
 
     /// The same where nothing can be done about an error, which is logged.
     pub fn to_drop(driver: &'a Driver) -> Option<Relaxed<'a>> {
-        let mut mode: c_uint = capture_mode::RELAXED;
-        // SAFETY: as above.
-        let exchanged = unsafe { driver.api().cuThreadExchangeStreamCaptureMode(&mut mode) };
+        let (mode, exchanged) = Relaxed::exchange(driver);
         driver.log("cuThreadExchangeStreamCaptureMode", exchanged);
-        (exchanged == CuResult::SUCCESS).then_some(Relaxed {
+        (exchanged == CuResult::SUCCESS).then(|| Relaxed::putting_back(mode, driver))
+    }
+
+    /// The mode before.
+    fn exchange(driver: &Driver) -> (c_uint, CuResult) {
+        let mut mode: c_uint = capture_mode::RELAXED;
+        // SAFETY: reads and writes one integer; the mode is the thread's own.
+        let exchanged = unsafe { driver.api().cuThreadExchangeStreamCaptureMode(&mut mode) };
+        (mode, exchanged)
+    }
+
+    fn putting_back(mode: c_uint, driver: &'a Driver) -> Relaxed<'a> {
+        Relaxed {
             driver,
             mode,
             thread: PhantomData,
-        })
+        }
     }
 }
 

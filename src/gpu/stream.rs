@@ -3,7 +3,7 @@
 use super::context::Relaxed;
 use super::{Context, Event};
 use crate::error::{Error, ErrorKind, Result};
-use crate::sys::cuda::{CuResult, CuStream, capture_status, flags};
+use crate::sys::cuda::{CuResult, CuStream, flags};
 use std::ffi::{c_int, c_uint};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -128,21 +128,7 @@ impl Stream {
     /// # Errors
     /// Invalid usage if a capture has failed and not been ended; those of the driver.
     pub fn is_capturing(&self) -> Result<bool> {
-        let _bound = self.context.bind()?;
-        let driver = self.context.driver();
-        let mut status: c_uint = capture_status::NONE;
-        // SAFETY: a live stream; writes one integer.
-        driver.check("cuStreamIsCapturing", unsafe {
-            driver.api().cuStreamIsCapturing(self.handle, &mut status)
-        })?;
-        match status {
-            capture_status::NONE => Ok(false),
-            capture_status::ACTIVE => Ok(true),
-            _ => Err(Error::invalid_usage(
-                "the stream's capture was invalidated by an earlier call; end it before the \
-                 stream is used again",
-            )),
-        }
+        Ok(self.capture()?.is_some())
     }
 }
 

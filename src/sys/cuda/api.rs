@@ -171,7 +171,6 @@ driver_functions! {
         cuStreamWaitEvent = "cuStreamWaitEvent"
             (stream: CuStream, event: CuEvent, flags: c_uint);
         cuStreamGetCtx = "cuStreamGetCtx" (stream: CuStream, context: *mut CuContext);
-        cuStreamIsCapturing = "cuStreamIsCapturing" (stream: CuStream, status: *mut c_uint);
         cuStreamGetCaptureInfo = "cuStreamGetCaptureInfo_v2" (
             stream: CuStream, status: *mut c_uint, id: *mut u64, graph: *mut CuGraph,
             dependencies: *mut *const CuGraphNode, count: *mut usize,

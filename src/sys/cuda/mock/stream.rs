@@ -80,11 +80,6 @@ impl Process {
         Ok(())
     }
 
-    pub(super) fn cuStreamIsCapturing(&self, stream: CuStream, status: *mut c_uint) -> Done {
-        let entered = self.enter_context("cuStreamIsCapturing");
-        entered.map(|(state, _)| put(status, capture_status_of(&state, stream)))
-    }
-
     pub(super) fn cuStreamGetCaptureInfo(
         &self,
         stream: CuStream,
