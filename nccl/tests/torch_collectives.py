@@ -21,8 +21,9 @@ import time
 import traceback
 from pathlib import Path
 
-# How long one world of ranks may take, and a rank may wait for another in a check.
-WORLD_SECONDS = 420
+# How long a world of ranks may come to the end of no check, its start and its end included, and a
+# rank may wait for another in a check.
+QUIET_SECONDS = 300
 CHECK_SECONDS = 120
 # What torch's watchdog waits for in the check that kills a rank.
 WATCHDOG_SECONDS = 15
@@ -110,6 +111,8 @@ def start_ranks(library, ranks, gpus, work, folder):
         "MASTER_PORT": str(free_port()),
         "WORLD_SIZE": str(ranks),
         "CUDA_DEVICE_MAX_CONNECTIONS": clean.get("CUDA_DEVICE_MAX_CONNECTIONS", "32"),
+        # What is expected is computed on the host, by all ranks at once.
+        "OMP_NUM_THREADS": clean.get("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // ranks))),
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
     }
     started = []
@@ -143,13 +146,15 @@ def run_world(library, ranks, gpus, eager, names):
         folder = Path(folder)
         started = start_ranks(library, ranks, gpus, {"checks": names, "eager": eager}, folder)
         try:
-            deadline = time.monotonic() + WORLD_SECONDS
+            deadline, has_ended = time.monotonic() + QUIET_SECONDS, False
             while time.monotonic() < deadline and any(one.poll() is None for one in started):
-                if any(one.poll() not in (None, 0) for one in started):
+                if not has_ended and any(one.poll() not in (None, 0) for one in started):
                     # The others notice by themselves, or are ended.
-                    deadline = min(deadline, time.monotonic() + 10)
+                    deadline, has_ended = min(deadline, time.monotonic() + 10), True
                 time.sleep(0.2)
                 for name, verdict, text in read_verdicts(folder, ranks, names, False):
+                    if not has_ended:
+                        deadline = time.monotonic() + QUIET_SECONDS
                     names.remove(name)
                     yield name, verdict, text
         finally:
@@ -162,7 +167,7 @@ def run_world(library, ranks, gpus, eager, names):
         if names and not bad:
             ended = [f"rank {rank} (code {one.returncode}): {tail(folder / f'log.{rank}')}"
                      for rank, one in enumerate(started) if one.returncode != 0]
-            yield names[0], "FAIL", "; ".join(ended) or f"not done after {WORLD_SECONDS} s"
+            yield names[0], "FAIL", "; ".join(ended) or f"none of its ends for {QUIET_SECONDS} s"
 
 
 def read_verdicts(folder, ranks, names, have_ended):

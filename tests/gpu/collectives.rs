@@ -27,16 +27,15 @@ pub fn checks(options: &Options) -> Vec<Check> {
             checks.push(check.within(options.either(60, 180)).also_on_host());
         }
     }
-    for gpus in [2, 4, 8] {
-        for (suffix, nranks) in [("", gpus), ("-crowded", gpus + gpus / 2)] {
-            let check = Check::new(format!("raw/gpus{gpus}{suffix}"), gpus, move |setup| {
-                some(setup, nranks, gpus, false)
-            });
-            // With many GPUs it is their driver that takes the time: 28 s for 4 of them.
-            checks.push(check.within(options.either(180, 600)));
-        }
+    // Also GPUs that some ranks share, or all.
+    for (nranks, gpus) in [(2, 2), (3, 2), (8, 2), (4, 4), (6, 4), (8, 8), (12, 8)] {
+        let check = Check::new(format!("raw/n{nranks}-gpus{gpus}"), gpus, move |setup| {
+            some(setup, nranks, gpus, false)
+        });
+        // With many GPUs it is their driver that takes the time: 28 s for 4 of them.
+        checks.push(check.within(options.either(180, 600)));
     }
-    for (nranks, gpus) in [(2, 1), (5, 1), (4, 4), (8, 8)] {
+    for (nranks, gpus) in [(2, 1), (5, 1), (8, 2), (4, 4), (8, 8)] {
         let name = format!("raw/p2p-disabled-n{nranks}-gpus{gpus}");
         let check = Check::new(name, gpus, move |setup| some(setup, nranks, gpus, true));
         checks.push(check);

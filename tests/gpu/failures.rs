@@ -20,14 +20,14 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 pub fn checks() -> Vec<Check> {
     let mut checks = Vec::new();
-    for (nranks, gpus) in [(4, 1), (2, 2), (4, 4), (8, 8)] {
+    for (nranks, gpus) in [(4, 1), (2, 2), (8, 2), (4, 4), (8, 8)] {
         let name = format!("fail/kill-n{nranks}-gpus{gpus}");
         let check = Check::new(name, gpus, move |setup| {
             kill(setup, &World::new(setup, nranks, gpus), gpus)
         });
         checks.push(check.within(180));
     }
-    for (nranks, gpus) in [(3, 1), (2, 2), (4, 4), (8, 8)] {
+    for (nranks, gpus) in [(3, 1), (2, 2), (8, 2), (4, 4), (8, 8)] {
         type Run = fn(&World) -> Verdict;
         let runs: [(&str, Run); 5] = [
             ("abort", abort),

@@ -26,7 +26,7 @@ const SPECS: [&str; 8] = [
 const CALLS: usize = 4;
 
 pub fn checks(options: &Options) -> Vec<Check> {
-    let worlds = [(2, 1), (3, 1), (5, 1), (2, 2), (4, 4), (8, 8)];
+    let worlds = [(2, 1), (3, 1), (5, 1), (2, 2), (8, 2), (4, 4), (8, 8)];
     let check = |(nranks, gpus): (usize, usize)| {
         let name = format!("feedback/n{nranks}-gpus{gpus}");
         let check = Check::new(name, gpus, move |setup| compare(setup, nranks, gpus));

@@ -17,7 +17,7 @@ const MEMORY: usize = 64 << 20;
 
 pub fn checks() -> Vec<Check> {
     let mut checks = Vec::new();
-    for (nranks, gpus) in [(1, 1), (4, 1), (2, 2), (4, 4), (8, 8)] {
+    for (nranks, gpus) in [(1, 1), (4, 1), (2, 2), (8, 2), (4, 4), (8, 8)] {
         let name = format!("figure/init-threads-n{nranks}-gpus{gpus}");
         checks.push(Check::new(name, gpus, move |setup| {
             threads(setup, nranks, gpus)

@@ -24,7 +24,7 @@ const BATCH: usize = 10;
 
 pub fn checks(options: &Options) -> Vec<Check> {
     let mut checks = Vec::new();
-    for (nranks, gpus) in [(2, 1), (3, 1), (5, 1), (2, 2), (4, 4), (8, 8)] {
+    for (nranks, gpus) in [(2, 1), (3, 1), (5, 1), (2, 2), (8, 2), (4, 4), (8, 8)] {
         let name = format!("graph/replays-n{nranks}-gpus{gpus}");
         let check = Check::new(name, gpus, move |setup| {
             replays(setup, &World::new(setup, nranks, gpus), 1000)

@@ -13,14 +13,16 @@ use cinch::types::TransportKind;
 use cinch::{Algorithm, Collective, DType, ReduceOp};
 use std::time::{Duration, Instant};
 
-/// Hosts of ranks, and GPUs that they take turns on: two hosts of one, two and four ranks, and hosts
+/// Hosts of ranks, and GPUs that they take turns on: two and four hosts of some ranks each, and hosts
 /// of other sizes whose ranks do not follow one another.
-const WORLDS: [(&str, &[usize], usize); 8] = [
+const WORLDS: [(&str, &[usize], usize); 10] = [
     ("2x1-gpus1", &[0, 1], 1),
     ("2x2-gpus1", &[0, 0, 1, 1], 1),
     ("2x4-gpus1", &[0, 0, 0, 0, 1, 1, 1, 1], 1),
     ("uneven-gpus1", &[0, 1, 0, 2, 1, 1], 1),
     ("2x1-gpus2", &[0, 1], 2),
+    ("2x4-gpus2", &[0, 0, 0, 0, 1, 1, 1, 1], 2),
+    ("4x2-gpus2", &[0, 0, 1, 1, 2, 2, 3, 3], 2),
     ("2x2-gpus4", &[0, 0, 1, 1], 4),
     ("2x4-gpus8", &[0, 0, 0, 0, 1, 1, 1, 1], 8),
     ("4x2-gpus8", &[0, 0, 1, 1, 2, 2, 3, 3], 8),

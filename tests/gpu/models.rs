@@ -22,19 +22,19 @@ const FEW: usize = 5000;
 pub fn checks(options: &Options) -> Vec<Check> {
     let limit = options.either(60, 180);
     let mut checks = Vec::new();
-    for (nranks, gpus) in [(2, 1), (5, 1), (8, 1), (2, 2), (4, 4), (8, 8)] {
+    for (nranks, gpus) in [(2, 1), (5, 1), (8, 1), (2, 2), (8, 2), (4, 4), (8, 8)] {
         let check = Check::new(format!("model/one-thread-n{nranks}-gpus{gpus}"), gpus, {
             move |setup| one_thread(setup, nranks, gpus)
         });
         checks.push(check.within(limit).also_on_host());
     }
-    for (nranks, gpus) in [(2, 1), (3, 1), (2, 2), (4, 4), (8, 8)] {
+    for (nranks, gpus) in [(2, 1), (3, 1), (2, 2), (8, 2), (4, 4), (8, 8)] {
         let check = Check::new(format!("model/processes-n{nranks}-gpus{gpus}"), gpus, {
             move |setup| processes(setup, nranks, 1, gpus, false)
         });
         checks.push(check.within(120).also_on_host());
     }
-    for (nranks, gpus) in [(4, 1), (4, 2), (4, 4), (8, 8)] {
+    for (nranks, gpus) in [(4, 1), (4, 2), (8, 2), (4, 4), (8, 8)] {
         let check = Check::new(format!("model/mixed-n{nranks}-gpus{gpus}"), gpus, {
             move |setup| processes(setup, nranks, nranks / 2, gpus, false)
         });
