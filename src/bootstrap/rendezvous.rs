@@ -32,8 +32,8 @@ pub(super) struct Met {
     pub(super) members: Vec<Member>,
     /// Random bytes of this meeting: keys differ between communicators of one secret.
     pub(super) salt: [u8; 32],
-    /// Rank 0's, where the others come next.
-    pub(super) listener: Option<Listener>,
+    /// Where the others find this rank: see [`Member::control_port`].
+    pub(super) listener: Listener,
 }
 
 /// Meetings that this process serves, by nonce.
@@ -396,14 +396,9 @@ pub(super) fn meet(
             .ip(),
     };
     let mut member = Member::this(rank, ip, config)?;
-    let listener = if rank == 0 {
-        let (mut listener, address) = Listener::bind(ip)?;
-        listener.expect_ranks(nranks);
-        member.control_port = address.port();
-        Some(listener)
-    } else {
-        None
-    };
+    let (mut listener, address) = Listener::bind(ip)?;
+    listener.expect_ranks(nranks.min(MAX_RANKS));
+    member.control_port = address.port();
     let patience = deadline.saturating_duration_since(Instant::now());
     let mut writer = Writer::default();
     writer.u32(nranks.min(u32::MAX as usize) as u32);
