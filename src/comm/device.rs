@@ -20,7 +20,7 @@ use crate::sys::log::{self, Level};
 use crate::transport::ConnectContext;
 use crate::transport::cuda::{self, DeviceLinks, PeerPath};
 use crate::types::{Collective, DType, ReduceOp, Scalar};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// The part of a communicator that is on a GPU.
@@ -30,6 +30,16 @@ pub(super) struct GpuSide {
     engine: Mutex<GpuEngine>,
     /// For samples of coded sums, if there are to be any. Behind the engine, whose kernels use it.
     slices: Option<Slices>,
+}
+
+impl Drop for GpuSide {
+    /// As the engine leaves its memory to a kernel that does not end, so must what goes with it.
+    fn drop(&mut self) {
+        let engine = self.engine.get_mut();
+        if !engine.unwrap_or_else(PoisonError::into_inner).end() {
+            std::mem::forget(self.slices.take());
+        }
+    }
 }
 
 impl GpuSide {

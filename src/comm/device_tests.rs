@@ -11,8 +11,14 @@ use std::sync::atomic::AtomicBool;
 
 /// The communicators of two ranks, which sample every other coded sum.
 fn communicators(bench: &Bench) -> Vec<Communicator> {
+    communicators_with(bench, Config::default().timeout)
+}
+
+/// The same with so much patience.
+fn communicators_with(bench: &Bench, timeout: Duration) -> Vec<Communicator> {
     let config = Config {
         codec_sample: 2,
+        timeout,
         ..Config::default()
     };
     let ranks = bench.ranks(2, 16, &config).into_iter();
@@ -100,7 +106,7 @@ fn a_refused_call_takes_no_sample_with_it() {
     }
     assert_eq!(group.run().unwrap_err().kind(), ErrorKind::Unsupported);
     assert_eq!([run(one), run(one)], [1, 2]);
-    // Communicators are queued in the order of their addresses.
+    // What was queued of it is nothing: the first communicator's call is refused.
     let mut group = Group::new();
     for (comm, dtype) in [(one, DType::F16), (two, DType::F32)] {
         group.add_on(comm, &sum(dtype), on(&stream)).unwrap();
@@ -116,10 +122,8 @@ fn a_group_that_has_begun_fails_as_a_whole() {
     let stream = bench.stream();
     let memory = bench.memory(4000);
     let comms = communicators(&bench);
-    let mut in_order: Vec<&Communicator> = comms.iter().collect();
-    in_order.sort_by_key(|comm| std::ptr::from_ref(*comm).addr());
     let mut group = Group::new();
-    for (comm, dtype) in in_order.iter().zip([DType::F32, DType::F16]) {
+    for (comm, dtype) in comms.iter().zip([DType::F32, DType::F16]) {
         let buffers = buffers(&memory, &memory, &stream);
         group.add_on(comm, &sum(dtype), buffers).unwrap();
     }
@@ -127,5 +131,82 @@ fn a_group_that_has_begun_fails_as_a_whole() {
     for comm in comms.iter() {
         let error = comm.async_error().expect("other ranks wait for it");
         assert!(error.message().contains("the same group"), "{error}");
+    }
+}
+
+/// A group that is dropped, or refused as a whole, counts for nothing.
+#[test]
+fn a_dropped_group_takes_no_sample_with_it() {
+    let bench = Bench::new();
+    let stream = bench.stream();
+    let memory = bench.memory(4000);
+    let comms = communicators(&bench);
+    let comm = &comms[0];
+    let on = || buffers(&memory, &memory, &stream);
+    let run = || {
+        let before = bench.process.calls("cuLaunchKernel");
+        comm.call_on(&sum(DType::F32), on()).unwrap();
+        bench.process.calls("cuLaunchKernel") - before
+    };
+    for sampled in [true, false] {
+        let mut group = Group::new();
+        group.add_on(comm, &sum(DType::F32), on()).unwrap();
+        drop(group);
+        let alone = Call::new(Collective::SendRecv, DType::F32, 10);
+        let mut group = Group::new();
+        group.add_on(comm, &sum(DType::F32), on()).unwrap();
+        group.add_on(comm, &alone, on()).unwrap();
+        let error = group.run().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidUsage, "{error}");
+        assert_eq!(run(), if sampled { 2 } else { 1 });
+    }
+}
+
+/// Ranks of other processes have their communicators at other addresses: on one stream all ranks must
+/// queue them in one order, which is the caller's.
+#[test]
+fn communicators_of_a_group_are_queued_in_the_order_of_its_calls() {
+    let bench = Bench::new();
+    let stream = bench.stream();
+    let memory = bench.memory(4000);
+    let worlds = [(); 2].map(|()| communicators(&bench));
+    let [one, two] = worlds.each_ref().map(|comms| &comms[0]);
+    for (first, second) in [(one, two), (two, one)] {
+        let mut group = Group::new();
+        for (comm, count) in [(first, 500), (second, 300), (first, 400)] {
+            let call = Call {
+                count,
+                codec: None,
+                algorithm: Some(Algorithm::Ring),
+                ..sum(DType::F32)
+            };
+            let on = buffers(&memory, &memory, &stream);
+            group.add_on(comm, &call, on).unwrap();
+        }
+        bench.counts();
+        group.run().unwrap();
+        assert_eq!(bench.counts(), [500, 400, 300]);
+    }
+}
+
+/// A kernel that does not end may still write a sample: its memory is kept, as the engine's is.
+#[test]
+fn samples_are_left_to_a_kernel_that_does_not_end() {
+    let bench = Bench::new();
+    let stream = bench.stream();
+    let memory = bench.memory(4000);
+    let device = |count: usize| format!("{count} device allocations");
+    for hangs in [false, true] {
+        let mut comms = communicators_with(&bench, Duration::from_millis(10));
+        let on = buffers(&memory, &memory, &stream);
+        comms[0].call_on(&sum(DType::F32), on).unwrap();
+        // The caller's, and a slice of each rank.
+        assert!(bench.process.leftovers().contains(&device(3)));
+        bench.process.hang(hangs);
+        drop(comms.remove(0));
+        bench.process.hang(false);
+        drop(comms);
+        let left = if hangs { 2 } else { 1 };
+        assert!(bench.process.leftovers().contains(&device(left)));
     }
 }

@@ -85,10 +85,10 @@ impl<'a> Group<'a> {
     /// nothing but their data and count travel as one (`CINCH_FUSE_BYTES`): their buffers must not
     /// depend on each other.
     ///
-    /// Calls on GPUs are queued, those of all communicators before anything waits. Those of one
-    /// communicator run on the stream of the first of them, behind what is on the streams of all,
-    /// which go on behind them. Then the calls on host memory run to
-    /// their ends.
+    /// Calls on GPUs are queued, those of all communicators before anything waits, in the order in which
+    /// the communicators were first named: it is the same on all ranks where they share a stream. Those
+    /// of one communicator run on the stream of the first of them, behind what is on the streams of all,
+    /// which go on behind them. Then the calls on host memory run to their ends.
     ///
     /// # Errors
     /// The first failure, with which the communicators of the group fail.
@@ -99,13 +99,13 @@ impl<'a> Group<'a> {
                 comms.push(entry.comm);
             }
         }
-        // Two threads that group the same communicators must lock them in one order.
-        comms.sort_by_key(|comm| std::ptr::from_ref(*comm) as usize);
         self.pair_own_messages()?;
         let _guards: Vec<PanicGuard<'_>> = comms.iter().map(|comm| PanicGuard(comm)).collect();
         let mut reports = vec![None; self.calls.len()];
         self.queue(&comms, &mut reports)?;
         comms.retain(|comm| comm.gpu().is_none());
+        // Two threads that group the same communicators must lock them in one order.
+        comms.sort_by_key(|comm| std::ptr::from_ref(*comm) as usize);
         let mut engines = Vec::with_capacity(comms.len());
         for comm in &comms {
             engines.push(comm.engine()?);
@@ -255,8 +255,10 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// Queues what is on GPUs, communicator by communicator: no launch waits for another. A group
-    /// that cannot be queued as a whole fails its communicators, unless nothing of it was.
+    /// Queues what is on GPUs, communicator by communicator in the order in which they were first named:
+    /// no launch waits for another. On one stream their kernels run one after the other, so ranks that
+    /// took them in orders of their own, by address say, would wait for each other for ever. A group that
+    /// cannot be queued as a whole fails its communicators, unless nothing of it was.
     fn queue(&mut self, comms: &[&Communicator], reports: &mut [Option<Report>]) -> Result<()> {
         let mut has_begun = false;
         for comm in comms.iter().filter(|comm| comm.gpu().is_some()) {
@@ -291,11 +293,6 @@ impl<'a> Group<'a> {
                         let why = "another call of the same group failed";
                         for other in comms {
                             other.fail(error.clone().context(why));
-                        }
-                    }
-                    for entry in &self.calls {
-                        if let Some(Buffers::Gpu(_)) = entry.buffers {
-                            entry.comm.unpick(&entry.picked);
                         }
                     }
                     return Err(error);
@@ -380,6 +377,18 @@ impl<'a> Group<'a> {
                     "send"
                 },
             ))),
+        }
+    }
+}
+
+impl Drop for Group<'_> {
+    /// Calls that were not queued, of a group that is dropped or refused, take no number among the coded
+    /// sums with them: other ranks may count none for them, and would sample another call than this one.
+    fn drop(&mut self) {
+        for entry in &self.calls {
+            if let Some(Buffers::Gpu(_)) = entry.buffers {
+                entry.comm.unpick(&entry.picked);
+            }
         }
     }
 }

@@ -133,8 +133,7 @@ impl Communicator {
         match std::mem::take(&mut state.due) {
             Due::None => Ok(()),
             Due::Accepted => Err(Error::invalid_usage(format!(
-                "a group has more coded sums than CINCH_CODEC_SAMPLE={}, or a group before it was \
-                 dropped: raise the number",
+                "a group has more coded sums than CINCH_CODEC_SAMPLE={}: raise the number",
                 self.policy.sample
             ))),
             Due::Queued(slice) => {

@@ -38,9 +38,11 @@ pub extern "C" fn cinch_group_start() -> cinch_result_t {
 
 /// Closes this thread's innermost group; the outermost close runs what was recorded.
 ///
-/// Calls on GPUs are queued, those of all communicators without waiting for one another. Those of
-/// one communicator run on the stream of the first of them, behind what is on the streams of all,
-/// which go on behind them. Then calls on host memory run. Calls of one communicator start in order.
+/// Calls on GPUs are queued, those of all communicators without waiting for one another, in the order
+/// in which the communicators were first named: let it be the same on all ranks where they share a
+/// stream. Those of one communicator run on the stream of the first of them, behind what is on the
+/// streams of all, which go on behind them. Then calls on host memory run. Calls of one communicator
+/// start in order.
 /// If any cinch function failed on this thread since the outermost start, that error is returned
 /// again and nothing runs on this rank. Reports are filled on success.
 #[unsafe(no_mangle)]

@@ -148,6 +148,15 @@ impl Bench {
     fn take(&self) -> Vec<Seen> {
         std::mem::take(&mut *self.seen.lock().unwrap())
     }
+
+    /// Counts of the calls that have been launched since the last time.
+    pub(crate) fn counts(&self) -> Vec<u64> {
+        let counts = |seen| match seen {
+            Seen::Blob(_, blob) => blob.works().iter().map(|work| work.count).collect(),
+            Seen::Fused(_, args, _) => vec![args.count],
+        };
+        self.take().into_iter().flat_map(counts).collect::<Vec<_>>()
+    }
 }
 
 pub(crate) struct Rank {

@@ -99,6 +99,8 @@ pub struct GpuEngine {
     /// Whether the last [`GpuEngine::run`] left nothing behind.
     untouched: bool,
     ended: bool,
+    /// Whether a kernel still ran when this was ended.
+    outlived: bool,
 }
 
 /// Plans whose packing is kept.
@@ -195,6 +197,7 @@ impl GpuEngine {
             nranks,
             untouched: true,
             ended: false,
+            outlived: false,
         })
     }
 
@@ -484,10 +487,11 @@ impl GpuEngine {
 
 impl GpuEngine {
     /// Waits until the kernels of this rank have ended, which use memory that goes with it. One
-    /// that waits for a peer ends by its own deadline, or because the fault is raised.
-    pub fn end(&mut self) {
+    /// that waits for a peer ends by its own deadline, or because the fault is raised. False if one still
+    /// runs all the same: what it uses must stay.
+    pub fn end(&mut self) -> bool {
         if std::mem::replace(&mut self.ended, true) {
-            return;
+            return !self.outlived;
         }
         let patience = if self.fault.is_raised() {
             STOPPING
@@ -517,7 +521,9 @@ impl GpuEngine {
             std::mem::forget((self.wiring.clone(), self.kernels.clone()));
             self.blobs.leak();
             self.residuals.leak();
+            self.outlived = true;
         }
+        !self.outlived
     }
 }
 
