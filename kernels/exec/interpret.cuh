@@ -16,6 +16,7 @@
 
 #include "abi.h"
 #include "fifo/fifo.cuh"
+#include "ptx/grid.cuh"
 
 namespace cinch {
 
@@ -283,6 +284,7 @@ template <class Mover>
 __device__ __forceinline__ void interpret(const cinch_args &args) {
   Channel &own = this_channel();
   const cinch_comm_view &comm = args.comm;
+  if (args.far) await_what_is_before();
   const uint8_t *blob = args.far ? args.far : args.blob;
   const cinch_work *works = (const cinch_work *)blob;
   const cinch_step *steps = (const cinch_step *)(works + args.nworks);
@@ -317,6 +319,7 @@ __device__ __forceinline__ void interpret(const cinch_args &args) {
     own.stopped[threadIdx.x] = 0;
     own.places[threadIdx.x].refresh = 0;
   }
+  await_what_is_before();
   __syncthreads();
   if (own.work.flags & CINCH_FACTOR_AT) {
     // Read here, in the order of the stream, and once.

@@ -25,6 +25,7 @@
 
 #include "abi.h"
 #include "prims/ll.cuh"
+#include "ptx/grid.cuh"
 
 namespace cinch {
 
@@ -313,10 +314,12 @@ template <class Does>
 __device__ __forceinline__ void oneshot(const cinch_oneshot_args &args) {
   __shared__ uint32_t stopped[2];
   if (threadIdx.x == 0) stopped[0] = stopped[1] = 0;
+  await_what_is_before();
   const uint64_t epoch = args.epoch[0];
   __syncthreads();
   Does::packets(args, epoch, stopped);
   __syncthreads();
+  let_next_begin();
   // The last block moves on to the next call: all blocks have read the number by then.
   if (threadIdx.x == 0) {
     unsigned long long *done = (unsigned long long *)&args.epoch[1];

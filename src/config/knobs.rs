@@ -181,6 +181,13 @@ pub const KNOBS: &[Knob] = &[
         show: |config| u8::from(config.graph_mixing).to_string(),
     },
     Knob {
+        name: "CINCH_EARLY_LAUNCH",
+        range: "0 or 1",
+        help: "launches kernels while what is ahead of them in the stream ends; Hopper and newer",
+        apply: |config, text| count(text, 0, 1).map(|value| config.early_launch = value == 1),
+        show: |config| u8::from(config.early_launch).to_string(),
+    },
+    Knob {
         name: "CINCH_SHM_DISABLE",
         range: "0 or 1",
         help: "keeps ranks from sharing host memory: TCP carries it, and GPUs need peer memory",

@@ -43,6 +43,9 @@ pub struct Config {
     pub p2p_disable: bool,
     /// Whether graphs that hold calls of a communicator are ordered with its other calls.
     pub graph_mixing: bool,
+    /// Whether kernels are launched while what is ahead of them in the stream ends (programmatic
+    /// dependent launch).
+    pub early_launch: bool,
     /// Keeps ranks from sharing host memory.
     pub shm_disable: bool,
     /// Upper bound of the parallel lanes between two GPUs, and so of a call's blocks; `None` =
@@ -180,6 +183,7 @@ impl Default for Config {
             device: DeviceChoice::Host,
             p2p_disable: false,
             graph_mixing: true,
+            early_launch: true,
             shm_disable: false,
             gpu_channels: None,
             algorithm: None,

@@ -2,13 +2,30 @@
 
 use super::{Context, Stream};
 use crate::error::{Error, ErrorKind, Result};
-use crate::sys::cuda::{CuFunction, CuModule, CuResult, function_attribute};
+use crate::sys::cuda::{
+    CuFunction, CuLaunchAttribute, CuLaunchConfig, CuModule, CuResult, function_attribute,
+};
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::fmt;
 use std::sync::Arc;
 
 /// The largest struct that a kernel takes by value.
 pub const MAX_ARGUMENT_BYTES: usize = 4096;
+
+/// The oldest GPUs, as PTX counts them, that code is compiled for which waits for what is ahead of it;
+/// and the oldest driver that keeps early starts in graphs, 12.3.
+const OLDEST_THAT_WAITS: u32 = 90;
+const OLDEST_DRIVER_FOR_EARLY_STARTS: u32 = 12_030;
+
+/// When a kernel begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Begin {
+    /// Once all that is ahead of it in the stream has ended.
+    Behind,
+    /// Where the GPU and its driver can, while that still ends (programmatic dependent launch): 0.2 us
+    /// sooner in a graph of small kernels on an H200, and 1 us in a stream.
+    Early,
+}
 
 /// Extents of a grid or of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,6 +140,8 @@ impl Module {
             local_bytes: number(function_attribute::LOCAL_SIZE_BYTES)?,
             shared_bytes: number(function_attribute::SHARED_SIZE_BYTES)?,
             max_threads: number(function_attribute::MAX_THREADS_PER_BLOCK)?,
+            waits: number(function_attribute::PTX_VERSION)? >= OLDEST_THAT_WAITS
+                && driver.version() >= OLDEST_DRIVER_FOR_EARLY_STARTS,
         })
     }
 
@@ -225,6 +244,8 @@ pub struct Function {
     pub shared_bytes: u32,
     /// Threads that a block may have.
     pub max_threads: u32,
+    /// Whether it can wait for what is ahead of it in its stream, and the driver starts it early.
+    waits: bool,
 }
 
 impl Function {
@@ -305,6 +326,28 @@ impl Function {
         stream: &Stream,
         args: &A,
     ) -> Result<()> {
+        // SAFETY: the caller's promise; it begins behind all that is ahead of it.
+        unsafe { self.launch_to_begin(Begin::Behind, grid, block, shared, stream, args) }
+    }
+
+    /// The same, with a say in when the kernel begins.
+    ///
+    /// # Errors
+    /// Those of [`Function::launch`].
+    ///
+    /// # Safety
+    /// As for [`Function::launch`]. One that begins early waits for what is ahead of it before it
+    /// touches memory, if it was compiled for sm_90 or newer (`await_what_is_before` in
+    /// `kernels/ptx/grid.cuh`).
+    pub unsafe fn launch_to_begin<A: Copy>(
+        &self,
+        begin: Begin,
+        grid: impl Into<Dim3>,
+        block: impl Into<Dim3>,
+        shared: u32,
+        stream: &Stream,
+        args: &A,
+    ) -> Result<()> {
         const {
             assert!(
                 size_of::<A>() <= MAX_ARGUMENT_BYTES,
@@ -326,26 +369,31 @@ impl Function {
         let _bound = context.bind()?;
         let (grid, block) = (grid.into(), block.into());
         let mut parameters: [*mut c_void; 1] = [std::ptr::from_ref(args).cast_mut().cast()];
+        let attributes: &[CuLaunchAttribute] = match begin {
+            Begin::Early if self.waits => &[CuLaunchAttribute::EARLY_START],
+            Begin::Early | Begin::Behind => &[],
+        };
+        let config = CuLaunchConfig {
+            grid: [grid.x, grid.y, grid.z],
+            block: [block.x, block.y, block.z],
+            shared,
+            stream: stream.handle(),
+            attributes: attributes.as_ptr(),
+            attribute_count: attributes.len() as c_uint,
+        };
         // SAFETY: live handles; the driver copies the parameter, whose type is the kernel's by
         // the caller's word, before it returns.
         let result = unsafe {
             context.driver().api().cuLaunchKernel(
+                &config,
                 self.handle,
-                grid.x,
-                grid.y,
-                grid.z,
-                block.x,
-                block.y,
-                block.z,
-                shared,
-                stream.handle(),
                 parameters.as_mut_ptr(),
                 std::ptr::null_mut(),
             )
         };
         context
             .driver()
-            .check("cuLaunchKernel", result)
+            .check("cuLaunchKernelEx", result)
             .map_err(|error| {
                 error.context(format!(
                     "launching {} with a grid of {grid:?}, blocks of {block:?} and {shared} bytes",

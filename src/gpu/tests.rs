@@ -8,7 +8,7 @@ mod work;
 use super::*;
 use crate::error::ErrorKind;
 use crate::sys::cuda::CuResult;
-use crate::sys::cuda::mock::{Machine, Process};
+use crate::sys::cuda::mock::{EARLY_STARTS, Machine, Process};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,7 +16,11 @@ const SOON: Duration = Duration::from_secs(20);
 
 /// A process with its driver, on a machine of its own.
 fn process(devices: usize) -> (Process, Arc<Driver>) {
-    let process = Machine::new(devices).process();
+    process_on(&Machine::new(devices))
+}
+
+fn process_on(machine: &Arc<Machine>) -> (Process, Arc<Driver>) {
+    let process = machine.process();
     let driver = Driver::with(Box::new(process.clone())).unwrap();
     (process, driver)
 }

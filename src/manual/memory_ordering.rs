@@ -43,6 +43,11 @@
 //! The sleep itself is a futex on a word that every ring changes, so a ring between the last look
 //! and the sleep makes the kernel refuse to sleep.
 //!
+//! **Kernels of one stream.** A kernel of a call begins while the one ahead of it ends, and waits for that
+//! end, and for its writes, before it touches memory. All of a call's kernels do, on every way: what comes
+//! behind one takes its end for the end of everything ahead of it. A kernel lets the next one begin only
+//! when it waits for no peer any more, since that one takes room that a peer on the same GPU may need.
+//!
 //! **The fault.** The first writer of [`crate::sync::Fault`] sets the reason, and a deadline if it
 //! has only heard of another rank's end, then the state with release. Wait loops look at the state
 //! with a relaxed load, which costs nothing; who sees it set goes through

@@ -63,7 +63,9 @@
 //!
 //! **Graphs.** Replays take their place among a communicator's other calls when they are launched, on
 //! whatever stream; with `NCCL_GRAPH_MIXING_SUPPORT=0` or `graphUsageMode` 0 or 1 the program orders
-//! them.
+//! them. On Hopper and newer a call's kernel begins while the kernel ahead of it ends, and the edge
+//! between the two says so: a program that reads a graph's edges by functions that know no such ones
+//! (`cudaErrorLossyQuery`) needs `CINCH_EARLY_LAUNCH=0`.
 //!
 //! **Hints.** Fields of `ncclConfig_t` and `ncclCollConfig_t` that steer NVIDIA's implementation are
 //! checked and change nothing, but for `blocking`, `maxCTAs`, `commName`, `splitShare`,

@@ -73,7 +73,10 @@
 //!    that do not concern each other taken together.
 //! 2. `engine::gpu::order` lets the caller's stream wait for the communicator's last launch, if that
 //!    was on another stream or a graph's.
-//! 3. One launch on the caller's stream, the packed steps in its argument. The call returns.
+//! 3. One launch on the caller's stream, the packed steps in its argument. The call returns. On Hopper
+//!    and newer the GPU begins it while what is ahead in the stream still ends (programmatic dependent
+//!    launch; `CINCH_EARLY_LAUNCH`): it takes its steps from the argument, and then waits until that has
+//!    ended, before it touches any memory (`kernels/ptx/grid.cuh`).
 //! 4. `kernels/exec/interpret.cuh` walks the steps as the host's engine does, one channel a block;
 //!    its warps wait, move data and publish side by side. Cursors live in device memory, so that a
 //!    graph may replay the launch.

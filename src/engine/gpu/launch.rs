@@ -8,7 +8,7 @@ use super::residuals::Place;
 use super::wiring::Wiring;
 use crate::codec;
 use crate::error::{Error, ErrorKind, Result};
-use crate::gpu::{Context, Function, Stream};
+use crate::gpu::{Begin, Context, Function, Stream};
 use crate::mem::abi::{CommView, Protocol as Fifo};
 use crate::plan::{Plan, Request};
 use crate::sys::cuda::CuContext;
@@ -116,6 +116,7 @@ impl Fused {
         wiring: &dyn Wiring,
         timeout: Duration,
         stream: &Stream,
+        begin: Begin,
     ) -> Result<()> {
         let (area, half) = wiring.shape().oneshot_area();
         let args = OneshotArgs {
@@ -134,9 +135,13 @@ impl Fused {
             unused: [0; 5],
         };
         let blocks = run.plan.channels as u32;
-        // SAFETY: the fused kernel takes `cinch_oneshot_args`; the addresses in it are of the
-        // wiring, which outlives the kernel, and of the caller's buffers, which he vouches for.
-        unsafe { run.function.launch(blocks, FUSED_THREADS, 0, stream, &args) }
+        // SAFETY: the fused kernel takes `cinch_oneshot_args`, and waits before it touches memory;
+        // the addresses are of the wiring, which outlives the kernel, and of the caller's buffers,
+        // which he vouches for.
+        unsafe {
+            let function = &run.function;
+            function.launch_to_begin(begin, blocks, FUSED_THREADS, 0, stream, &args)
+        }
     }
 }
 

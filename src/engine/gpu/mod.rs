@@ -34,7 +34,7 @@ use super::numbers::CallNumbers;
 use crate::bootstrap::ExchangeRef;
 use crate::config::Config;
 use crate::error::{ErrorKind, Result};
-use crate::gpu::{Context, DeviceMemory, Stream};
+use crate::gpu::{Begin, Context, DeviceMemory, Stream};
 use crate::mem::{DeviceBuffers, abi as shared};
 use crate::plan::{GpuLimits, Limits, Machine, Plan, Planner, Request, Resident, Tuning, Way};
 use crate::schedule::Hosts;
@@ -94,6 +94,8 @@ pub struct GpuEngine {
     /// What plans need to be launched, by the plan's address; each holds its plan.
     prepared: HashMap<usize, Arc<Prepared>>,
     timeout: Duration,
+    /// Of its kernels.
+    begin: Begin,
     rank: usize,
     nranks: usize,
     /// Whether the last [`GpuEngine::run`] left nothing behind.
@@ -188,6 +190,10 @@ impl GpuEngine {
             residuals: DeviceResiduals::new(&context)?,
             prepared: HashMap::new(),
             timeout: config.timeout,
+            begin: match config.early_launch {
+                true => Begin::Early,
+                false => Begin::Behind,
+            },
             context,
             kernels,
             wiring,
@@ -388,7 +394,7 @@ impl GpuEngine {
         }
         if let Some(fused) = run.fused(call, signature)? {
             return self.queue(stream, capture, |engine| {
-                fused.launch(run, &*engine.wiring, engine.timeout, stream)?;
+                fused.launch(run, &*engine.wiring, engine.timeout, stream, engine.begin)?;
                 engine.keep(stream, capture, None, None)
             });
         }
@@ -436,13 +442,14 @@ impl GpuEngine {
             }
             let blocks = blob.channels() as u32;
             let shape = kernels::shape(&run.function);
-            // SAFETY: the interpreter takes `cinch_args`; the addresses in it are of the wiring,
-            // which lives until no kernel uses it (see `end` and `keep`), of the blob, and of the
-            // caller's buffers, which he vouches for.
+            let (threads, shared) = (shape.threads, shape.shared);
+            // SAFETY: the interpreter takes `cinch_args`, and waits before it touches memory; the
+            // addresses are of the wiring, which lives until no kernel uses it (see `end` and
+            // `keep`), of the blob, and of the caller's buffers, which he vouches for.
             unsafe {
-                run.function
-                    .launch(blocks, shape.threads, shape.shared, stream, &args)?
-            };
+                let function = &run.function;
+                function.launch_to_begin(engine.begin, blocks, threads, shared, stream, &args)?;
+            }
             match placed {
                 Some(Placed::Pooled(index)) => engine.blobs.launched(index, stream),
                 Some(Placed::Own(blob)) => engine.keep(stream, capture, Some(blob), residuals),

@@ -2,6 +2,8 @@
 
 use super::*;
 use crate::sys::cuda::CuStream;
+use crate::sys::cuda::mock::EARLY_STARTS;
+use crate::types::Protocol as Announcement;
 
 #[test]
 fn streams_of_one_communicator_follow_one_another() {
@@ -38,6 +40,32 @@ fn streams_of_one_communicator_follow_one_another() {
     graph.launch(&two).unwrap();
     graph.launch(&two).unwrap();
     assert_eq!(bench.take().len(), 6);
+}
+
+/// Fused kernels and those of schedules; what only copies has none.
+#[test]
+fn kernels_of_calls_begin_early_unless_told_not_to() {
+    let bench = Bench::new();
+    let stream = bench.stream();
+    let memory = bench.memory(4096);
+    let problem = Problem::new(Collective::AllReduce, DType::F32, 2, 1000);
+    for early_launch in [true, false] {
+        for protocol in [Announcement::Fused, Announcement::Simple] {
+            let config = Config {
+                early_launch,
+                protocol: Some(protocol),
+                ..Config::default()
+            };
+            let mut ranks = bench.ranks(2, 16, &config);
+            let counts = || ["cuLaunchKernel", EARLY_STARTS].map(|name| bench.process.calls(name));
+            let before = counts();
+            let call = call(request(&problem, "raw"), &memory, &memory, &stream);
+            ranks[0].engine.run(&[call]).unwrap();
+            let [launches, early] = counts();
+            assert_eq!(launches - before[0], 1, "{protocol:?}");
+            assert_eq!(early - before[1], usize::from(early_launch), "{protocol:?}");
+        }
+    }
 }
 
 #[test]

@@ -83,6 +83,36 @@ fn a_launch_gets_its_struct() {
 }
 
 #[test]
+fn kernels_begin_early_where_they_can_wait() {
+    let early_starts = |driver_version, compiled_for, begin| {
+        let machine = Machine::new(1);
+        machine.be(driver_version, compiled_for);
+        add_kernel(&machine);
+        let (process, driver) = process_on(&machine);
+        let context = context(&driver, 0);
+        let module = Module::load(&context, "test", &[0; 8]).unwrap();
+        let add = module.function("add").unwrap();
+        let stream = Stream::new(&context).unwrap();
+        let memory = DeviceMemory::zeroed(&context, 8, SOON).unwrap();
+        let args = Add {
+            target: memory.address(),
+            words: 1,
+            value: 1,
+        };
+        // SAFETY: the kernel's parameter; the memory holds the word.
+        unsafe { add.launch_to_begin(begin, 1, 32, 0, &stream, &args) }.unwrap();
+        process.calls(EARLY_STARTS)
+    };
+    assert_eq!(early_starts(13_000, 90, Begin::Early), 1);
+    assert_eq!(early_starts(13_000, 90, Begin::Behind), 0);
+    assert_eq!(early_starts(12_030, 100, Begin::Early), 1);
+    // Compiled for an older GPU it does not wait, whatever it runs on.
+    assert_eq!(early_starts(13_000, 80, Begin::Early), 0);
+    // Older drivers cannot put it into a graph.
+    assert_eq!(early_starts(12_020, 90, Begin::Early), 0);
+}
+
+#[test]
 fn what_cannot_be_launched_says_why() {
     let work = work(2);
     let error = Module::load(&work.context, "test", &[0; 8])

@@ -125,11 +125,8 @@ driver_functions! {
         cuOccupancyMaxActiveBlocksPerMultiprocessor =
             "cuOccupancyMaxActiveBlocksPerMultiprocessor"
             (blocks: *mut c_int, function: CuFunction, threads: c_int, shared: usize);
-        cuLaunchKernel = "cuLaunchKernel" (
-            function: CuFunction,
-            grid_x: c_uint, grid_y: c_uint, grid_z: c_uint,
-            block_x: c_uint, block_y: c_uint, block_z: c_uint,
-            shared: c_uint, stream: CuStream,
+        cuLaunchKernel = "cuLaunchKernelEx" (
+            config: *const CuLaunchConfig, function: CuFunction,
             parameters: *mut *mut c_void, extra: *mut *mut c_void,
         );
         cuLaunchHostFunc = "cuLaunchHostFunc"

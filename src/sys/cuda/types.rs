@@ -97,6 +97,47 @@ pub struct CuIpcMemHandle(pub [u8; 64]);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct CuUuid(pub [u8; 16]);
 
+/// `CUlaunchConfig`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct CuLaunchConfig {
+    /// Blocks of the grid, in x, y and z.
+    pub grid: [c_uint; 3],
+    /// Threads of a block, likewise.
+    pub block: [c_uint; 3],
+    /// Bytes of shared memory of a block, besides its own.
+    pub shared: c_uint,
+    /// Where it is queued.
+    pub stream: CuStream,
+    /// That many attributes.
+    pub attributes: *const CuLaunchAttribute,
+    /// How many.
+    pub attribute_count: c_uint,
+}
+
+/// `CUlaunchAttribute`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct CuLaunchAttribute {
+    id: c_int,
+    padding: c_int,
+    /// `CUlaunchAttributeValue`, of which the first word is the number of what has one.
+    value: [u64; 8],
+}
+
+impl CuLaunchAttribute {
+    const PROGRAMMATIC_STREAM_SERIALIZATION: c_int = 6;
+
+    /// The kernel may begin before what is ahead of it in the stream has ended.
+    pub const EARLY_START: CuLaunchAttribute = CuLaunchAttribute {
+        id: CuLaunchAttribute::PROGRAMMATIC_STREAM_SERIALIZATION,
+        padding: 0,
+        value: [1, 0, 0, 0, 0, 0, 0, 0],
+    };
+}
+
+const _: () = assert!(size_of::<CuLaunchConfig>() == 56 && size_of::<CuLaunchAttribute>() == 72);
+
 /// `CUdevice_attribute`.
 #[allow(missing_docs)]
 pub mod device_attribute {
@@ -129,6 +170,7 @@ pub mod function_attribute {
     pub const SHARED_SIZE_BYTES: c_int = 1;
     pub const LOCAL_SIZE_BYTES: c_int = 3;
     pub const NUM_REGS: c_int = 4;
+    pub const PTX_VERSION: c_int = 5;
     pub const BINARY_VERSION: c_int = 6;
     pub const MAX_DYNAMIC_SHARED_SIZE_BYTES: c_int = 8;
 }

@@ -240,8 +240,7 @@ impl Api for Process {
             a0: *mut c_int, a1: CuFunction, a2: c_int, a3: usize
         );
         cuLaunchKernel(
-            a0: CuFunction, a1: c_uint, a2: c_uint, a3: c_uint, a4: c_uint, a5: c_uint,
-            a6: c_uint, a7: c_uint, a8: CuStream, a9: *mut *mut c_void, a10: *mut *mut c_void
+            a0: *const CuLaunchConfig, a1: CuFunction, a2: *mut *mut c_void, a3: *mut *mut c_void
         );
         cuMemAlloc(a0: *mut CuDevicePtr, a1: usize);
         cuMemAllocAsync(a0: *mut CuDevicePtr, a1: usize, a2: CuStream);

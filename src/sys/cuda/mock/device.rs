@@ -1,9 +1,9 @@
 //! Devices, contexts, modules and launches.
 
 use super::super::types::*;
-use super::Process;
 use super::calls::{Done, put, put_text};
 use super::state::*;
+use super::{EARLY_STARTS, Process};
 use std::collections::HashSet;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
@@ -17,7 +17,7 @@ impl Process {
     }
 
     pub(super) fn cuDriverGetVersion(&self, version: *mut c_int) -> Done {
-        put(version, 13000);
+        put(version, self.machine.lock().driver_version);
         Ok(())
     }
 
@@ -290,6 +290,7 @@ impl Process {
                 match a {
                     function_attribute::MAX_THREADS_PER_BLOCK => 1024,
                     function_attribute::NUM_REGS => 32,
+                    function_attribute::PTX_VERSION => state.compiled_for,
                     function_attribute::BINARY_VERSION => 90,
                     _ => 0,
                 },
@@ -315,20 +316,20 @@ impl Process {
 
     pub(super) fn cuLaunchKernel(
         &self,
+        config: *const CuLaunchConfig,
         function: CuFunction,
-        grid_x: c_uint,
-        grid_y: c_uint,
-        grid_z: c_uint,
-        block_x: c_uint,
-        block_y: c_uint,
-        block_z: c_uint,
-        shared: c_uint,
-        stream: CuStream,
         parameters: *mut *mut c_void,
         _extra: *mut *mut c_void,
     ) -> Done {
-        let grid = [grid_x, grid_y, grid_z];
-        let block = [block_x, block_y, block_z];
+        // SAFETY: a live configuration, with as many attributes as it says.
+        let (config, attributes) = unsafe {
+            let config = &*config;
+            let count = config.attribute_count as usize;
+            let all = (count > 0).then(|| std::slice::from_raw_parts(config.attributes, count));
+            (config, all.unwrap_or_default())
+        };
+        let (grid, block) = (config.grid, config.block);
+        let is_early = !attributes.is_empty();
         let prepared = (|| {
             let state = self.machine.lock();
             let current = self.current().ok_or(CuResult::INVALID_CONTEXT)?.0;
@@ -351,10 +352,14 @@ impl Process {
                 kernel,
                 grid,
                 block,
-                shared,
+                shared: config.shared,
                 args: args.to_vec(),
             })
         })();
-        prepared.and_then(|work| self.queue("cuLaunchKernel", stream, work))
+        if is_early {
+            let mut state = self.machine.lock();
+            *state.calls.entry((self.id, EARLY_STARTS)).or_default() += 1;
+        }
+        prepared.and_then(|work| self.queue("cuLaunchKernel", config.stream, work))
     }
 }

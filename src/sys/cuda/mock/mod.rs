@@ -16,8 +16,11 @@ use super::types::*;
 use state::{Kernel, State};
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::ffi::c_uint;
+use std::ffi::{c_int, c_uint};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// What [`Process::calls`] counts launches under that ask for an early start.
+pub const EARLY_STARTS: &str = "early starts";
 
 /// Devices, and all that is allocated on them.
 pub struct Machine {
@@ -90,6 +93,12 @@ impl Machine {
     /// From now on two GPUs do not reach one another.
     pub fn refuse_peers(&self, a: CuDevice, b: CuDevice) {
         self.lock().refused.extend([(a, b), (b, a)]);
+    }
+
+    /// From now on drivers are of a version, and code was compiled for the GPUs of a PTX version.
+    pub fn be(&self, driver_version: c_int, compiled_for: c_int) {
+        let mut state = self.lock();
+        (state.driver_version, state.compiled_for) = (driver_version, compiled_for);
     }
 
     /// Gives every module a kernel `name` whose parameter has `bytes` bytes.

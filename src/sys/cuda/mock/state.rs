@@ -4,7 +4,7 @@ use super::super::types::*;
 use super::Launch;
 use crate::sys::memory::{Mapping, sealed_memfd};
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::ffi::{c_uint, c_void};
+use std::ffi::{c_int, c_uint, c_void};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
@@ -114,6 +114,9 @@ pub(super) struct User {
 pub(super) struct State {
     next: usize,
     pub devices: usize,
+    pub driver_version: c_int,
+    /// PTX version of all code.
+    pub compiled_for: c_int,
     pub refused: HashSet<(CuDevice, CuDevice)>,
     pub kernels: BTreeMap<String, Kernel>,
     pub contexts: HashMap<usize, Context>,
@@ -136,6 +139,8 @@ impl State {
         State {
             next: 0x1000,
             devices,
+            driver_version: 13_000,
+            compiled_for: 90,
             refused: HashSet::new(),
             kernels: BTreeMap::new(),
             contexts: HashMap::new(),
