@@ -44,16 +44,21 @@ inline uint32_t __popc(uint32_t x) { return (uint32_t)__builtin_popcount(x); }
 inline double __dadd_rn(double a, double b) { return a + b; }
 inline double __fma_rn(double a, double b, double c) { return __builtin_fma(a, b, c); }
 
-// A block of threads, all on the caller's thread.
+// A block of threads, or several that run side by side, all on the caller's thread.
 class Block {
  public:
   static constexpr uint32_t STACK = 256 << 10;
 
-  Block(uint32_t threads, std::function<void()> kernel)
-      : kernel_(std::move(kernel)), fibers_(threads), left_(threads) {
+  Block(uint32_t threads, std::function<void()> kernel, uint32_t copies = 1)
+      : kernel_(std::move(kernel)),
+        threads_(threads),
+        fibers_(threads * copies),
+        left_(threads * copies),
+        all_(copies),
+        warps_((threads * copies + 31) / 32) {
     current_ = this;
     blockDim.x = threads;
-    for (uint32_t i = 0; i < threads; ++i) {
+    for (uint32_t i = 0; i < threads * copies; ++i) {
       Fiber &fiber = fibers_[i];
       fiber.stack.reset(new char[STACK]);
       getcontext(&fiber.context);
@@ -69,7 +74,7 @@ class Block {
     while (left_ > 0) {
       for (at_ = 0; at_ < fibers_.size(); ++at_) {
         if (fibers_[at_].done) continue;
-        threadIdx.x = at_;
+        threadIdx.x = at_ % threads_;
         swapcontext(&home_, &fibers_[at_].context);
       }
     }
@@ -77,8 +82,17 @@ class Block {
 
   static Block &current() { return *current_; }
 
+  // Which of the blocks that run side by side this one is.
+  uint32_t copy() const { return at_ / threads_; }
+
+  // Lets all other threads go on.
+  void pause() {
+    const uint32_t own = at_;
+    swapcontext(&fibers_[own].context, &home_);
+  }
+
   // Waits for all threads, or for those of the warp.
-  void meet_all() { meet(all_, (uint32_t)fibers_.size()); }
+  void meet_all() { meet(all_[copy()], threads_); }
   void meet_warp() { meet(warps_[at_ / 32], 32); }
 
   template <class T>
@@ -117,18 +131,16 @@ class Block {
       meeting.arrived = 0;
       ++meeting.round;
     }
-    while (meeting.round == round) {
-      const uint32_t own = at_;
-      swapcontext(&fibers_[own].context, &home_);
-    }
+    while (meeting.round == round) pause();
   }
 
   static inline Block *current_;
   std::function<void()> kernel_;
+  uint32_t threads_;
   std::vector<Fiber> fibers_;
   ucontext_t home_;
   uint32_t at_ = 0, left_;
-  Meeting all_, warps_[32];
+  std::vector<Meeting> all_, warps_;
 };
 
 template <class T>
@@ -138,9 +150,9 @@ T __shfl_xor_sync(uint32_t, T value, uint32_t lanes) {
 inline void __syncwarp() { Block::current().meet_warp(); }
 inline void __syncthreads() { Block::current().meet_all(); }
 
-// Runs a kernel, block after block.
+// Runs a kernel, block after block; each so many times side by side.
 template <class Kernel>
-void launch(uint32_t blocks, uint32_t threads, Kernel &&kernel) {
+void launch(uint32_t blocks, uint32_t threads, Kernel &&kernel, uint32_t copies = 1) {
   gridDim.x = blocks;
-  for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x) Block(threads, kernel).run();
+  for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x) Block(threads, kernel, copies).run();
 }

@@ -1,0 +1,54 @@
+// The fused kernels, run on the host: what tests/fused_kernels.rs loads. The blocks of all ranks with one
+// number run side by side, since each waits for the others. See block.h.
+#include "block.h"
+
+#include <algorithm>
+
+using std::max;
+using std::min;
+
+inline int __ffs(uint32_t x) { return __builtin_ffs((int)x); }
+inline void __threadfence() {}
+inline void __threadfence_system() {}
+template <class T, class More>
+T atomicAdd(T *at, More more) {
+  const T was = *at;
+  *at = was + (T)more;
+  return was;
+}
+inline uint32_t atomicCAS_system(uint32_t *at, uint32_t from, uint32_t to) {
+  const uint32_t was = *at;
+  if (was == from) *at = to;
+  return was;
+}
+
+#include "fused/oneshot.cuh"
+
+using namespace cinch;
+
+namespace {
+
+struct Named {
+  const char *name;
+  void (*kernel)(const cinch_oneshot_args &);
+};
+
+const Named KERNELS[] = {{"", oneshot<OneshotSum<F32>>},
+                         {"twice", oneshot<OneshotSum<F32, Sends::A_PART_EACH>>},
+                         {"scatter", oneshot<OneshotSum<F32, Sends::A_BLOCK_EACH>>},
+                         {"move", oneshot<OneshotMove<>>},
+                         {"scatter_move", oneshot<OneshotMove<Sends::A_BLOCK_EACH>>}};
+
+}  // namespace
+
+// Runs a kernel by name on all ranks, with the arguments of each; whether there is one.
+extern "C" bool test_fused(const char *name, uint32_t ranks, uint32_t blocks,
+                           const cinch_oneshot_args *args) {
+  for (const Named &one : KERNELS) {
+    if (strcmp(one.name, name) == 0) {
+      launch(blocks, ONESHOT_THREADS, [&] { one.kernel(args[Block::current().copy()]); }, ranks);
+      return true;
+    }
+  }
+  return false;
+}

@@ -1,0 +1,32 @@
+// Stands before kernels/ptx/memory.cuh where tests run kernels on the host: the same functions, on memory
+// of this process. Threads that poll let the others go on.
+#pragma once
+
+#include <stdint.h>
+
+namespace cinch {
+
+inline uint64_t load_relaxed(const uint64_t *at) { return __atomic_load_n(at, __ATOMIC_RELAXED); }
+inline uint32_t load_relaxed(const uint32_t *at) { return __atomic_load_n(at, __ATOMIC_RELAXED); }
+inline void store_relaxed(uint64_t *at, uint64_t value) {
+  __atomic_store_n(at, value, __ATOMIC_RELAXED);
+}
+inline uint64_t load_acquire(const uint64_t *at) { return __atomic_load_n(at, __ATOMIC_ACQUIRE); }
+inline void store_release(uint64_t *at, uint64_t value) {
+  __atomic_store_n(at, value, __ATOMIC_RELEASE);
+}
+
+inline uint4 load_vector(const void *at) { return *(const uint4 *)at; }
+inline void store_vector(void *at, uint4 v) { *(uint4 *)at = v; }
+
+// What is there already is seen before anybody else goes on: a packet of an old message, say.
+inline uint4 load_packet(const void *at) {
+  const uint4 packet = *(const uint4 *)at;
+  Block::current().pause();
+  return packet;
+}
+inline void store_packet(void *at, uint4 v) { *(uint4 *)at = v; }
+
+inline uint64_t nanoseconds() { return 0; }
+
+}  // namespace cinch
