@@ -17,16 +17,17 @@
 //! | `cast_bf16` | x / 256 |
 //! | `cast16` | x / 2048, within its range |
 //! | `minmax1`, `2`, `4`, `8` | half of (max - min) / (2^b - 1) of the block; with a seed, all of it |
-//! | `fp8_e4m3`, `fp8_e5m2` | x / 16 and x / 8 |
-//! | `trunc24`, `trunc16`, `trunc8` | x / 32768, x / 128, 3/4 x, always towards zero |
+//! | `fp8_e4m3`, `fp8_e5m2` | x / 16 and x / 8; below A / 28,672 and A / 9.4e8: A / 458,752 and A / 7.5e9 |
+//! | `trunc24`, `trunc16`, `trunc8` | x / 32768, x / 128, 3/4 x, always towards zero; below 2^-125 `trunc8` keeps nothing |
 //! | `terngrad` | A; unbiased for what is within 2.5 deviations |
 //! | `onebit` | A; the sums of a block's elements of each sign are kept |
 //! | `threshold2` | all of x below the threshold; what is beyond saturates |
 //!
-//! plus one rounding of fp32. Blocks are 256 elements unless the spec says otherwise. Encode is
-//! true nearest; it is therefore not unbiased for a single value. `trunc16` shrinks Gaussian data
-//! by 0.28 % on average, `trunc8` by 48 %. `onebit` and `threshold2` are meant for callers that
-//! feed their error back.
+//! plus one rounding of fp32. Below the normal numbers of its format (`cast16`: below 2^-14) the error
+//! of a cast is half of the smallest step instead, that of a truncation the whole of it. Blocks are 256
+//! elements unless the spec says otherwise. Encode is true nearest; it is therefore not unbiased for a
+//! single value. `trunc16` shrinks Gaussian data by 0.28 % on average, `trunc8` by 48 %. `onebit` and
+//! `threshold2` are meant for callers that feed their error back.
 //!
 //! **By chance.** With `seed=S` the `minmax` codecs round up with the probability of the fraction,
 //! and `terngrad` always draws. A draw hangs on the seed, the number of the call on its

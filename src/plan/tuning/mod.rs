@@ -13,6 +13,7 @@ use crate::error::{Error, Result};
 use crate::types::{Algorithm, CodecKind, Collective, Protocol};
 use sha2::{Digest, Sha256};
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// One way of kernels to run a call: everything that is chosen. Strands of a ring follow from it.
@@ -93,13 +94,13 @@ impl Entry {
     }
 }
 
-/// From which size on calls are left to the model, although smaller ones are not.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct End {
+/// Sizes of calls that are left to the model, although those beside them are not.
+#[derive(Clone, Debug, PartialEq)]
+struct Left {
     collective: Collective,
     wire: WireClass,
     /// In bytes of the larger buffer.
-    from: usize,
+    sizes: Range<usize>,
 }
 
 /// What a table was measured on, and how.
@@ -128,8 +129,8 @@ pub struct Table {
     pub header: Header,
     /// The choices, each with its line in the file.
     entries: Vec<(usize, Entry)>,
-    /// Where some of them end.
-    ends: Vec<End>,
+    /// What is beside some of them and not theirs.
+    left: Vec<Left>,
     /// Of the text.
     fingerprint: String,
 }
@@ -174,9 +175,10 @@ impl Table {
                 ..wire
             })
             .find(|&wire| of(wire).next().is_some())?;
-        let is_over =
-            |end: &End| (end.collective, end.wire) == (collective, known) && end.from <= bytes;
-        if self.ends.iter().any(is_over) {
+        let is_left = |left: &Left| {
+            (left.collective, left.wire) == (collective, known) && left.sizes.contains(&bytes)
+        };
+        if self.left.iter().any(is_left) {
             return None;
         }
         let mut nearest = None;
@@ -240,7 +242,7 @@ impl Table {
     fn new(
         name: &str,
         header: Header,
-        (entries, ends): (Vec<(usize, Entry)>, Vec<End>),
+        (entries, left): (Vec<(usize, Entry)>, Vec<Left>),
         text: &str,
     ) -> Table {
         let digest = Sha256::digest(text.as_bytes());
@@ -248,7 +250,7 @@ impl Table {
             name: name.into(),
             header,
             entries,
-            ends,
+            left,
             fingerprint: digest[..8]
                 .iter()
                 .map(|byte| format!("{byte:02x}"))

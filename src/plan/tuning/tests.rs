@@ -108,6 +108,70 @@ fn sizes_that_are_left_to_the_model_have_no_choice() {
 }
 
 #[test]
+fn smaller_sizes_that_are_left_to_the_model_have_no_choice() {
+    let first = "all_reduce linear8/4 8 1024 direct simple 4 0 9.000 9.500\n";
+    let below = "all_reduce linear8/4 model below 8\n";
+    let text = TEXT.replace(first, &format!("{below}{first}"));
+    let table = Table::parse("t.tune", &text).unwrap();
+    let has = |codec, bytes| {
+        let wire = WireClass {
+            codec,
+            element_bytes: 4,
+        };
+        table.choice(Collective::AllReduce, wire, bytes).is_some()
+    };
+    assert!(has(CodecKind::Linear8, 8) && !has(CodecKind::Linear8, 7));
+    assert!(has(CodecKind::Raw, 7));
+    let others = ["linear8/4 model below 9", "linear8/2 model below 8"];
+    for wrong in others.map(|wrong| below.replace("linear8/4 model below 8", wrong)) {
+        let error = Table::parse("t.tune", &text.replace(below, &wrong)).unwrap_err();
+        assert!(error.message().contains("line 12"), "{error}");
+    }
+    for (text, line) in [
+        (format!("{TEXT}{below}"), "line 14"),
+        (text.replace(below, &below.repeat(2)), "line 12"),
+        (TEXT.replace(first, &format!("{first}{below}")), "line 13"),
+    ] {
+        let error = Table::parse("t.tune", &text).unwrap_err();
+        assert!(error.message().contains(line), "{error}");
+    }
+}
+
+/// Lines of kernels that have changed since are not those of smaller sizes either: over 8 H200 those
+/// would take twice the time and more of what fused kernels do.
+#[test]
+fn small_calls_of_eight_are_not_led_by_lines_of_large_ones() {
+    let site = site("NVIDIA H200", 8);
+    let Tuning::Table(table) = Tuning::of_library(&vec![site; 8]).unwrap() else {
+        panic!("no table for 8 H200")
+    };
+    for (collective, from) in [
+        (Collective::AllReduce, (1 << 20) + 1),
+        (Collective::AllGather, 2 << 20),
+        (Collective::ReduceScatter, 2 << 20),
+        (Collective::AllToAll, 2 << 20),
+    ] {
+        let has = |bytes| table.choice(collective, raw(4), bytes).is_some();
+        assert!(
+            has(from) && !has(from - 1) && !has(from / 2),
+            "{collective}"
+        );
+        let mut planner = Planner::new(limits(8, 132), 0, Isa::Scalar);
+        planner.tune(Tuning::Table(table.clone()));
+        let blocks = if collective == Collective::AllReduce {
+            1
+        } else {
+            8
+        };
+        for bytes in [128 << 10, 256 << 10, 512 << 10, 1 << 20] {
+            let asked = request(collective, bytes / 4 / blocks, "raw");
+            let plan = planner.plan(&asked).unwrap();
+            assert_eq!(plan.protocol, Protocol::Fused, "{collective} {bytes}");
+        }
+    }
+}
+
+#[test]
 fn what_is_no_table_is_named_with_its_line() {
     let broken = [
         ("cinch tuning 1", "cinch tuning 2", "line 1"),

@@ -1,6 +1,6 @@
 //! Tables as text.
 
-use super::{End, Entry, Header, Table, Way, WireClass};
+use super::{Entry, Header, Left, Table, Way, WireClass};
 use crate::config::MOST_GPU_CHANNELS;
 use crate::error::{Error, Result};
 use crate::types::{Algorithm, CodecKind, Collective, DType, Protocol};
@@ -26,8 +26,9 @@ impl Table {
     ///
     /// A line is for sizes from `from` up to below `to`, in bytes of the larger buffer; the two
     /// times are those at its ends. Lines of one collective and codec follow each other without a
-    /// gap. Behind the last, `all_reduce raw/4 model 65536` leaves larger sizes to the model: where kernels
-    /// have changed since. Lines that begin with `#` say nothing.
+    /// gap. Behind the last, `all_reduce raw/4 model 65536` leaves larger sizes to the model, and before
+    /// the first, `all_reduce raw/4 model below 8` smaller ones: where kernels have changed since. Lines
+    /// that begin with `#` say nothing.
     ///
     /// # Errors
     /// Invalid argument, with name and line, if it is no table.
@@ -37,7 +38,9 @@ impl Table {
         };
         let mut header = Header::default();
         let mut entries: Vec<(usize, Entry)> = Vec::new();
-        let mut ends = Vec::new();
+        let mut all_left: Vec<Left> = Vec::new();
+        // Of sizes below a line that is still to come: where that was said.
+        let mut below: Option<(usize, Left)> = None;
         let mut lines = text.lines().enumerate().map(|(at, line)| (at + 1, line));
         match lines.next() {
             Some((_, line)) if line.trim_end() == FIRST => {}
@@ -57,21 +60,36 @@ impl Table {
             {
                 continue;
             }
-            if let Some(end) = end(line).map_err(|why| wrong(number, why))? {
+            if let Some(left) = left(line).map_err(|why| wrong(number, why))? {
+                if left.sizes.start == 0 {
+                    if let Some((at, left)) = below.replace((number, left)) {
+                        return Err(wrong(at, not_below(&left)));
+                    }
+                    continue;
+                }
                 let ends_there = |(_, last): &(usize, Entry)| {
-                    (last.collective, last.wire, last.to) == (end.collective, end.wire, end.from)
+                    (last.collective, last.wire, last.to)
+                        == (left.collective, left.wire, left.sizes.start)
                 };
-                if !entries.last().is_some_and(ends_there) {
+                if below.is_some() || !entries.last().is_some_and(ends_there) {
                     let why = format!(
                         "the line before is none of {} {} up to {}",
-                        end.collective, end.wire, end.from
+                        left.collective, left.wire, left.sizes.start
                     );
                     return Err(wrong(number, why));
                 }
-                ends.push(end);
+                all_left.push(left);
                 continue;
             }
             let entry = entry(line).map_err(|why| wrong(number, why))?;
+            if let Some((at, left)) = below.take() {
+                if (left.collective, left.wire, left.sizes.end)
+                    != (entry.collective, entry.wire, entry.from)
+                {
+                    return Err(wrong(at, not_below(&left)));
+                }
+                all_left.push(left);
+            }
             let same = |(_, other): &&(usize, Entry)| {
                 (other.collective, other.wire) == (entry.collective, entry.wire)
             };
@@ -96,13 +114,16 @@ impl Table {
             }
             entries.push((number, entry));
         }
+        if let Some((at, left)) = below {
+            return Err(wrong(at, not_below(&left)));
+        }
         if let Some(key) = header.missing() {
             return Err(wrong(last, format!("there is no line \"{key} ...\"")));
         }
         if entries.is_empty() {
             return Err(wrong(last, "it has no choices".into()));
         }
-        Ok(Table::new(name, header, (entries, ends), text))
+        Ok(Table::new(name, header, (entries, all_left), text))
     }
 }
 
@@ -176,17 +197,26 @@ impl Header {
 }
 
 /// What a line leaves to the model, if it is such a line.
-fn end(line: &str) -> std::result::Result<Option<End>, String> {
+fn left(line: &str) -> std::result::Result<Option<Left>, String> {
     let words: Vec<&str> = line.split_whitespace().collect();
-    let [collective, wire, "model", from] = words[..] else {
-        return Ok(None);
+    let (collective, wire, sizes) = match words[..] {
+        [collective, wire, "model", from] => (collective, wire, number(from)?..usize::MAX),
+        [collective, wire, "model", "below", to] => (collective, wire, 0..number(to)?),
+        _ => return Ok(None),
     };
-    Ok(Some(End {
+    Ok(Some(Left {
         collective: Collective::from_name(collective)
             .ok_or_else(|| unknown("collective", collective))?,
         wire: wire_class(wire)?,
-        from: number(from)?,
+        sizes,
     }))
+}
+
+fn not_below(left: &Left) -> String {
+    format!(
+        "the line behind it is none of {} {} from {} on",
+        left.collective, left.wire, left.sizes.end
+    )
 }
 
 fn number(text: &str) -> std::result::Result<usize, String> {
