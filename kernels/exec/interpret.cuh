@@ -395,6 +395,8 @@ __device__ __forceinline__ void interpret(const cinch_args &args) {
       say_ready(half);
       half ^= 1;
     });
+    // All that peers send is there. In the other protocols it is the movers that wait for it.
+    if (Mover::protocol == CINCH_SIMPLE) let_next_begin();
     free_half();
     if (mine == 0) own.batches[half].jobs = 0;
     say_ready(half);
@@ -410,6 +412,7 @@ __device__ __forceinline__ void interpret(const cinch_args &args) {
       say_free(half);
       if (!stopped) publisher.publish(batch.recv_mask, batch.send_mask);
     }
+    if (Mover::protocol != CINCH_SIMPLE) let_next_begin();
     if (!stop.is_set()) publisher.finish();
   }
   if (own.work.residuals != nullptr) {
