@@ -395,8 +395,12 @@ __device__ __forceinline__ void interpret(const cinch_args &args) {
       say_ready(half);
       half ^= 1;
     });
-    // All that peers send is there. In the other protocols it is the movers that wait for it.
-    if (Mover::protocol == CINCH_SIMPLE) let_next_begin();
+    if (Mover::protocol == CINCH_SIMPLE) {
+      // All that peers send is there, and all slots are: none of the waiters waits any more. In the other
+      // protocols it is the movers that wait for what is sent.
+      meet_waiters();
+      let_next_begin();
+    }
     free_half();
     if (mine == 0) own.batches[half].jobs = 0;
     say_ready(half);

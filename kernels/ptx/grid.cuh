@@ -13,8 +13,9 @@ __device__ __forceinline__ void await_what_is_before() {
 #endif
 }
 
-// Lets the next kernel of the stream begin to be launched, once all blocks have said so. No block may
-// wait for another rank any more: the next kernel takes room that a peer on this GPU may need.
+// Lets the next kernel of the stream begin to be launched, once all blocks have said so, for each of
+// which one thread is enough: so no thread of the block may wait for another rank any more. The next
+// kernel takes room that a peer on this GPU may need.
 __device__ __forceinline__ void let_next_begin() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
