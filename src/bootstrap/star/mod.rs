@@ -34,7 +34,7 @@ use super::member::{Member, name_ranks};
 use super::notes::{self, Notes};
 use super::notice::Notice;
 use super::process::{self, Fate};
-use super::rendezvous::{self, MAX_RANKS, Met};
+use super::rendezvous::{self, MAX_RANKS, MeetingConnection, Met};
 use super::wire::write_error;
 use super::{Exchange, PeerInfo, UniqueId, address, keys, pass_on};
 use crate::config::Config;
@@ -43,7 +43,7 @@ use crate::sync::Fault;
 use crate::sys::fork::{Ours, Owner};
 use crate::types::SIGNATURE_WORDS;
 use monitor::{Command, Monitor, Shared};
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
@@ -130,6 +130,7 @@ impl Star {
             members,
             salt,
             mut listener,
+            mut connection,
         } = rendezvous::meet(id, rank, nranks, config, deadline, &fault)?;
         let base = id.key(&salt, "communicator");
         if nranks == 1 {
@@ -144,20 +145,26 @@ impl Star {
         };
         let terms = Terms::new(&keys::derive(&base, b"", "control"), me);
         let links = match rank {
-            0 => gather_leaves(&mut listener, &members, &terms, deadline, &fault)?,
+            0 => gather_leaves(
+                &mut listener,
+                &mut connection,
+                &members,
+                &terms,
+                deadline,
+                &fault,
+            )?,
             _ => vec![(0, reach_hub(&members[0], &terms, deadline, &fault)?)],
         };
-        for (rank, peer) in &links {
-            if members[*rank].info.host_id != members[me.rank].info.host_id {
-                watch_link(&peer.stream);
-            }
-        }
+        // Its end says that this rank has got so far, or never will.
+        drop(connection);
         let shared = Arc::new(Shared::new(rank, members, fault, config, notice)?);
         // All have come to rank 0, and nobody will again.
         let listener = (rank > 0).then_some(listener);
         let mut monitor = Monitor::new(shared.clone(), Succession::new(terms, listener));
         for (rank, peer) in links {
-            monitor.add_link(rank, Channel::new(peer)?, true);
+            let channel = Channel::new(peer)?;
+            monitor.watch_if_far(rank, &channel);
+            monitor.add_link(rank, channel, true);
         }
         let thread = std::thread::Builder::new()
             .name("cinch-monitor".into())
@@ -402,6 +409,7 @@ fn reach_hub(hub: &Member, terms: &Terms, deadline: Instant, fault: &Fault) -> R
 /// Accepts the control connections of all other ranks.
 fn gather_leaves(
     listener: &mut Listener,
+    meeting: &mut MeetingConnection,
     members: &[Member],
     terms: &Terms,
     deadline: Instant,
@@ -413,7 +421,8 @@ fn gather_leaves(
         if missing == 0 {
             break Ok(());
         }
-        // Short slices: a rank that dies here would be waited for until the deadline.
+        // Short slices: a rank that dies here would be waited for until the deadline. Who was
+        // let in is among `leaves` when a slice is over, and only then hangs up at the meeting.
         let slice = (Instant::now() + Duration::from_millis(200)).min(deadline);
         match listener.accept_until(terms, slice, fault) {
             Ok(Some(peer)) => match leaves.get_mut(peer.rank) {
@@ -424,11 +433,16 @@ fn gather_leaves(
                 _ => {}
             },
             Ok(None) => {
+                let gone = meeting.gone();
                 let absent = || (1..members.len()).filter(|&rank| leaves[rank].is_none());
                 let dead = absent().find_map(|rank| {
                     let member = &members[rank];
                     match look(&members[0], member) {
                         Fate::Dead(why) => Some(format!("{} died: {why}", member.info)),
+                        _ if gone.contains(&rank) => Some(format!(
+                            "{} is gone: it came to the meeting and opened no control connection",
+                            member.info
+                        )),
                         _ => None,
                     }
                 });
@@ -483,17 +497,6 @@ fn look(me: &Member, member: &Member) -> Fate {
     } else {
         Fate::Alive
     }
-}
-
-/// Ends a connection whose link is cut after 3 s, blocked or idle. Only between hosts: the kernel
-/// counts a full buffer as cut too, and on one host a stopped process would look like that.
-fn watch_link(stream: &TcpStream) {
-    use nix::sys::socket::{setsockopt, sockopt};
-    let _ = setsockopt(stream, sockopt::KeepAlive, &true);
-    let _ = setsockopt(stream, sockopt::TcpKeepIdle, &1);
-    let _ = setsockopt(stream, sockopt::TcpKeepInterval, &1);
-    let _ = setsockopt(stream, sockopt::TcpKeepCount, &3);
-    let _ = setsockopt(stream, sockopt::TcpUserTimeout, &3000);
 }
 
 #[cfg(test)]

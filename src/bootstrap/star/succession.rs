@@ -215,10 +215,10 @@ impl Monitor {
         }
     }
 
-    fn watch_if_far(&self, rank: usize, channel: &Channel) {
+    pub(super) fn watch_if_far(&self, rank: usize, channel: &Channel) {
         let host = |rank: usize| self.shared.peers[rank].host_id;
         if host(rank) != host(self.shared.rank) {
-            watch_link(channel.stream());
+            channel.watch_link();
         }
     }
 
