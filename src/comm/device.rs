@@ -336,10 +336,11 @@ impl Communicator {
     /// communicator has failed.
     pub fn call_on(&self, call: &Call, buffers: DeviceBuffers<'_>) -> Result<Report> {
         self.check_fault()?;
+        let side = self.gpu_side()?;
+        let _bound = side.context().bind()?;
         self.check_on(call, &buffers)?;
         check::alone(self, call)?;
         let picked = self.pick_on(call, &buffers)?;
-        let side = self.gpu_side()?;
         let mut engine = side.engine()?;
         let _guard = PanicGuard(self);
         let queued = GpuCall {
@@ -370,26 +371,28 @@ impl Communicator {
             if bytes == 0 {
                 continue;
             }
-            let what = format!("{}: the {what} buffer", call.collective);
+            let what = || format!("{}: the {what} buffer", call.collective);
             if !address.is_multiple_of(size as u64) {
                 return Err(Error::invalid_argument(format!(
-                    "{what} at {address:#x} is not aligned to the {size} bytes of a {} element",
+                    "{} at {address:#x} is not aligned to the {size} bytes of a {} element",
+                    what(),
                     call.dtype
                 )));
             }
-            device::check_address(side.context(), &what, address)?;
+            device::check_address(side.context(), what, address)?;
         }
         if call.collective.reduces()
             && let ReduceOp::PreMulSum(Scalar::Device(address)) = call.op
         {
-            let what = format!("{}: the factor of the premulsum", call.collective);
+            let what = || format!("{}: the factor of the premulsum", call.collective);
             if !address.is_multiple_of(size as u64) {
                 return Err(Error::invalid_argument(format!(
-                    "{what} at {address:#x} is not aligned to the {size} bytes of a {} element",
+                    "{} at {address:#x} is not aligned to the {size} bytes of a {} element",
+                    what(),
                     call.dtype
                 )));
             }
-            device::check_factor(side.context(), &what, address)?;
+            device::check_factor(side.context(), what, address)?;
         }
         Ok(())
     }
@@ -402,6 +405,7 @@ impl Communicator {
         engine: &mut GpuEngine,
         calls: &[(GpuCall<'_>, Picked)],
     ) -> Result<Vec<Report>> {
+        let _bound = side.context().bind()?;
         let mut reports = Vec::with_capacity(calls.len());
         // A sampled call runs by itself, with what it is compared with right behind it: the place
         // of that in the order of calls must not depend on what is grouped with it.

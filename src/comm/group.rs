@@ -67,6 +67,7 @@ impl<'a> Group<'a> {
         buffers: DeviceBuffers<'a>,
     ) -> Result<()> {
         comm.check_fault()?;
+        let _bound = comm.gpu_side()?.context().bind()?;
         comm.check_on(call, &buffers)?;
         let picked = comm.pick_on(call, &buffers)?;
         self.calls.push(Entry {

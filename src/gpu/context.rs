@@ -3,10 +3,16 @@
 use super::{Device, Driver};
 use crate::error::Result;
 use crate::sys::cuda::{CuContext, CuResult, capture_mode, limit};
+use std::cell::Cell;
 use std::ffi::c_uint;
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
+
+thread_local! {
+    /// The driver and the context that the library has bound on this thread.
+    static BOUND: Cell<Option<(*const Driver, CuContext)>> = const { Cell::new(None) };
+}
 
 /// The primary context of a GPU, kept alive.
 pub struct Context {
@@ -60,19 +66,28 @@ impl Context {
     /// While it is bound, a stream capture of the caller forbids this thread nothing: what the
     /// library does beside a capture (allocating, asking events) is not part of it.
     ///
+    /// Doing it again meanwhile costs nothing: a call of a communicator binds its context once.
+    ///
     /// # Errors
     /// Those of the driver.
     pub fn bind(&self) -> Result<Bound<'_>> {
         let driver = self.driver();
+        let own = (Arc::as_ptr(driver), self.handle);
+        let before = BOUND.get();
+        if before == Some(own) {
+            return Ok(Bound(None));
+        }
         let relaxed = Relaxed::enter(driver)?;
         // SAFETY: the handle is of a context that `self` keeps.
         driver.check("cuCtxPushCurrent", unsafe {
             driver.api().cuCtxPushCurrent(self.handle)
         })?;
-        Ok(Bound {
+        BOUND.set(Some(own));
+        Ok(Bound(Some(Pushed {
             context: self,
+            before,
             _relaxed: relaxed,
-        })
+        })))
     }
 
     /// Lets kernels of the context use `bytes` of stack a thread, if they may use less now. The
@@ -159,13 +174,19 @@ impl fmt::Debug for Context {
 }
 
 /// A context that is current on this thread for as long as this lives.
-pub struct Bound<'a> {
+pub struct Bound<'a>(#[expect(dead_code)] Option<Pushed<'a>>);
+
+/// One that was not before.
+struct Pushed<'a> {
     context: &'a Context,
+    /// What was bound.
+    before: Option<(*const Driver, CuContext)>,
     _relaxed: Relaxed<'a>,
 }
 
-impl Drop for Bound<'_> {
+impl Drop for Pushed<'_> {
     fn drop(&mut self) {
+        BOUND.set(self.before);
         let driver = self.context.driver();
         let mut popped = CuContext::default();
         // SAFETY: pushed by `bind` on this thread; guards are dropped in reverse order.

@@ -69,13 +69,16 @@ pub fn is_capturing(context: &Arc<Context>, buffers: &DeviceBuffers<'_>) -> Resu
 ///
 /// # Errors
 /// Invalid argument, saying where the address points instead; those of the driver.
-pub fn check_address(context: &Context, what: &str, address: u64) -> Result<()> {
+pub fn check_address(context: &Context, what: impl Fn() -> String, address: u64) -> Result<()> {
     let own = context.device();
     let found = context.driver().pointer(address)?;
     let wrong = |why: String| {
         Err(Error::new(
             ErrorKind::InvalidArgument,
-            format!("{what} at {address:#x} {why}; this communicator is on {own}"),
+            format!(
+                "{} at {address:#x} {why}; this communicator is on {own}",
+                what()
+            ),
         ))
     };
     match found.space {
@@ -95,7 +98,7 @@ pub fn check_address(context: &Context, what: &str, address: u64) -> Result<()> 
 ///
 /// # Errors
 /// As [`check_address`].
-pub fn check_factor(context: &Context, what: &str, address: u64) -> Result<()> {
+pub fn check_factor(context: &Context, what: impl Fn() -> String, address: u64) -> Result<()> {
     match context.driver().pointer(address)?.space {
         Space::Pinned | Space::Managed => Ok(()),
         Space::Pageable | Space::Device => check_address(context, what, address),
