@@ -77,6 +77,8 @@ enum {
   CINCH_REDRAW = 16,     /* the launch may be replayed, and its codec draws: words 2 to 5 of the
                             codec's parameters, its keys, are mixed with a count of messages, so that
                             replays draw anew */
+  CINCH_LETS_NEXT_BEGIN = 32, /* the next kernel of the stream may begin once no thread waits for
+                                 another rank any more */
 };
 
 /* Counters of one lane of one protocol in a box, at lane * CINCH_LINE_BYTES. */

@@ -39,6 +39,14 @@ struct ProbeCopy {
 };
 static_assert(sizeof(ProbeCopy) == 24, "mirrored in src/gpu/probe.rs");
 
+struct ProbeLate {
+    uint64_t* target;
+    uint64_t words;
+    uint64_t seed;
+    uint64_t delay;        // nanoseconds
+};
+static_assert(sizeof(ProbeLate) == 32, "mirrored in src/gpu/probe.rs");
+
 // Word `index` of the pattern that `seed` names: a bijective mix (splitmix64), so that neither a
 // shifted nor a stale piece looks right. The host has the same in `src/gpu/probe.rs`.
 __device__ inline uint64_t probe_word(uint64_t seed, uint64_t index) {
@@ -56,6 +64,22 @@ __device__ inline uint64_t stride() { return static_cast<uint64_t>(gridDim.x) * 
 
 // Any one-dimensional launch. The end of the kernel publishes what it wrote.
 extern "C" __global__ void cinch_probe_fill(ProbeFill args) {
+    for (uint64_t i = first_index(); i < args.words; i += stride()) {
+        args.target[i] = probe_word(args.seed, i);
+    }
+}
+
+// The same, but it lets the next kernel of the stream begin at once, and writes `delay` later: one that
+// does not wait for this one's end reads what was there before.
+extern "C" __global__ void cinch_probe_late(ProbeLate args) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+    uint64_t begin, now;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(begin));
+    do {
+        asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+    } while (now - begin < args.delay);
     for (uint64_t i = first_index(); i < args.words; i += stride()) {
         args.target[i] = probe_word(args.seed, i);
     }

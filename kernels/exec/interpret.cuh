@@ -395,7 +395,8 @@ __device__ __forceinline__ void interpret(const cinch_args &args) {
       say_ready(half);
       half ^= 1;
     });
-    if (Mover::protocol == CINCH_SIMPLE) {
+    const bool lets_next_begin = (own.work.flags & CINCH_LETS_NEXT_BEGIN) != 0;
+    if (Mover::protocol == CINCH_SIMPLE && lets_next_begin) {
       // All that peers send is there, and all slots are: none of the waiters waits any more. In the other
       // protocols it is the movers that wait for what is sent.
       meet_waiters();
@@ -416,7 +417,7 @@ __device__ __forceinline__ void interpret(const cinch_args &args) {
       say_free(half);
       if (!stopped) publisher.publish(batch.recv_mask, batch.send_mask);
     }
-    if (Mover::protocol != CINCH_SIMPLE) let_next_begin();
+    if (Mover::protocol != CINCH_SIMPLE && (own.work.flags & CINCH_LETS_NEXT_BEGIN)) let_next_begin();
     if (!stop.is_set()) publisher.finish();
   }
   if (own.work.residuals != nullptr) {

@@ -319,7 +319,7 @@ __device__ __forceinline__ void oneshot(const cinch_oneshot_args &args) {
   __syncthreads();
   Does::packets(args, epoch, stopped);
   __syncthreads();
-  let_next_begin();
+  if (args.flags & CINCH_LETS_NEXT_BEGIN) let_next_begin();
   // The last block moves on to the next call: all blocks have read the number by then.
   if (threadIdx.x == 0) {
     unsigned long long *done = (unsigned long long *)&args.epoch[1];

@@ -1,12 +1,12 @@
 // Kernels that begin while what is before them in the stream still ends (programmatic dependent
-// launch). The host starts only those early that wait here first: see `Function::launch_early`.
+// launch). The host starts only those early that wait here first: see `Function::launch_to_begin`.
 #pragma once
 
 namespace cinch {
 
-// Waits until all that is before this kernel in its stream has ended and its writes are seen. Until
-// then it may touch nothing but its parameters and shared memory. Every kernel that starts early
-// comes through here on every way: what is behind it takes its end for that of all before it, too.
+// Waits until the kernel before this one in its stream has ended and its writes are seen. Until then it
+// may touch nothing but its parameters and shared memory. Every kernel that starts early comes through
+// here on every way: what is behind it takes its end for that of all before it, too.
 __device__ __forceinline__ void await_what_is_before() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");

@@ -326,6 +326,47 @@ pub unsafe fn check_peer(
     ))
 }
 
+/// A kernel that lets the next one of its stream begin at once, where GPUs do that, and writes only
+/// later: kernels that begin early are tried with it.
+#[derive(Debug)]
+pub struct LateFill(Function);
+
+impl LateFill {
+    /// Loads it.
+    ///
+    /// # Errors
+    /// Unsupported if this build has no kernels; those of the driver.
+    pub fn new(context: &Arc<Context>) -> Result<LateFill> {
+        let module = kernels::load(context, "probe")?;
+        Ok(LateFill(module.function("cinch_probe_late")?))
+    }
+
+    /// Queues a kernel that writes the pattern of `seed` to `words` 64-bit words at `target`, once
+    /// `delay` has passed.
+    ///
+    /// # Errors
+    /// Those of the driver.
+    ///
+    /// # Safety
+    /// The words are memory that this GPU may write, and nobody else uses before the kernel's end.
+    pub unsafe fn queue(
+        &self,
+        (target, words): (CuDevicePtr, u64),
+        seed: u64,
+        delay: Duration,
+        stream: &Stream,
+    ) -> Result<()> {
+        let args = ProbeLate {
+            target,
+            words,
+            seed,
+            delay: delay.as_nanos() as u64,
+        };
+        // SAFETY: the kernel's parameter; it writes the words alone.
+        unsafe { self.0.launch(4, THREADS, 0, stream, &args) }
+    }
+}
+
 /// Word `index` of the pattern that `seed` names, as the kernels make it (splitmix64).
 pub fn probe_word(seed: u64, index: u64) -> u64 {
     let mut z = seed.wrapping_add(index.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
@@ -346,6 +387,16 @@ struct ProbeFill {
     target: CuDevicePtr,
     words: u64,
     seed: u64,
+}
+
+/// `ProbeLate`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct ProbeLate {
+    target: CuDevicePtr,
+    words: u64,
+    seed: u64,
+    delay: u64,
 }
 
 /// `ProbeCheck`.
@@ -383,6 +434,7 @@ struct ProbeCopy {
 
 const _: () = assert!(
     size_of::<ProbeFill>() == 24
+        && size_of::<ProbeLate>() == 32
         && size_of::<ProbeCheck>() == 32
         && size_of::<ProbePingpong>() == 56
         && size_of::<ProbeCopy>() == 24,

@@ -45,8 +45,10 @@
 //!
 //! **Kernels of one stream.** A kernel of a call begins while the one ahead of it ends, and waits for that
 //! end, and for its writes, before it touches memory. All of a call's kernels do, on every way: what comes
-//! behind one takes its end for the end of everything ahead of it. A kernel lets the next one begin only
-//! when it waits for no peer any more, since that one takes room that a peer on the same GPU may need.
+//! behind one takes its end for the end of everything ahead of it, as far as that are kernels of calls, or
+//! others that begin behind what is ahead of them or wait for it. A kernel lets the next one begin only
+//! when none of its threads waits for a peer any more, since that one takes room that a peer on the same GPU
+//! may need; it may still be writing its output.
 //!
 //! **The fault.** The first writer of [`crate::sync::Fault`] sets the reason, and a deadline if it
 //! has only heard of another rank's end, then the state with release. Wait loops look at the state

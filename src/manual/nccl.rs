@@ -65,7 +65,11 @@
 //! whatever stream; with `NCCL_GRAPH_MIXING_SUPPORT=0` or `graphUsageMode` 0 or 1 the program orders
 //! them. On Hopper and newer a call's kernel begins while the kernel ahead of it ends, and the edge
 //! between the two says so: a program that reads a graph's edges by functions that know no such ones
-//! (`cudaErrorLossyQuery`) needs `CINCH_EARLY_LAUNCH=0`.
+//! (`cudaErrorLossyQuery`; PyTorch before its change 168305 does with
+//! `graph_capture_record_stream_reuse`) needs `CINCH_EARLY_LAUNCH=0`. So does one whose own kernels are
+//! launched with that attribute and do not wait (`cudaGridDependencySynchronize`), ahead of a call or
+//! behind it: those behind it would read what it still writes, those ahead of it hide what is ahead of
+//! them.
 //!
 //! **Hints.** Fields of `ncclConfig_t` and `ncclCollConfig_t` that steer NVIDIA's implementation are
 //! checked and change nothing, but for `blocking`, `maxCTAs`, `commName`, `splitShare`,

@@ -13,6 +13,7 @@ mod codecs;
 mod coded;
 mod collectives;
 mod cover;
+mod early;
 mod factors;
 mod failures;
 mod feedback;
@@ -58,6 +59,7 @@ fn checks(options: &Options) -> Vec<Check> {
     all.extend(factors::checks());
     all.extend(refusals::checks());
     all.extend(graphs::checks(options));
+    all.extend(early::checks());
     all.extend(feedback::checks(options));
     all.extend(failures::checks());
     all.extend(figures::checks());

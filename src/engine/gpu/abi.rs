@@ -42,6 +42,8 @@ pub const ALIGNED: u8 = 4;
 pub const FACTOR_AT: u8 = 8;
 /// [`Work::flags`]: the codec draws, and the launch may be replayed.
 pub const REDRAW: u8 = 16;
+/// [`Work::flags`]: the next kernel of the stream may begin once no thread waits for a rank any more.
+pub const LETS_NEXT_BEGIN: u8 = 32;
 
 /// Parameters of a codec, or the bytes of an element where nothing but bytes is moved.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -279,6 +281,7 @@ mod tests {
         ("CINCH_ALIGNED", ALIGNED as usize),
         ("CINCH_FACTOR_AT", FACTOR_AT as usize),
         ("CINCH_REDRAW", REDRAW as usize),
+        ("CINCH_LETS_NEXT_BEGIN", LETS_NEXT_BEGIN as usize),
         ("CINCH_RESIDUALS_BYTES", RESIDUALS_BYTES),
         ("CINCH_ARGS_BYTES", ARGS_BYTES),
         ("CINCH_BLOB_BYTES", BLOB_BYTES),

@@ -66,6 +66,7 @@ impl Prepared {
         signature: [u64; SIGNATURE_WORDS],
         residuals: Option<&Place>,
         captured: bool,
+        begin: Begin,
     ) -> Result<()> {
         let mut work = pack::work(&self.plan, call.request.op, call.at())?;
         work.signature = signature;
@@ -77,6 +78,7 @@ impl Prepared {
         if captured && self.plan.spec.kind.has_seed() {
             work.flags |= abi::REDRAW;
         }
+        work.flags |= lets_next_begin(begin);
         blob.add(&self.packed, work)
     }
 
@@ -97,6 +99,14 @@ impl Prepared {
             factor,
             signature,
         }))
+    }
+}
+
+/// What kernels that begin early themselves let the next one do.
+fn lets_next_begin(begin: Begin) -> u8 {
+    match begin {
+        Begin::Early => abi::LETS_NEXT_BEGIN,
+        Begin::Behind => 0,
     }
 }
 
@@ -130,7 +140,7 @@ impl Fused {
             factor: self.factor,
             signature: self.signature,
             combine: self.combine,
-            flags: self.flags,
+            flags: self.flags | lets_next_begin(begin),
             element_bytes: run.plan.dtype.size() as u8,
             unused: [0; 5],
         };

@@ -50,7 +50,8 @@ impl GpuEngine {
             for &position in positions {
                 let (index, signature) = messages[position];
                 let captured = capture.is_some();
-                prepared[index].add_to(&mut blob, &calls[index], signature, None, captured)?;
+                let call = &calls[index];
+                prepared[index].add_to(&mut blob, call, signature, None, captured, self.begin)?;
             }
             let (index, _) = messages[positions[0]];
             self.launch(&prepared[index], &blob, None, stream, capture)?;

@@ -417,6 +417,7 @@ impl GpuEngine {
             signature,
             residuals.as_ref(),
             capture.is_some(),
+            self.begin,
         )?;
         let memory = residuals.map(|place| place.memory);
         self.launch(run, &blob, memory, stream, capture)

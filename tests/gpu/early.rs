@@ -1,0 +1,116 @@
+//! Kernels that begin while what is ahead of them in the stream still works: what they are to read is
+//! written late, by a kernel that lets the next one begin at once.
+
+#![allow(unsafe_code)] // a kernel writes what a call reads
+
+use crate::arena::Arena;
+use crate::harness::{Check, Setup, Stop, Verdict, ensure};
+use crate::world::World;
+use cinch::comm::Call;
+use cinch::gpu::probe::{LateFill, probe_word};
+use cinch::gpu::{CaptureMode, Graph, Stream};
+use cinch::types::Protocol;
+use cinch::{Collective, Communicator, DType, Result};
+use std::time::Duration;
+
+/// Elements of a call: several chunks, and few enough for a fused kernel.
+const COUNT: usize = 30_000;
+const BYTES: usize = 4 * COUNT;
+const WORDS: u64 = COUNT as u64 / 2;
+const ROUNDS: usize = 20;
+/// From the begin of the kernel that writes to its first write.
+const DELAY: Duration = Duration::from_micros(100);
+
+pub fn checks() -> Vec<Check> {
+    let protocols = [
+        Protocol::Fused,
+        Protocol::Ll,
+        Protocol::Ll128,
+        Protocol::Simple,
+    ];
+    let mut checks = Vec::new();
+    for (nranks, gpus) in [(2, 1), (2, 2), (8, 2)] {
+        for protocol in protocols {
+            let name = format!("early/{}-n{nranks}-gpus{gpus}", protocol.name());
+            checks.push(Check::new(name, gpus, move |setup| {
+                late_inputs(setup, nranks, gpus, protocol)
+            }));
+        }
+    }
+    checks
+}
+
+/// A call behind the late writer of its input, and one behind that call, on a stream and in a graph.
+fn late_inputs(setup: &Setup, nranks: usize, gpus: usize, protocol: Protocol) -> Verdict {
+    let mut world = World::new(setup, nranks, gpus);
+    world.config.protocol = Some(protocol);
+    let arenas = world.arenas(3 * BYTES)?;
+    world.run(|comm| {
+        let arena = &arenas[comm.rank()];
+        let late = LateFill::new(arena.stream()?.context())?;
+        let stream = arena.stream()?;
+        for round in 0..ROUNDS {
+            queue(comm, arena, &late, round, stream)?;
+            judge(comm, arena, round).map_err(|stop| stop.context(format!("round {round}")))?;
+        }
+        let graph = Graph::capture(stream, CaptureMode::ThreadLocal, |stream| {
+            // The first call of a graph waits for an event, too.
+            queue(comm, arena, &late, 0, stream)?;
+            queue(comm, arena, &late, ROUNDS, stream)
+        })?;
+        comm.barrier()?;
+        for replay in 0..ROUNDS {
+            arena.write(0, &vec![replay as u8; 3 * BYTES])?;
+            graph.launch(stream)?;
+            judge(comm, arena, ROUNDS).map_err(|stop| stop.context(format!("replay {replay}")))?;
+        }
+        comm.barrier()?;
+        drop(graph);
+        Ok(())
+    })?;
+    Ok(format!("{ROUNDS} rounds and replays"))
+}
+
+fn seed(rank: usize, round: usize) -> u64 {
+    (round * 64 + rank) as u64
+}
+
+/// Input, written late; its sum; and the sum of that.
+fn queue(
+    comm: &Communicator,
+    arena: &Arena,
+    late: &LateFill,
+    round: usize,
+    stream: &Stream,
+) -> Result<()> {
+    let target = arena.memory()?.place(0, BYTES)?;
+    // SAFETY: inside of the rank's memory; what else uses it comes later in the stream.
+    unsafe { late.queue((target, WORDS), seed(comm.rank(), round), DELAY, stream)? };
+    let call = Call::new(Collective::AllReduce, DType::U32, COUNT);
+    for pass in 0..2 {
+        let (input, output) = ((pass * BYTES, BYTES), ((pass + 1) * BYTES, BYTES));
+        arena.call_at(comm, &call, input, output, Some(stream))?;
+    }
+    Ok(())
+}
+
+fn judge(comm: &Communicator, arena: &Arena, round: usize) -> std::result::Result<(), Stop> {
+    arena.wait(comm)?;
+    let mut found = vec![0; 2 * BYTES];
+    arena.read(BYTES, &mut found)?;
+    for (index, element) in found.chunks_exact(4).enumerate() {
+        let at = (index % COUNT) as u64;
+        let of = |rank: usize| (probe_word(seed(rank, round), at / 2) >> (32 * (at % 2))) as u32;
+        let sum = (0..comm.nranks()).fold(0u32, |sum, rank| sum.wrapping_add(of(rank)));
+        let factor = if index < COUNT {
+            1
+        } else {
+            comm.nranks() as u32
+        };
+        let expected = sum.wrapping_mul(factor).to_le_bytes();
+        ensure(element == expected, || {
+            format!("element {index} is {element:x?}, expected {expected:x?}")
+        })?;
+    }
+    Ok(())
+}
