@@ -366,7 +366,10 @@ fn small_sums_are_fused_and_wire_bytes_are_counted() {
         panic!("not fused")
     };
     assert_eq!((args.count, *grid as usize), (1000, report.channels));
-    assert_eq!(args.flags, abi::AVERAGE | abi::ALIGNED);
+    assert_eq!(
+        args.flags,
+        abi::AVERAGE | abi::ALIGNED | abi::LETS_NEXT_BEGIN
+    );
     assert_eq!(
         (report.algorithm, report.wire_bytes),
         (Algorithm::OneShot, 12_000)
