@@ -56,6 +56,6 @@
 //! [`crate::sync::Fault::check`] or [`crate::sync::Fault::ends_waits`], whose acquire makes reason and
 //! deadline visible.
 //!
-//! **Models.** The lock-free parts use the atomics of `crate::sync`, which are loom's under
+//! **Models.** The lock-free parts and the fault use the atomics and locks of `crate::sync`, loom's under
 //! `--cfg loom`. Tests whose names begin with `loom_` explore all interleavings up to a bound:
 //! `scripts/test models`. x86-64 hides missing barriers; loom does not.

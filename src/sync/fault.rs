@@ -1,8 +1,9 @@
 //! The abort word of a communicator, with the reason that the first writer left.
 
+use super::atomic::{AtomicU8, Ordering};
+use super::locks::{Mutex, OnceLock};
 use crate::error::{Error, Result};
-use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 /// Nothing has happened.
@@ -154,7 +155,7 @@ impl Fault {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
     use crate::error::ErrorKind;
@@ -228,5 +229,117 @@ mod tests {
         parent.detach(&children[0]);
         parent.raise(Error::new(ErrorKind::Aborted, "the parent only"));
         assert!(!children[0].is_raised() && children[1].is_raised());
+    }
+}
+
+#[cfg(all(test, loom))]
+mod models {
+    use super::*;
+    use crate::error::ErrorKind;
+    use std::time::Duration;
+
+    const OWN: &str = "own";
+    const HEARD_OF: &str = "heard";
+
+    fn raise(fault: &Fault) {
+        fault.raise(Error::new(ErrorKind::Aborted, OWN));
+    }
+
+    fn hear(fault: &Fault, until: Instant) {
+        fault.hear(Error::new(ErrorKind::Remote, HEARD_OF), until);
+    }
+
+    /// The end of a grace that lasts as long as any model.
+    fn grace() -> Instant {
+        Instant::now() + Duration::from_secs(3600)
+    }
+
+    /// One of the reasons that somebody gave, if there is one: never that none was given.
+    fn reason(result: Result<()>) -> Option<&'static str> {
+        let error = result.err()?;
+        let given = [OWN, HEARD_OF].into_iter();
+        let given = given.filter(|reason| error.message() == *reason);
+        Some(given.last().unwrap_or_else(|| panic!("{error}")))
+    }
+
+    /// A wait that never ends is one that loom reports.
+    fn wait(fault: &Fault) -> &'static str {
+        loop {
+            match reason(fault.ends_waits()) {
+                Some(reason) => return reason,
+                None => loom::thread::yield_now(),
+            }
+        }
+    }
+
+    /// Explores `body`, with a thread that acts on its fault in each of these ways.
+    fn model(
+        acts: &'static [fn(&Fault)],
+        body: fn(&Arc<Fault>, Vec<loom::thread::JoinHandle<()>>),
+    ) {
+        loom::model(move || {
+            let fault = Fault::new();
+            let threads = acts.iter().map(|act| {
+                let fault = fault.clone();
+                loom::thread::spawn(move || act(&fault))
+            });
+            let threads = threads.collect();
+            body(&fault, threads);
+        });
+    }
+
+    fn join(threads: Vec<loom::thread::JoinHandle<()>>) {
+        threads
+            .into_iter()
+            .for_each(|thread| thread.join().unwrap());
+    }
+
+    /// A fault of one's own ends waits, whatever is heard before, meanwhile or after.
+    #[test]
+    fn loom_a_raised_fault_ends_waits_in_spite_of_what_is_heard() {
+        model(&[raise, |fault| hear(fault, grace())], |fault, threads| {
+            let before = fault.child();
+            let (mine, its) = (wait(fault), wait(&before));
+            join(threads);
+            // One reason, for good and for all.
+            assert_eq!(mine, its);
+            assert_eq!(reason(fault.check()), Some(mine));
+            assert_eq!(reason(fault.child().ends_waits()), Some(mine));
+        });
+    }
+
+    /// What is heard refuses new work, and leaves waits alone as long as its grace lasts.
+    #[test]
+    fn loom_a_heard_fault_is_not_lost_and_ends_no_wait_before_its_time() {
+        model(&[|fault| hear(fault, grace())], |fault, threads| {
+            let child = fault.child();
+            for one in [fault, &child] {
+                while reason(one.check()).is_none() {
+                    assert!(one.ends_waits().is_ok());
+                    loom::thread::yield_now();
+                }
+                assert!(one.ends_waits().is_ok());
+            }
+            join(threads);
+            assert_eq!(reason(fault.child().check()), Some(HEARD_OF));
+            assert!(fault.child().ends_waits().is_ok() && fault.ends_waits().is_ok());
+        });
+    }
+
+    /// A child that is made while its parent fails fails too, and as that does.
+    #[test]
+    fn loom_no_child_misses_what_happens_while_it_is_made() {
+        model(&[raise, |fault| hear(fault, grace())], |fault, threads| {
+            let child = fault.child();
+            join(threads);
+            assert_eq!(reason(child.ends_waits()), reason(fault.ends_waits()));
+            assert!(reason(child.ends_waits()).is_some());
+        });
+        model(&[|fault| hear(fault, grace())], |fault, threads| {
+            let child = fault.child();
+            join(threads);
+            assert_eq!(reason(child.check()), Some(HEARD_OF));
+            assert!(child.ends_waits().is_ok());
+        });
     }
 }

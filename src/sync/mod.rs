@@ -1,9 +1,10 @@
 //! Waiting and failing together: the fault that every wait watches, deadlines, backoff, and the
-//! atomics facade (std, or loom under `--cfg loom`).
+//! facade of atomics and locks (std, or loom under `--cfg loom`).
 
 pub mod atomic;
 mod backoff;
 mod fault;
+mod locks;
 
 pub use backoff::{Backoff, Pause};
 pub use fault::Fault;
