@@ -49,6 +49,9 @@ fn late_inputs(setup: &Setup, nranks: usize, gpus: usize, protocol: Protocol) ->
         let arena = &arenas[comm.rank()];
         let late = LateFill::new(arena.stream()?.context())?;
         let stream = arena.stream()?;
+        // A stream's first kernel may wait for all that run on the GPU.
+        arena.write(0, &vec![0; 3 * BYTES])?;
+        comm.barrier()?;
         for round in 0..ROUNDS {
             queue(comm, arena, &late, round, stream)?;
             judge(comm, arena, round).map_err(|stop| stop.context(format!("round {round}")))?;
