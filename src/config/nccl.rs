@@ -368,6 +368,16 @@ mod tests {
     }
 
     #[test]
+    fn the_manual_names_each() {
+        let manual = include_str!("../manual/codec_rules.rs");
+        for known in NCCL_NAMES {
+            // Alone, or with a value.
+            let is_there = |end: &str| manual.contains(&format!("`{}{end}", known.name));
+            assert!(is_there("`") || is_there("="), "{}", known.name);
+        }
+    }
+
+    #[test]
     fn every_mapped_name_has_a_setting_of_ours() {
         for known in NCCL_NAMES {
             assert!(known.name.starts_with("NCCL_"));

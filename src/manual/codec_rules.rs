@@ -62,6 +62,9 @@
 //! | `NCCL_MAX_CTAS`, `NCCL_MAX_NCHANNELS` | `CINCH_GPU_CHANNELS` |
 //! | `NCCL_ALGO=Ring` or `Tree`, `NCCL_PROTO=Simple`, `LL` or `LL128` | `CINCH_ALGO`, `CINCH_PROTO` |
 //! | `NCCL_DEBUG`, `NCCL_DEBUG_SUBSYS`, `NCCL_DEBUG_FILE` | `CINCH_LOG`, `CINCH_LOG_SUBSYS`, `CINCH_LOG_FILE` |
-//! | `NCCL_IB_*`, `NCCL_NET*`, `NCCL_TOPO_FILE`, `NCCL_CONF_FILE` | nothing; said at `INFO` |
+//! | `NCCL_IB_DISABLE`, `NCCL_IB_HCA`, `NCCL_IB_TIMEOUT`, `NCCL_IB_SL`, `NCCL_IB_TC` | `CINCH_` with the same name |
+//! | `NCCL_IB_GID_INDEX`, `NCCL_IB_RETRY_CNT`, `NCCL_IB_QPS_PER_CONNECTION` | `CINCH_IB_GID`, `CINCH_IB_RETRY`, `CINCH_IB_QPS` |
+//! | `NCCL_NET=Socket` or `IB` | `CINCH_IB_DISABLE` |
+//! | `NCCL_NET_GDR_LEVEL`, `NCCL_TOPO_FILE`, `NCCL_CONF_FILE` | nothing; said at `INFO` |
 //!
 //! Lines of the log then look as NCCL's do: `host:pid:tid CINCH INFO text`.

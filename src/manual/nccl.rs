@@ -3,13 +3,16 @@
 //! `nccl/` builds a library with NCCL's interface on this crate. A program that was built for NCCL
 //! runs on it unchanged: preload it (`LD_PRELOAD=/path/to/libnccl.so.2`), or name it where a
 //! framework asks for a path (`VLLM_NCCL_SO_PATH`). `include/nccl.h` is its header; programs that
-//! were compiled with NVIDIA's need no other. With nothing set it is exact.
+//! were compiled with NVIDIA's need no other. With nothing set it is exact. What it takes of NCCL's
+//! environment, and its own defaults, are in [`codec_rules`](super::codec_rules).
 //!
 //! **Where buffers are.** On the GPU of the thread's current context when a communicator is made.
 //! `CINCH_DEVICE=host` puts them in host memory, with NULL as stream: for tests and machines without
 //! a GPU. Several ranks may share a GPU; those of one process need `CUDA_DEVICE_MAX_CONNECTIONS=32`, that
 //! their streams do not queue behind each other, and streams on which something has run before: the
-//! first kernel of a stream may wait for all that run on the GPU.
+//! first kernel of a stream may wait for all that run on the GPU. A communicator has 32 ranks on GPUs at
+//! most, of all hosts together; between hosts their data goes through pinned memory and a thread of each
+//! rank.
 //!
 //! **Version.** `ncclGetVersion` answers `CINCH_NCCL_VERSION` (22809): programs choose features by
 //! it, and above 22900 they expect windows, which are not there.
