@@ -181,7 +181,7 @@ fn impossible_meetings_are_explained_to_everybody() {
 #[test]
 fn those_who_do_not_come_are_named() {
     let config = Config {
-        init_timeout: Duration::from_millis(300),
+        init_timeout: Duration::from_secs(1),
         ..config(60.0)
     };
     let id = UniqueId::create_for_one_host(&config).unwrap();

@@ -62,8 +62,9 @@ struct Machinery {
 struct Slot {
     /// The lane on which all uses of it are queued.
     lane: usize,
-    pinned: PinnedMemory,
+    /// In front of `pinned`: to free it waits for copies between the two.
     device: DeviceMemory,
+    pinned: PinnedMemory,
     /// Behind the last use of `pinned` by the driver.
     used: Event,
 }

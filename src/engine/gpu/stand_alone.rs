@@ -292,7 +292,8 @@ impl DeviceCodec {
         let (extent, most) = self
             .kernels
             .find(published, format!("cinch_extent_{}", elements.dtype))?;
-        let shares = blocks(elements.count, most.min(SHARES as u32)).min(room as u32);
+        let shares = blocks(elements.count, most.min(SHARES as u32))
+            .min(u32::try_from(room).unwrap_or(u32::MAX));
         let shares = if elements.count == 0 { 0 } else { shares };
         let (header, _) = self.kernels.find(published, "cinch_header".into())?;
         let mut told = args;
