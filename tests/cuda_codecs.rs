@@ -13,6 +13,8 @@ mod common;
 mod elements;
 #[path = "cuda/host.rs"]
 mod host;
+#[path = "cuda/library.rs"]
+mod library;
 
 use cinch::codec::{Random, kernel_params};
 use cinch::types::CodecSpec;

@@ -4,6 +4,8 @@
 #![allow(unsafe_code)]
 
 mod common;
+#[path = "cuda/library.rs"]
+mod library;
 
 use cinch::DType;
 use cinch::codec::{KERNEL_CODECS, Layout, Random, StandAlone, array_family, kernel_params};
@@ -11,9 +13,8 @@ use cinch::reduce::{narrow, widen};
 use cinch::simd::Isa;
 use cinch::testing::{gaussian, random_word};
 use cinch::types::{CodecSpec, ScaleRule};
+use library::{Library, starts};
 use std::ffi::{CString, c_char, c_void};
-use std::path::Path;
-use std::process::Command;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// `cinch_codec_args`.
@@ -39,7 +40,7 @@ fn kernels() -> Option<&'static Mutex<Launch>> {
     static KERNELS: OnceLock<Option<Mutex<Launch>>> = OnceLock::new();
     KERNELS
         .get_or_init(|| {
-            if Command::new("g++").arg("--version").output().is_err() {
+            if !starts("g++") {
                 println!("skipped: no g++ is here to compile the kernels");
                 return None;
             }
@@ -49,31 +50,10 @@ fn kernels() -> Option<&'static Mutex<Launch>> {
 }
 
 fn compile() -> Launch {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let library = Path::new(env!("CARGO_TARGET_TMPDIR"))
-        .join(format!("cuda-kernels-{}.so", std::process::id()));
-    let mut command = Command::new("g++");
-    command.args(["-std=c++17", "-O1", "-fPIC", "-shared", "-ffp-contract=off"]);
-    command.args(["-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas"]);
-    #[cfg(target_arch = "x86_64")]
-    if std::arch::is_x86_feature_detected!("fma") {
-        command.arg("-mfma");
-    }
-    command.arg("-I").arg(root.join("kernels"));
-    command.arg(root.join("tests/cuda/kernels.cpp"));
-    let output = command.arg("-o").arg(&library).output().unwrap();
-    let text = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{text}");
-    let path = CString::new(library.to_str().unwrap()).unwrap();
-    // SAFETY: a C string; the library's constructors do nothing. It is never closed.
-    let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
-    assert!(!handle.is_null(), "dlopen {}", library.display());
-    std::fs::remove_file(&library).unwrap();
-    // SAFETY: the handle is open and the name a C string.
-    let symbol = unsafe { libc::dlsym(handle, c"test_launch".as_ptr()) };
-    assert!(!symbol.is_null());
+    let options = ["-O1", "-Wno-unknown-pragmas"];
+    let library = Library::compile("g++", "kernels", &options, &[]);
     // SAFETY: this is the type of the function in `kernels.cpp`.
-    unsafe { std::mem::transmute::<*mut c_void, Launch>(symbol) }
+    unsafe { std::mem::transmute::<*mut c_void, Launch>(library.find("test_launch")) }
 }
 
 /// An array somewhere in memory, with something around it.

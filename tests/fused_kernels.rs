@@ -3,13 +3,14 @@
 #![allow(unsafe_code)]
 
 mod common;
+#[path = "cuda/library.rs"]
+mod library;
 
 use cinch::engine::gpu::abi::{ALIGNED, OneshotArgs};
 use cinch::mem::abi::{CommView, Control, Fifo, Trouble};
 use common::Rng;
+use library::{Library, starts};
 use std::ffi::{CString, c_char, c_void};
-use std::path::Path;
-use std::process::Command;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 type Launch = unsafe extern "C" fn(*const c_char, u32, u32, *const OneshotArgs) -> bool;
@@ -22,7 +23,7 @@ const HALF: usize = 8 << 10;
 fn kernels() -> Option<MutexGuard<'static, Launch>> {
     static KERNELS: OnceLock<Option<Mutex<Launch>>> = OnceLock::new();
     let kernels = KERNELS.get_or_init(|| {
-        if Command::new("g++").arg("--version").output().is_err() {
+        if !starts("g++") {
             println!("skipped: no g++ is here to compile the kernels");
             return None;
         }
@@ -33,35 +34,11 @@ fn kernels() -> Option<MutexGuard<'static, Launch>> {
 }
 
 fn compile() -> Launch {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let library = Path::new(env!("CARGO_TARGET_TMPDIR"))
-        .join(format!("fused-kernels-{}.so", std::process::id()));
-    let mut command = Command::new("g++");
-    command.args(["-std=c++17", "-O1", "-fPIC", "-shared", "-ffp-contract=off"]);
-    command.args(["-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas"]);
     // Of the interpreter that is in the same headers nothing is used here.
-    command.arg("-Wno-unused-function");
-    #[cfg(target_arch = "x86_64")]
-    if std::arch::is_x86_feature_detected!("fma") {
-        command.arg("-mfma");
-    }
-    for folder in ["tests/cuda/host", "kernels"] {
-        command.arg("-I").arg(root.join(folder));
-    }
-    command.arg(root.join("tests/cuda/fused.cpp"));
-    let output = command.arg("-o").arg(&library).output().unwrap();
-    let text = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{text}");
-    let path = CString::new(library.to_str().unwrap()).unwrap();
-    // SAFETY: a C string; the library's constructors do nothing. It is never closed.
-    let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
-    assert!(!handle.is_null(), "dlopen {}", library.display());
-    std::fs::remove_file(&library).unwrap();
-    // SAFETY: the handle is open and the name a C string.
-    let symbol = unsafe { libc::dlsym(handle, c"test_fused".as_ptr()) };
-    assert!(!symbol.is_null());
+    let options = ["-O1", "-Wno-unknown-pragmas", "-Wno-unused-function"];
+    let library = Library::compile("g++", "fused", &options, &["tests/cuda/host"]);
     // SAFETY: this is the type of the function in `fused.cpp`.
-    unsafe { std::mem::transmute::<*mut c_void, Launch>(symbol) }
+    unsafe { std::mem::transmute::<*mut c_void, Launch>(library.find("test_fused")) }
 }
 
 /// What a kernel does.

@@ -1,12 +1,11 @@
 //! The CUDA headers as a shared library for the host.
 
+use crate::library::{Library, starts};
 use cinch::codec::{Codec, Random, Span, build, kernel_params};
 use cinch::simd::Isa;
 use cinch::types::{CodecKind, CodecSpec, ScaleRule};
 use cinch::{DType, codec};
-use std::ffi::{CString, c_void};
-use std::path::Path;
-use std::process::{Command, Stdio};
+use std::ffi::c_void;
 use std::sync::{Arc, OnceLock};
 
 type WireBytes = unsafe extern "C" fn(u32, *const [u32; 8], u64) -> u64;
@@ -55,41 +54,10 @@ pub fn all() -> &'static [(String, Host)] {
     })
 }
 
-fn starts(compiler: &str) -> bool {
-    let mut command = Command::new(compiler);
-    command.arg("--version").stdout(Stdio::null());
-    command.status().is_ok_and(|status| status.success())
-}
-
 impl Host {
     fn compile(compiler: &str) -> Host {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-        let library = Path::new(env!("CARGO_TARGET_TMPDIR"))
-            .join(format!("cuda-codecs-{compiler}-{}.so", std::process::id()));
-        let mut command = Command::new(compiler);
-        command.args(["-std=c++17", "-O2", "-fPIC", "-shared", "-ffp-contract=off"]);
-        command.args(["-Wall", "-Wextra", "-Werror"]);
-        #[cfg(target_arch = "x86_64")]
-        if std::arch::is_x86_feature_detected!("fma") {
-            command.arg("-mfma");
-        }
-        command.arg("-I").arg(root.join("kernels"));
-        command.arg(root.join("tests/cuda/codecs.cpp"));
-        let output = command.arg("-o").arg(&library).output().unwrap();
-        let text = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{compiler}: {text}");
-        let path = CString::new(library.to_str().unwrap()).unwrap();
-        // SAFETY: a C string; the library's constructors do nothing. It is never closed.
-        let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
-        assert!(!handle.is_null(), "dlopen {}", library.display());
-        std::fs::remove_file(&library).unwrap();
-        let find = |name: &str| {
-            let name = CString::new(name).unwrap();
-            // SAFETY: the handle is open and the name a C string.
-            let symbol = unsafe { libc::dlsym(handle, name.as_ptr()) };
-            assert!(!symbol.is_null(), "{name:?} is missing");
-            symbol
-        };
+        let library = Library::compile(compiler, "codecs", &["-O2"], &[]);
+        let find = |name: &str| library.find(name);
         // SAFETY: these are the types of the functions of `codecs.cpp`, and f32 and u32 words have
         // no padding.
         unsafe {
