@@ -243,41 +243,23 @@ impl Channel {
         self.stream.as_fd()
     }
 
-    /// Ends the connection if it is idle and the other side's kernel does not answer for 3 s. A
-    /// stopped process is answered for.
-    pub(super) fn keep_alive(&self) {
-        use nix::sys::socket::{setsockopt, sockopt};
-        let _ = setsockopt(&self.stream, sockopt::KeepAlive, &true);
-        let _ = setsockopt(&self.stream, sockopt::TcpKeepIdle, &1);
-        let _ = setsockopt(&self.stream, sockopt::TcpKeepInterval, &1);
-        let _ = setsockopt(&self.stream, sockopt::TcpKeepCount, &3);
-    }
-
-    /// As [`Channel::keep_alive`], also while data is on its way. Only between hosts: the kernel
-    /// counts a full buffer as cut too, and on one host a stopped process would look like that.
-    pub(super) fn watch_link(&self) {
-        use nix::sys::socket::{setsockopt, sockopt};
-        self.keep_alive();
-        let _ = setsockopt(&self.stream, sockopt::TcpUserTimeout, &3000);
-    }
-
     pub(super) fn stream(&self) -> &TcpStream {
         &self.stream
     }
 
-    /// Sends everything queued and waits for an answer: a frame, and those that came right
-    /// behind it. For the meeting, before there is a monitor.
+    /// Sends everything queued and waits for one frame. For the meeting, before there is a
+    /// monitor.
     ///
     /// # Errors
     /// Timeout, remote at the end of the connection (sentences without a subject, for
     /// [`Error::context`]); the fault's reason.
-    pub(super) fn exchange(&mut self, deadline: Instant, fault: &Fault) -> Result<Vec<Frame>> {
+    pub(super) fn exchange(&mut self, deadline: Instant, fault: &Fault) -> Result<Frame> {
         let mut frames = Vec::new();
         loop {
             self.flush();
             let end = self.receive(&mut frames);
             if !frames.is_empty() {
-                return Ok(frames);
+                return Ok(frames.swap_remove(0));
             }
             if let Some(end) = end {
                 return Err(Error::new(

@@ -14,8 +14,7 @@ pub(super) struct Member {
     pub(super) start_time: u64,
     /// See [`process::pid_namespace`].
     pub(super) pid_namespace: u64,
-    /// Port of its control listener: rank 0's for the beginning, another's for when it becomes
-    /// the hub.
+    /// Port of its control listener; 0 if it has none.
     pub(super) control_port: u16,
 }
 

@@ -2,11 +2,9 @@
 //!
 //! One thread of the process that created the id serves it (or of rank 0, for an address from
 //! the environment). It ends with the meeting: after it, nobody listens at the id's address.
-//! Ranks stay connected to it until their control connections stand, so that rank 0, which waits
-//! for these, hears of one that dies in between.
 
 use super::auth::{Greeting, Listener, Patience, Role, Terms, connect_with, poll_for};
-use super::channel::{Body, Channel, Frame, UNREACHABLE};
+use super::channel::{Body, Channel, Frame};
 use super::member::{Member, name_ranks};
 use super::wire::{Reader, Writer, damaged, read_error, write_error};
 use super::{UniqueId, address, keys, process};
@@ -25,7 +23,6 @@ pub(super) const MAX_RANKS: usize = 4096;
 const REGISTER: u8 = 1;
 const TABLE: u8 = 2;
 const REFUSED: u8 = 3;
-const GONE: u8 = 4;
 
 /// How long a failed meeting stays, to tell those who come late why it failed.
 const AFTERWORD: Duration = Duration::from_secs(3);
@@ -35,37 +32,8 @@ pub(super) struct Met {
     pub(super) members: Vec<Member>,
     /// Random bytes of this meeting: keys differ between communicators of one secret.
     pub(super) salt: [u8; 32],
-    /// Where the others find this rank: see [`Member::control_port`].
-    pub(super) listener: Listener,
-    /// To be held until the control connection stands.
-    pub(super) connection: MeetingConnection,
-}
-
-/// A rank's connection to the meeting, from which it came home.
-pub(super) struct MeetingConnection {
-    channel: Option<Channel>,
-    gone: Vec<usize>,
-}
-
-impl MeetingConnection {
-    /// The ranks that have hung up: their control connections stand, or they are gone. Only rank 0
-    /// is told. None more once the meeting's process is gone.
-    pub(super) fn gone(&mut self) -> &[usize] {
-        let mut frames = Vec::new();
-        if let Some(channel) = &mut self.channel
-            && channel.receive(&mut frames).is_some()
-        {
-            self.channel = None;
-        }
-        self.note(&frames);
-        &self.gone
-    }
-
-    fn note(&mut self, frames: &[Frame]) {
-        let ranks = frames.iter().filter(|frame| frame.kind == GONE);
-        let ranks = ranks.filter_map(|frame| Reader(&frame.body).u32().ok());
-        self.gone.extend(ranks.map(|rank| rank as usize));
-    }
+    /// Rank 0's, where the others come next.
+    pub(super) listener: Option<Listener>,
 }
 
 /// Meetings that this process serves, by nonce.
@@ -183,13 +151,8 @@ impl Root {
                 self.listener = None;
             }
         }
-        // Those who were told hang up. Closing first could cut off what they have not read, and
-        // those who have the table are watched until all have used it.
-        let least = Instant::now() + Duration::from_secs(2);
-        let until = match self.verdict {
-            Some(_) => least,
-            None => self.deadline.max(least),
-        };
+        // Those who were told hang up. Closing first could cut off what they have not read.
+        let until = Instant::now() + Duration::from_secs(2);
         while !self.guests.is_empty() && Instant::now() < until {
             self.turn();
         }
@@ -235,7 +198,6 @@ impl Root {
             for peer in arrivals {
                 match peer.and_then(|peer| Ok((peer.rank, Channel::new(peer)?))) {
                     Ok((rank, channel)) => {
-                        channel.keep_alive();
                         self.guests.push(Guest {
                             channel,
                             rank,
@@ -258,27 +220,18 @@ impl Root {
                 self.fail(error);
             }
         }
-        let Some(end) = end else { return };
-        let guest = self.guests.remove(at);
-        let Some(member) = guest.member else { return };
-        if self.listener.is_some() {
-            let how = match end.as_str() {
-                UNREACHABLE => "is lost, its host does not answer:",
-                _ => "died",
-            };
-            self.fail(Error::new(
-                ErrorKind::Remote,
-                format!(
-                    "{} {how} before all ranks had come to the meeting",
-                    member.info
-                ),
-            ));
-        } else if let Some(first) = self.guests.iter_mut().find(|guest| guest.rank == 0) {
-            // The tables are out.
-            let mut writer = Writer::default();
-            writer.u32(guest.rank as u32);
-            first.channel.queue(GONE, &Body::new(writer.0));
-            first.channel.flush();
+        if end.is_some() {
+            let guest = self.guests.remove(at);
+            // Once the tables are out, guests leave.
+            if let (Some(member), Some(_)) = (guest.member, &self.listener) {
+                self.fail(Error::new(
+                    ErrorKind::Remote,
+                    format!(
+                        "{} died before all ranks had come to the meeting",
+                        member.info
+                    ),
+                ));
+            }
         }
     }
 
@@ -432,7 +385,6 @@ pub(super) fn meet(
         },
     );
     let mut channel = reach(id, &addresses, &terms, deadline, fault)?;
-    channel.keep_alive();
 
     // The address by which we reach the meeting is one by which its other guests reach us.
     let ip = match &config.interface {
@@ -444,9 +396,14 @@ pub(super) fn meet(
             .ip(),
     };
     let mut member = Member::this(rank, ip, config)?;
-    let (mut listener, address) = Listener::bind(ip)?;
-    listener.expect_ranks(nranks.min(MAX_RANKS));
-    member.control_port = address.port();
+    let listener = if rank == 0 {
+        let (mut listener, address) = Listener::bind(ip)?;
+        listener.expect_ranks(nranks);
+        member.control_port = address.port();
+        Some(listener)
+    } else {
+        None
+    };
     let patience = deadline.saturating_duration_since(Instant::now());
     let mut writer = Writer::default();
     writer.u32(nranks.min(u32::MAX as usize) as u32);
@@ -455,25 +412,18 @@ pub(super) fn meet(
     channel.queue(REGISTER, &Body::new(writer.0));
 
     let place = format!("the meeting at {}", addresses[0]);
-    let mut frames = channel
+    let answer = channel
         .exchange(deadline, fault)
         .map_err(|error| error.context(&place))?;
-    let answer = frames.remove(0);
     match answer.kind {
         REFUSED => Err(read_error(&answer.body)?),
         TABLE => {
             let (members, salt) =
                 read_table(&answer.body, &member, nranks).map_err(|error| error.context(&place))?;
-            let mut connection = MeetingConnection {
-                channel: Some(channel),
-                gone: Vec::new(),
-            };
-            connection.note(&frames);
             Ok(Met {
                 members,
                 salt,
                 listener,
-                connection,
             })
         }
         _ => Err(damaged().context(&place)),

@@ -36,14 +36,6 @@
 //! is surely seen; over a network when the connection ends, behind its last byte; for a kernel, which
 //! alone knows, at its own deadline. A rank whose communicator had failed before it left says so first.
 //!
-//! **Without rank 0.** News goes by way of rank 0, whose process serves the others after it has left. If
-//! that process ends too, the others meet again at the lowest rank that is left, and so on: 0.1 s later,
-//! where that rank answers. From then on deaths and aborts are told as before. What a rank knows of a
-//! failure in between it tells there, for which leaving may take it a second. A rank that dies in between
-//! counts as departed once another on its host sees that its process is gone: its goodbye may have been
-//! lost. Of one that was alone on its host the data connections tell. A stopped rank is waited for, and
-//! meanwhile there is no news; one whose host does not answer for 3 s is passed over.
-//!
 //! **RDMA.** Seven retries mean for ever to some devices, so `CINCH_IB_RETRY` ends at 6: a dead peer
 //! always becomes an error. A port that goes down is a warning in the log at once, and part of the
 //! error if it does not come back within that time. A rank that leaves says so over each queue pair,

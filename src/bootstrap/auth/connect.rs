@@ -44,33 +44,6 @@ pub fn connect(
     )
 }
 
-/// What came of one attempt to reach a rank that may be gone.
-pub(in crate::bootstrap) enum Attempt {
-    /// It is there, and proved itself.
-    Reached(Box<Peer>),
-    /// Nobody listens there any more, or somebody else does.
-    Gone,
-    /// Its host did not answer, or the connection ended early: it may be gone.
-    Lost,
-    /// Its host answered, it did not: it may be stopped.
-    Silent,
-}
-
-/// Tries once, for at most `limit`.
-pub(in crate::bootstrap) fn attempt_within(
-    address: SocketAddr,
-    terms: &Terms,
-    limit: Duration,
-) -> Attempt {
-    match attempt(address, terms, Instant::now() + limit, &Fault::default()) {
-        Ok(peer) => Attempt::Reached(Box::new(peer)),
-        Err(Trouble::Refused(_)) => Attempt::Gone,
-        Err(Trouble::Unreachable(_) | Trouble::TurnedAway(_)) => Attempt::Lost,
-        Err(Trouble::Final(error)) if error.kind() == ErrorKind::Remote => Attempt::Gone,
-        Err(Trouble::Final(_)) => Attempt::Silent,
-    }
-}
-
 /// [`connect`], with a choice of what refusal means.
 pub(in crate::bootstrap) fn connect_with(
     address: SocketAddr,
@@ -88,9 +61,8 @@ pub(in crate::bootstrap) fn connect_with(
         };
         match trouble {
             Trouble::Final(error) => return Err(error),
-            Trouble::Refused(_) | Trouble::Unreachable(_)
-                if patience == Patience::UntilDeadline => {}
-            Trouble::Refused(error) | Trouble::Unreachable(error) => return Err(error),
+            Trouble::Refused(_) if patience == Patience::UntilDeadline => {}
+            Trouble::Refused(error) => return Err(error),
             Trouble::TurnedAway(error) => {
                 turned_away += 1;
                 if turned_away > RETRIES {
@@ -115,8 +87,6 @@ enum Trouble {
     Final(Error),
     /// Nobody listens.
     Refused(Error),
-    /// The host does not answer, or nobody knows the way to it.
-    Unreachable(Error),
     /// The connection ended before its welcome.
     TurnedAway(Error),
 }
@@ -248,7 +218,7 @@ fn open(
     while !wait_ready(stream.as_fd(), PollFlags::POLLOUT, GLANCE) {
         fault.check()?;
         if Instant::now() >= deadline {
-            return Err(Trouble::Unreachable(late(address, "could not be reached")));
+            return Err(late(address, "could not be reached").into());
         }
     }
     match stream.take_error() {
@@ -264,15 +234,18 @@ fn open(
 }
 
 fn unreachable(address: SocketAddr, cause: std::io::Error) -> Trouble {
-    let kind = cause.kind();
+    let refused = matches!(
+        cause.kind(),
+        Io::ConnectionRefused | Io::ConnectionReset | Io::HostUnreachable | Io::NetworkUnreachable
+    );
     let error = Error::new(
         ErrorKind::Remote,
         format!("cannot connect to {address}: {cause}"),
     );
-    match kind {
-        Io::ConnectionRefused | Io::ConnectionReset => Trouble::Refused(error),
-        Io::HostUnreachable | Io::NetworkUnreachable | Io::TimedOut => Trouble::Unreachable(error),
-        _ => Trouble::Final(error),
+    if refused {
+        Trouble::Refused(error)
+    } else {
+        Trouble::Final(error)
     }
 }
 

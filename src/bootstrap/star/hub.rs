@@ -2,7 +2,6 @@
 
 use super::leaf::write_parts;
 use super::monitor::*;
-use super::succession::of_rank;
 use super::*;
 use crate::bootstrap::channel::Frame;
 use crate::bootstrap::notes::Ledger;
@@ -27,14 +26,6 @@ impl Hub {
             parts: vec![None; nranks],
             broken: None,
             asked: Instant::now(),
-        }
-    }
-
-    /// Of a hub that takes over: `error` is why no exchange of all ranks will complete.
-    pub(super) fn without_exchanges(nranks: usize, error: Error) -> Hub {
-        Hub {
-            broken: Some(error),
-            ..Hub::new(nranks)
         }
     }
 }
@@ -67,19 +58,13 @@ impl Monitor {
             GOODBYE => {
                 self.links[at].goodbye = true;
                 self.shared.depart(rank);
-                self.tell_all_but(Some(at), DEPARTED, &of_rank(rank));
+                let mut writer = Writer::default();
+                writer.u32(rank as u32);
+                self.tell_all_but(Some(at), DEPARTED, &Body::new(writer.0));
                 self.leave_gather(rank);
-                // The rank has sent its last byte and waits for us to hang up, perhaps also for
-                // word that we know of the failure which it told.
-                if let Some(mut channel) = self.links[at].channel.take() {
-                    channel.flush();
-                }
+                // The rank has sent its last byte and waits for us to hang up.
+                self.links[at].channel = None;
                 Ok(())
-            }
-            DEPARTED => {
-                let absent = reader.u32()? as usize;
-                reader.end()?;
-                self.hear_of_absent(absent)
             }
             _ => Err(damaged()),
         }
@@ -213,14 +198,16 @@ impl Monitor {
         let far: Vec<usize> = silent
             .iter()
             .copied()
-            .filter(|&rank| hosts(rank) != hosts(self.shared.rank))
+            .filter(|&rank| hosts(rank) != hosts(0))
             .collect();
         if far.is_empty() || self.hub.asked.elapsed() < 2 * self.shared.beat {
             return;
         }
         self.hub.asked = Instant::now();
         for rank in far {
-            let body = of_rank(rank);
+            let mut writer = Writer::default();
+            writer.u32(rank as u32);
+            let body = Body::new(writer.0);
             let shared = &self.shared;
             let host = shared.peers[rank].host_id;
             let near = self.links.iter_mut().filter(|link| {

@@ -1,7 +1,6 @@
 //! What every rank but 0 does: contributes, reports its calls, hears the news.
 
 use super::monitor::*;
-use super::succession::of_rank;
 use super::*;
 use crate::bootstrap::channel::Frame;
 use crate::bootstrap::wire::{Reader, Writer, damaged, read_error};
@@ -113,7 +112,7 @@ impl Monitor {
             }
             GOODBYE => {
                 self.links[at].goodbye = true;
-                self.shared.depart(self.links[at].rank);
+                self.shared.depart(0);
                 reader.end()
             }
             DEPARTED => {
@@ -128,14 +127,6 @@ impl Monitor {
                     self.fail(Error::new(ErrorKind::Remote, dead));
                 }
                 Ok(())
-            }
-            MISSING => {
-                let rank = reader.u32()? as usize;
-                let member = self.shared.members.get(rank).ok_or_else(damaged)?;
-                if let Fate::Dead(_) = look(&self.shared.members[self.shared.rank], member) {
-                    self.links[at].send(DEPARTED, &of_rank(rank));
-                }
-                reader.end()
             }
             _ => Err(damaged()),
         }
@@ -159,7 +150,7 @@ impl Monitor {
                 ErrorKind::Remote,
                 format!(
                     "{} is gone, and with it the control connections",
-                    self.shared.peers[link.rank]
+                    self.shared.peers[0]
                 ),
             );
             return self.shared.finish_gather(generation, Err(error));
@@ -173,6 +164,17 @@ impl Monitor {
             rest = later;
             if rest.is_empty() {
                 return;
+            }
+        }
+    }
+
+    /// Without a hub, a process that ends on this host counts as departed: whether it had said
+    /// goodbye cannot be known, and nothing will come from it either way.
+    pub(super) fn look_around(&mut self) {
+        let me = &self.shared.members[self.shared.rank];
+        for (rank, member) in self.shared.members.iter().enumerate() {
+            if !self.shared.is_departed(rank) && matches!(look(me, member), Fate::Dead(_)) {
+                self.shared.depart(rank);
             }
         }
     }

@@ -1,5 +1,5 @@
-//! The control star: every rank holds one proven connection to the hub, which is rank 0 as long as
-//! that is there, served by one thread a process and communicator.
+//! The control star: every rank holds one proven connection to rank 0, the hub, served by one
+//! thread a process and communicator.
 //!
 //! **Who is gone.** A connection that ends without goodbye is a death; the hub tells all, and the
 //! hub's own end is seen by all. Because the kernel frees memory before it closes files, a large
@@ -11,22 +11,13 @@
 //! **Goodbye.** A rank that leaves says so; what happens to its connection then is no failure.
 //! When the hub leaves first, its thread goes on serving until every other rank has left too (or
 //! died, or the communicator has failed), so that the others stay watched. If its process ends
-//! meanwhile, that is no failure either: the others meet again at the lowest rank that is left,
-//! 0.1 s later if it answers, and hear of deaths and aborts there as before. Exchanges of all
-//! ranks fail from then on. What happens in between is told like this:
-//!
-//! - A failure that a rank knows is told at the new hub, also by one that leaves meanwhile: its
-//!   [`Exchange::leave`] takes up to a second for it.
-//! - A rank that does not come any more has died, or its goodbye was lost with the last hub:
-//!   nobody can tell, so it is no failure. Once a rank on its host sees that its process is
-//!   gone, it counts as departed everywhere; of one that was alone on its host only the
-//!   connections that carry data tell.
+//! meanwhile, the others are left without a hub: that is no failure either, collective calls over
+//! the star fail, and a rank on the same host whose process ends counts as departed from then
+//! on, since nobody can tell any more whether it said goodbye.
 
 mod hub;
 mod leaf;
 mod monitor;
-mod news;
-mod succession;
 
 use super::auth::{Greeting, Listener, Patience, Peer, Role, Terms, connect_with};
 use super::channel::{Body, Channel};
@@ -34,7 +25,7 @@ use super::member::{Member, name_ranks};
 use super::notes::{self, Notes};
 use super::notice::Notice;
 use super::process::{self, Fate};
-use super::rendezvous::{self, MAX_RANKS, MeetingConnection, Met};
+use super::rendezvous::{self, MAX_RANKS, Met};
 use super::wire::write_error;
 use super::{Exchange, PeerInfo, UniqueId, address, keys, pass_on};
 use crate::config::Config;
@@ -48,7 +39,6 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use succession::Succession;
 
 /// Most bytes that one rank gives to an [`Exchange::all_gather`].
 pub const MAX_CONTRIBUTION: usize = 16 << 20;
@@ -129,8 +119,7 @@ impl Star {
         let Met {
             members,
             salt,
-            mut listener,
-            mut connection,
+            listener,
         } = rendezvous::meet(id, rank, nranks, config, deadline, &fault)?;
         let base = id.key(&salt, "communicator");
         if nranks == 1 {
@@ -144,27 +133,19 @@ impl Star {
             word: 0,
         };
         let terms = Terms::new(&keys::derive(&base, b"", "control"), me);
-        let links = match rank {
-            0 => gather_leaves(
-                &mut listener,
-                &mut connection,
-                &members,
-                &terms,
-                deadline,
-                &fault,
-            )?,
-            _ => vec![(0, reach_hub(&members[0], &terms, deadline, &fault)?)],
+        let links = match listener {
+            Some(listener) => gather_leaves(listener, &members, &terms, deadline, &fault)?,
+            None => vec![(0, reach_hub(&members[0], &terms, deadline, &fault)?)],
         };
-        // Its end says that this rank has got so far, or never will.
-        drop(connection);
+        for (rank, peer) in &links {
+            if members[*rank].info.host_id != members[me.rank].info.host_id {
+                watch_link(peer);
+            }
+        }
         let shared = Arc::new(Shared::new(rank, members, fault, config, notice)?);
-        // All have come to rank 0, and nobody will again.
-        let listener = (rank > 0).then_some(listener);
-        let mut monitor = Monitor::new(shared.clone(), Succession::new(terms, listener));
+        let mut monitor = Monitor::new(shared.clone());
         for (rank, peer) in links {
-            let channel = Channel::new(peer)?;
-            monitor.watch_if_far(rank, &channel);
-            monitor.add_link(rank, channel, true);
+            monitor.add_link(rank, Channel::new(peer)?);
         }
         let thread = std::thread::Builder::new()
             .name("cinch-monitor".into())
@@ -331,8 +312,8 @@ impl Exchange for Star {
         keys::derive(&self.base, b"for transports", purpose)
     }
 
-    /// Returns when the goodbye is with the kernel, and a failure that this rank has told with
-    /// the hub, so that the process may end; at most a second later.
+    /// Returns when the goodbye is with the kernel, so that the process may end; at most a
+    /// second later.
     fn leave(&self) {
         if !self.owner.is_this() {
             return;
@@ -371,9 +352,8 @@ impl Drop for Star {
         if !left {
             self.shared.command(Command::Close);
         }
-        // A hub's thread serves on until the others have left; all others end within FAREWELL.
-        let serves = self.shared.state().serves;
-        if !left || !serves || monitor.is_finished() {
+        // The hub's thread serves on until the others have left; all others end within FAREWELL.
+        if !left || self.shared.rank != 0 || monitor.is_finished() {
             let _ = monitor.join();
         }
     }
@@ -384,7 +364,6 @@ impl std::fmt::Debug for Star {
         f.debug_struct("Star")
             .field("rank", &self.shared.rank)
             .field("nranks", &self.shared.peers.len())
-            .field("hub", &self.shared.state().hub)
             .finish_non_exhaustive()
     }
 }
@@ -408,8 +387,7 @@ fn reach_hub(hub: &Member, terms: &Terms, deadline: Instant, fault: &Fault) -> R
 
 /// Accepts the control connections of all other ranks.
 fn gather_leaves(
-    listener: &mut Listener,
-    meeting: &mut MeetingConnection,
+    mut listener: Listener,
     members: &[Member],
     terms: &Terms,
     deadline: Instant,
@@ -421,8 +399,7 @@ fn gather_leaves(
         if missing == 0 {
             break Ok(());
         }
-        // Short slices: a rank that dies here would be waited for until the deadline. Who was
-        // let in is among `leaves` when a slice is over, and only then hangs up at the meeting.
+        // Short slices: a rank that dies here would be waited for until the deadline.
         let slice = (Instant::now() + Duration::from_millis(200)).min(deadline);
         match listener.accept_until(terms, slice, fault) {
             Ok(Some(peer)) => match leaves.get_mut(peer.rank) {
@@ -433,16 +410,11 @@ fn gather_leaves(
                 _ => {}
             },
             Ok(None) => {
-                let gone = meeting.gone();
                 let absent = || (1..members.len()).filter(|&rank| leaves[rank].is_none());
                 let dead = absent().find_map(|rank| {
                     let member = &members[rank];
                     match look(&members[0], member) {
                         Fate::Dead(why) => Some(format!("{} died: {why}", member.info)),
-                        _ if gone.contains(&rank) => Some(format!(
-                            "{} is gone: it came to the meeting and opened no control connection",
-                            member.info
-                        )),
                         _ => None,
                     }
                 });
@@ -497,6 +469,17 @@ fn look(me: &Member, member: &Member) -> Fate {
     } else {
         Fate::Alive
     }
+}
+
+/// Ends a connection whose link is cut after 3 s, blocked or idle. Only between hosts: the kernel
+/// counts a full buffer as cut too, and on one host a stopped process would look like that.
+fn watch_link(peer: &Peer) {
+    use nix::sys::socket::{setsockopt, sockopt};
+    let _ = setsockopt(&peer.stream, sockopt::KeepAlive, &true);
+    let _ = setsockopt(&peer.stream, sockopt::TcpKeepIdle, &1);
+    let _ = setsockopt(&peer.stream, sockopt::TcpKeepInterval, &1);
+    let _ = setsockopt(&peer.stream, sockopt::TcpKeepCount, &3);
+    let _ = setsockopt(&peer.stream, sockopt::TcpUserTimeout, &3000);
 }
 
 #[cfg(test)]

@@ -2,11 +2,10 @@
 
 use super::hub::Hub;
 use super::leaf::Assembly;
-use super::news::Failure;
 use super::*;
 use crate::bootstrap::auth::poll_for;
 use crate::bootstrap::channel::{CLOSED, Frame, UNREACHABLE};
-use crate::bootstrap::wire::Reader;
+use crate::bootstrap::wire::{Reader, read_error};
 use nix::poll::{PollFd, PollFlags};
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
@@ -23,7 +22,6 @@ pub(super) const ANNOUNCE: u8 = 20;
 pub(super) const GOODBYE: u8 = 21;
 pub(super) const DEPARTED: u8 = 22;
 pub(super) const SILENT: u8 = 23;
-pub(super) const MISSING: u8 = 24;
 
 /// A silent peer is sent beats this often only: its buffers must not fill while it is stopped.
 const SLOW_BEAT: Duration = Duration::from_secs(1);
@@ -55,19 +53,6 @@ pub(super) struct State {
     pub(super) farewell: bool,
     /// The monitor is gone.
     pub(super) ended: bool,
-    /// This rank is the hub, and its monitor goes on after the goodbye.
-    pub(super) serves: bool,
-    /// None while this rank looks for one.
-    pub(super) hub: Option<usize>,
-}
-
-impl State {
-    /// Whether the monitor has still to be told to leave.
-    pub(super) fn is_leaving(&self) -> bool {
-        self.commands
-            .iter()
-            .any(|command| matches!(command, Command::Leave))
-    }
 }
 
 pub(super) struct Gather {
@@ -117,11 +102,7 @@ impl Shared {
             beat: config.heartbeat,
             notice,
             notes: Mutex::new(Notes::new()),
-            state: Mutex::new(State {
-                serves: rank == 0,
-                hub: Some(0),
-                ..State::default()
-            }),
+            state: Mutex::default(),
             wake,
         })
     }
@@ -192,8 +173,6 @@ pub(super) struct Link {
     /// None once it is over.
     pub(super) channel: Option<Channel>,
     pub(super) goodbye: bool,
-    /// The other side knows that the connection stands. One that gave up before is no loss.
-    pub(super) confirmed: bool,
     pub(super) assembly: Assembly,
     heard: Instant,
     spoke: Instant,
@@ -210,39 +189,39 @@ impl Link {
 
 pub(super) struct Monitor {
     pub(super) shared: Arc<Shared>,
-    /// A hub's to the others; else one, to the hub.
     pub(super) links: Vec<Link>,
-    /// What only the hub keeps.
+    /// What only rank 0 keeps.
     pub(super) hub: Hub,
-    pub(super) succession: Succession,
     next_beat: Instant,
     /// When to give up saying goodbye.
-    pub(super) leaving: Option<Instant>,
+    leaving: Option<Instant>,
     closing: Option<Instant>,
-    pub(super) failure: Option<Failure>,
+    /// The hub left in good order and is gone.
+    orphaned: bool,
+    /// Every rank has been told of a failure.
+    failed: bool,
 }
 
 impl Monitor {
-    pub(super) fn new(shared: Arc<Shared>, succession: Succession) -> Monitor {
+    pub(super) fn new(shared: Arc<Shared>) -> Monitor {
         Monitor {
             hub: Hub::new(shared.peers.len()),
             shared,
             links: Vec::new(),
-            succession,
             next_beat: Instant::now(),
             leaving: None,
             closing: None,
-            failure: None,
+            orphaned: false,
+            failed: false,
         }
     }
 
-    pub(super) fn add_link(&mut self, rank: usize, channel: Channel, confirmed: bool) {
+    pub(super) fn add_link(&mut self, rank: usize, channel: Channel) {
         let now = Instant::now();
         self.links.push(Link {
             rank,
             channel: Some(channel),
             goodbye: false,
-            confirmed,
             assembly: Assembly::default(),
             heard: now,
             spoke: now,
@@ -251,18 +230,16 @@ impl Monitor {
     }
 
     pub(super) fn is_hub(&self) -> bool {
-        self.shared.rank == self.succession.hub
+        self.shared.rank == 0
     }
 
     pub(super) fn run(mut self) {
         block_signals();
         while !self.is_finished() {
-            let (ready, knocks) = self.sleep();
+            let ready = self.sleep();
             // Reading comes before obeying: a failure that has arrived goes first.
             self.listen(&ready);
-            self.admit(&knocks);
             self.obey();
-            self.seek_hub();
             if Instant::now() >= self.next_beat {
                 self.beat();
             }
@@ -272,25 +249,20 @@ impl Monitor {
         self.shared.changed.notify_all();
     }
 
-    /// Waits for news or the next beat. Returns which links have some, and which of the doors.
-    fn sleep(&mut self) -> (Vec<bool>, Vec<bool>) {
-        let until = self.succession.next_or(self.next_beat);
-        let limit = until.saturating_duration_since(Instant::now());
-        let limit = self.patience().map_or(limit, |longest| limit.min(longest));
+    /// Waits for news or the next beat. Returns which links have some.
+    fn sleep(&mut self) -> Vec<bool> {
+        let limit = self.next_beat.saturating_duration_since(Instant::now());
         let ready = {
             let links = self.links.iter().filter_map(|link| link.channel.as_ref());
             let links = links.map(|channel| PollFd::new(channel.descriptor(), channel.events()));
             let wake = PollFd::new(self.shared.wake.1.as_fd(), PollFlags::POLLIN);
-            let doors = self.doors();
-            let mut fds: Vec<PollFd<'_>> =
-                std::iter::once(wake).chain(links).chain(doors).collect();
+            let mut fds: Vec<PollFd<'_>> = std::iter::once(wake).chain(links).collect();
             poll_for(&mut fds, limit);
             let mut polled = fds.iter().skip(1).map(|fd| fd.any().unwrap_or(true));
             let links = self.links.iter();
-            let links = links
+            links
                 .map(|link| link.channel.is_some() && polled.next().unwrap_or(false))
-                .collect();
-            (links, polled.collect())
+                .collect()
         };
         let mut alarm = [0; 64];
         while matches!((&self.shared.wake.1).read(&mut alarm), Ok(1..)) {}
@@ -311,7 +283,6 @@ impl Monitor {
             if !frames.is_empty() {
                 link.heard = Instant::now();
                 link.noticed = false;
-                link.confirmed = true;
             }
             for frame in frames {
                 if let Err(error) = self.handle(at, frame) {
@@ -327,7 +298,12 @@ impl Monitor {
 
     fn handle(&mut self, at: usize, frame: Frame) -> Result<()> {
         if frame.kind == ANNOUNCE {
-            return self.hear_announcement(at, frame);
+            let error = read_error(&frame.body)?;
+            self.raise(error);
+            if self.is_hub() {
+                self.tell_all_but(Some(at), ANNOUNCE, &Body::new(frame.body));
+            }
+            return Ok(());
         }
         if self.is_hub() {
             self.handle_as_hub(at, frame)
@@ -341,35 +317,66 @@ impl Monitor {
     pub(super) fn lose(&mut self, ends: impl Iterator<Item = (usize, String)>) {
         let mut deaths = Vec::new();
         for (at, why) in ends {
+            let shared = &self.shared;
             let link = &mut self.links[at];
-            if link.channel.take().is_none() || !link.confirmed {
+            if link.channel.take().is_none() {
                 continue;
             }
-            let (rank, goodbye) = (link.rank, link.goodbye);
-            if !goodbye {
-                deaths.push(format!("{} {why}", self.shared.peers[rank]));
-            }
-            if rank != self.succession.hub {
-                continue;
-            }
-            if goodbye {
-                let error = Error::new(ErrorKind::Remote, self.gone_hub(rank));
-                let state = self.shared.state();
-                let generation = state.gather.as_ref().map(|gather| gather.generation);
-                drop(state);
+            if !link.goodbye {
+                deaths.push(format!("{} {why}", shared.peers[link.rank]));
+            } else if link.rank == 0 {
+                self.orphaned = true;
+                let error = Error::new(
+                    ErrorKind::Remote,
+                    format!(
+                        "{} has left, and with it the control connections",
+                        shared.peers[0]
+                    ),
+                );
+                let generation = shared
+                    .state()
+                    .gather
+                    .as_ref()
+                    .map(|gather| gather.generation);
                 if let Some(generation) = generation {
-                    self.shared.finish_gather(generation, Err(error));
+                    shared.finish_gather(generation, Err(error));
                 }
-            }
-            // The end of rank 0 without goodbye is seen by all; not all may have come to another.
-            if goodbye || rank != 0 {
-                self.lose_hub(rank);
             }
         }
         // After our own goodbye, the others' ends are none of our business.
         if !deaths.is_empty() && (self.is_hub() || self.leaving.is_none()) {
             deaths.sort();
             self.fail(Error::new(ErrorKind::Remote, deaths.join("; ")));
+        }
+    }
+
+    /// The communicator has failed: here, and everywhere.
+    pub(super) fn fail(&mut self, error: Error) {
+        let body = Body::new(write_error(&error));
+        self.raise(error);
+        self.tell_all_but(None, ANNOUNCE, &body);
+    }
+
+    /// After a rank's own goodbye its fault stays as it is: communicators split from this one
+    /// watch it too.
+    fn raise(&mut self, error: Error) {
+        self.failed = true;
+        if self.leaving.is_none() {
+            pass_on(&self.shared.fault, error, self.shared.beat);
+        }
+        self.shared.changed.notify_all();
+    }
+
+    /// Tells the others of a fault that came from elsewhere, from the communicator that this one was
+    /// split from for instance: nobody else here may look at it for a long time.
+    fn report_own(&mut self) {
+        if self.failed || self.leaving.is_some() {
+            return;
+        }
+        if let Err(reason) = self.shared.fault.check() {
+            self.failed = true;
+            let told = self.shared.report(&reason);
+            self.tell_all_but(None, ANNOUNCE, &Body::new(write_error(&told)));
         }
     }
 
@@ -395,17 +402,18 @@ impl Monitor {
                     self.send_contribution(generation, &bytes)
                 }
                 // What this rank was told, or has told, the others know.
-                Command::Announce(_) if self.failure.is_some() => {}
-                Command::Announce(error) => self.announce(&error),
+                Command::Announce(_) if self.failed => {}
+                Command::Announce(error) => {
+                    self.failed = true;
+                    self.tell_all_but(None, ANNOUNCE, &Body::new(write_error(&error)));
+                }
                 Command::Leave => {
                     self.leaving = Some(Instant::now() + FAREWELL);
                     // Calls made since the last beat are compared all the same.
                     self.beat();
                     self.tell_all_but(None, GOODBYE, &Body::new(Vec::new()));
                     if self.is_hub() {
-                        self.leave_gather(self.shared.rank);
-                    } else if self.failure.is_none() {
-                        self.succession.close();
+                        self.leave_gather(0);
                     }
                 }
                 Command::Close => self.closing = Some(Instant::now() + FAREWELL),
@@ -424,8 +432,7 @@ impl Monitor {
             flushed &= channel.is_flushed();
         }
         let late = self.leaving.is_some_and(|until| Instant::now() >= until);
-        let done = flushed && !self.has_more_to_tell();
-        if self.leaving.is_some() && (done || late) {
+        if self.leaving.is_some() && (flushed || late) {
             let farewell = std::mem::replace(&mut self.shared.state().farewell, true);
             if !farewell {
                 self.shared.changed.notify_all();
@@ -454,11 +461,10 @@ impl Monitor {
         }
         match self.leaving {
             None => false,
-            Some(until) if now < until && self.has_more_to_tell() => false,
             Some(_) if self.links.iter().all(|link| link.channel.is_none()) => true,
             // The hub serves on, unless there is nothing left to watch over.
-            Some(until) if self.is_hub() && self.shared.state().serves => {
-                (self.failure.is_some() || self.shared.fault.is_raised())
+            Some(until) if self.is_hub() => {
+                (self.failed || self.shared.fault.is_raised())
                     && (now >= until || channels.all(Channel::is_flushed))
             }
             Some(until) => now >= until,
@@ -512,8 +518,8 @@ impl Monitor {
         self.lose(ends.into_iter());
         if self.is_hub() {
             self.ask_about(&silent);
-            self.miss_absent();
-        } else if self.succession.is_seeking() {
+        }
+        if self.orphaned {
             self.look_around();
         }
     }

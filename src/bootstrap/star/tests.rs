@@ -193,37 +193,6 @@ fn those_who_do_not_come_are_named() {
     }
 }
 
-/// Another host's processes cannot be looked up: the meeting tells.
-#[test]
-fn a_rank_that_dies_between_the_meeting_and_its_connection_is_named() {
-    let config = config(60.0);
-    let id = UniqueId::create_for_one_host(&config).unwrap();
-    let (fault, deadline) = (Fault::new(), Instant::now() + config.init_timeout);
-    std::thread::scope(|scope| {
-        let far = Config {
-            host_id: Some("another host".into()),
-            ..config.clone()
-        };
-        scope.spawn(move || {
-            drop(rendezvous::meet(&id, 1, 3, &far, deadline, &fault).unwrap());
-        });
-        let faults = [Fault::new(), Fault::new()];
-        let results = join_all(&id, &[(0, 3), (2, 3)], &faults, &config);
-        assert!(Instant::now() < deadline, "waited until the deadline");
-        let error = results[0].as_ref().unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Remote);
-        assert!(error.message().starts_with("rank 1 ("), "{error}");
-        match &results[1] {
-            Ok(_) => eventually("rank 2 hears", || {
-                let reason = faults[1].reason();
-                reason.is_some_and(|reason| reason.message().contains("rank 1 ("))
-            }),
-            // It came when rank 0 had given up already.
-            Err(error) => assert_eq!(error.kind(), ErrorKind::Remote),
-        }
-    });
-}
-
 #[test]
 fn a_known_address_needs_no_id_and_serves_again() {
     let config = config(60.0);
