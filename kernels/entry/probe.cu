@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "ptx/grid.cuh"
+
 struct ProbeFill {
     uint64_t* target;
     uint64_t words;
@@ -72,9 +74,7 @@ extern "C" __global__ void cinch_probe_fill(ProbeFill args) {
 // The same, but it lets the next kernel of the stream begin at once, and writes `delay` later: one that
 // does not wait for this one's end reads what was there before.
 extern "C" __global__ void cinch_probe_late(ProbeLate args) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;");
-#endif
+    cinch::let_next_begin();
     uint64_t begin, now;
     asm volatile("mov.u64 %0, %globaltimer;" : "=l"(begin));
     do {
