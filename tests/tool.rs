@@ -93,6 +93,10 @@ fn bad_options_are_a_sentence_and_exit_code_2() {
         (&["bench", "all_reduce", "--ranks", "0"], "1..=4096"),
         (&["bench", "reduce", "-r", "7", "--ranks", "2"], "-r 7"),
         (
+            &["bench", "all_gather", "-o", "max", "--ranks", "2"],
+            "all_gather reduces nothing, so -o max",
+        ),
+        (
             &["bench", "all_reduce", "-b", "2", "-e", "1", "--ranks", "2"],
             "-b 2",
         ),

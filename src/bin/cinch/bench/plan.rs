@@ -124,12 +124,40 @@ mod tests {
     }
 
     #[test]
+    fn reductions_are_for_collectives_that_reduce() {
+        for collective in Collective::ALL {
+            let ops = |op: &str| {
+                let rows = plan(&format!("{collective} -e 1K -o {op}"), 2)?.rows;
+                Ok::<_, String>(rows.iter().map(|row| row.op.name()).collect::<Vec<_>>())
+            };
+            assert_eq!(ops("sum").unwrap(), ["sum"], "{collective}");
+            for op in ["prod", "min", "max", "avg", "premulsum"] {
+                match ops(op) {
+                    Ok(ops) => assert!(collective.reduces() && ops == [op], "{collective} {ops:?}"),
+                    Err(why) => assert!(
+                        !collective.reduces()
+                            && why.starts_with(collective.name())
+                            && why.contains(&format!("-o {op} ")),
+                        "{why}"
+                    ),
+                }
+            }
+            let all = if collective.reduces() { 6 } else { 1 };
+            assert_eq!(ops("all").unwrap().len(), all, "{collective}");
+        }
+    }
+
+    #[test]
     fn impossible_plans_are_sentences() {
         for (line, nranks, word) in [
             ("sendrecv", 1, "two ranks"),
             ("all_reduce --data /no/such.npy", 2, "/no/such.npy"),
             ("reduce -r 2", 2, "-r 2"),
             ("all_reduce --codec linear8 -d i32", 2, "not i32"),
+            ("broadcast -o max", 2, "leave out -o"),
+            // All, but of what does not exist.
+            ("all_reduce --codec linear8 -d i32 -o all", 2, "not i32"),
+            ("all_reduce --codec linear8 -d all -o max", 2, "leave out"),
         ] {
             let error = plan(line, nranks).err().unwrap();
             assert!(error.contains(word), "{line}: {error}");
