@@ -243,6 +243,20 @@ fn results_that_are_not_told_are_a_failure() {
     assert_eq!(left.status.code(), Some(0), "{left:?}");
 }
 
+/// Where nothing can be measured, the file of earlier rows stays as it is.
+#[test]
+fn rows_of_arrays_outlive_a_run_without_a_gpu() {
+    let name = format!("cinch-tool-arrays-{}", std::process::id());
+    let rows = std::env::temp_dir().join(name);
+    std::fs::write(&rows, "earlier\n").unwrap();
+    let file = rows.to_str().unwrap();
+    let (code, out, err) = output(&["arrays", "--gpu", "4096", "--json", file]);
+    let kept = std::fs::read_to_string(&rows).unwrap();
+    std::fs::remove_file(&rows).unwrap();
+    assert_eq!((code, out.as_str()), (3, ""), "{err}");
+    assert_eq!(kept, "earlier\n", "{err}");
+}
+
 #[test]
 fn half_a_launcher_is_named() {
     let alone = cinch(&["info"]).env("WORLD_SIZE", "2").output().unwrap();

@@ -416,4 +416,20 @@ mod tests {
         assert!(one.admits(DType::BF16).is_ok());
         assert!(one.admits(DType::I32).is_err());
     }
+
+    #[test]
+    fn files_of_a_folder_go_by_their_numbers() {
+        let name = format!("cinch-data-{}", std::process::id());
+        let folder = std::env::temp_dir().join(name);
+        std::fs::create_dir_all(&folder).unwrap();
+        let named = |rank: usize| folder.join(format!("x{rank}.npy"));
+        // In the order of letters 10 would come behind 1.
+        for rank in (0..12).rev() {
+            std::fs::write(named(rank), "").unwrap();
+        }
+        std::fs::write(folder.join("README"), "").unwrap();
+        let found = rank_files(std::slice::from_ref(&folder), 11);
+        std::fs::remove_dir_all(&folder).unwrap();
+        assert_eq!(found.unwrap(), (0..11).map(named).collect::<Vec<_>>());
+    }
 }
