@@ -16,8 +16,7 @@ use std::fmt;
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
-use std::sync::Once;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Forks between the first process with this library and this one.
 static FORKS: AtomicU64 = AtomicU64::new(0);
@@ -58,35 +57,81 @@ impl Table {
     }
 }
 
-fn install() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        // SAFETY: the handlers live as long as the library, and keep to what a child of a
-        // process with threads may do.
-        let code = unsafe { libc::pthread_atfork(Some(prepare), Some(parent), Some(child)) };
-        if code != 0 {
-            log::line(
-                Level::Warn,
-                format_args!(
-                    "children that this program forks will hold its connections, and other ranks \
-                     notice its end after theirs only: pthread_atfork failed with {code}"
-                ),
-            );
+/// Whether the handlers below are there.
+static HANDLERS: AtLeastOnce = AtLeastOnce(AtomicBool::new(false));
+
+/// The thread that forks and has locked the table for it; 0: none.
+static FORKING: AtomicU64 = AtomicU64::new(0);
+
+/// What is done once, or by several threads that come first together. None waits for another: a
+/// child of a fork has only the thread that forked.
+struct AtLeastOnce(AtomicBool);
+
+impl AtLeastOnce {
+    /// Runs `work`, unless some thread has run it to its end, here or before a fork.
+    fn ensure(&self, work: impl FnOnce()) {
+        // SYNC POINT handlers: pairs with the release below.
+        if !self.0.load(Ordering::Acquire) {
+            work();
+            // SYNC POINT handlers: whoever sees this and forks runs them.
+            self.0.store(true, Ordering::Release);
         }
-    });
+    }
+}
+
+fn install() {
+    HANDLERS.ensure(add_handlers);
+}
+
+/// They may be there several times, of threads that came first together or a child that did not
+/// know of them: then the first of each kind does the work. The C library runs all three of one
+/// addition for a fork, or none.
+fn add_handlers() {
+    // SAFETY: the handlers live as long as the library, and keep to what a child of a process
+    // with threads may do.
+    let code = unsafe { libc::pthread_atfork(Some(prepare), Some(parent), Some(child)) };
+    if code != 0 {
+        log::line(
+            Level::Warn,
+            format_args!(
+                "children that this program forks will hold its connections, and other ranks \
+                 notice its end after theirs only: pthread_atfork failed with {code}"
+            ),
+        );
+    }
+}
+
+/// The same in a child as in the thread that it is a copy of.
+fn this_thread() -> u64 {
+    // SAFETY: asks for a number.
+    unsafe { libc::pthread_self() }
+}
+
+/// Whether this thread holds the table for a fork. Relaxed: nobody but itself says so.
+fn is_forking() -> bool {
+    FORKING.load(Ordering::Relaxed) == this_thread()
 }
 
 extern "C" fn prepare() {
-    // SAFETY: a mutex in a static.
-    unsafe { libc::pthread_mutex_lock(TABLE.lock.get()) };
+    if !is_forking() {
+        // SAFETY: a mutex in a static.
+        unsafe { libc::pthread_mutex_lock(TABLE.lock.get()) };
+        FORKING.store(this_thread(), Ordering::Relaxed);
+    }
 }
 
 extern "C" fn parent() {
-    // SAFETY: `prepare` locked it on this thread.
-    unsafe { libc::pthread_mutex_unlock(TABLE.lock.get()) };
+    if is_forking() {
+        FORKING.store(0, Ordering::Relaxed);
+        // SAFETY: `prepare` locked it on this thread.
+        unsafe { libc::pthread_mutex_unlock(TABLE.lock.get()) };
+    }
 }
 
 extern "C" fn child() {
+    if !is_forking() {
+        return;
+    }
     // SAFETY: the lock is held since `prepare`, by the thread that this one is a copy of, so the
     // table is whole; the numbers mean what they meant there. Closing and forgetting numbers
     // allocates nothing and waits for nobody.
@@ -96,9 +141,9 @@ extern "C" fn child() {
             libc::close(descriptor);
         }
         descriptors.clear();
-        FORKS.fetch_add(1, Ordering::Relaxed);
-        libc::pthread_mutex_unlock(TABLE.lock.get());
     }
+    FORKS.fetch_add(1, Ordering::Relaxed);
+    parent();
 }
 
 /// The process that something was made in.
@@ -264,7 +309,6 @@ mod tests {
     use nix::sys::memfd::{MFdFlags, memfd_create};
     use std::os::fd::OwnedFd;
     use std::panic::{AssertUnwindSafe, catch_unwind};
-    use std::sync::atomic::AtomicBool;
 
     fn null() -> OwnedFd {
         std::fs::File::open("/dev/null").unwrap().into()
@@ -336,6 +380,56 @@ mod tests {
             let own = Unshared::from(null());
             let number = own.as_raw_fd();
             let closed = in_child(|| !is_open(number));
+            let stays = is_open(number);
+            drop(own);
+            closed && stays && !is_open(number)
+        }));
+    }
+
+    /// The thread that was at it when the child was forked is not there to be waited for.
+    #[test]
+    fn a_child_of_a_fork_during_the_installation_installs_by_itself() {
+        let handlers = AtLeastOnce(AtomicBool::new(false));
+        let (begun, forked) = (AtomicBool::new(false), AtomicBool::new(false));
+        let wait_for = |flag: &AtomicBool| {
+            while !flag.load(Ordering::Relaxed) {
+                std::thread::yield_now();
+            }
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                handlers.ensure(|| {
+                    begun.store(true, Ordering::Relaxed);
+                    wait_for(&forked);
+                });
+            });
+            wait_for(&begun);
+            let installed = in_child(|| {
+                let mut times = 0;
+                handlers.ensure(|| times += 1);
+                handlers.ensure(|| times += 1);
+                times == 1
+            });
+            forked.store(true, Ordering::Relaxed);
+            assert!(installed);
+        });
+        handlers.ensure(|| panic!("installed again"));
+    }
+
+    #[test]
+    fn handlers_that_are_there_several_times_work_once() {
+        assert!(in_child(|| {
+            add_handlers();
+            add_handlers();
+            let own = Unshared::from(null());
+            let number = own.as_raw_fd();
+            let before = FORKS.load(Ordering::Relaxed);
+            let closed = in_child(|| {
+                let closed = !is_open(number);
+                // The table is free.
+                drop(Unshared::from(null()));
+                closed && FORKS.load(Ordering::Relaxed) == before + 1
+            });
             let stays = is_open(number);
             drop(own);
             closed && stays && !is_open(number)
