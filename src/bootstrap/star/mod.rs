@@ -385,7 +385,8 @@ fn reach_hub(hub: &Member, terms: &Terms, deadline: Instant, fault: &Fault) -> R
     Ok(peer)
 }
 
-/// Accepts the control connections of all other ranks.
+/// Accepts the control connections of all other ranks. They are told why that fails, and so are
+/// those who come within [`FAREWELL`] after it, before the deadline and the fault.
 fn gather_leaves(
     mut listener: Listener,
     members: &[Member],
@@ -438,24 +439,33 @@ fn gather_leaves(
             Err(error) => break Err(error),
         }
     };
-    let leaves = leaves
-        .into_iter()
-        .enumerate()
-        .filter_map(|(rank, peer)| Some((rank, peer?)));
-    match result {
-        Ok(()) => Ok(leaves.collect()),
-        Err(error) => {
-            // Those who came would see only that we are gone.
-            let body = Body::new(write_error(&error));
-            for (_, peer) in leaves {
-                if let Ok(mut channel) = Channel::new(peer) {
-                    channel.queue(monitor::ANNOUNCE, &body);
-                    channel.flush();
-                }
-            }
-            Err(error)
+    let Err(error) = result else {
+        let leaves = leaves.into_iter().enumerate();
+        return Ok(leaves
+            .filter_map(|(rank, peer)| Some((rank, peer?)))
+            .collect());
+    };
+    // Those who came would see only that we are gone, and those about to come not even that.
+    let body = Body::new(write_error(&error));
+    let tell = |peer| {
+        if let Ok(mut channel) = Channel::new(peer) {
+            channel.queue(monitor::ANNOUNCE, &body);
+            channel.flush();
         }
+    };
+    let is_dead = |rank: usize| matches!(look(&members[0], &members[rank]), Fate::Dead(_));
+    let mut awaited: Vec<usize> = (1..members.len())
+        .filter(|&rank| leaves[rank].is_none() && !is_dead(rank))
+        .collect();
+    leaves.into_iter().flatten().for_each(tell);
+    let until = (Instant::now() + FAREWELL).min(deadline);
+    while !awaited.is_empty()
+        && let Ok(Some(peer)) = listener.accept_until(terms, until, fault)
+    {
+        awaited.retain(|&rank| rank != peer.rank);
+        tell(peer);
     }
+    Err(error)
 }
 
 /// What can be said here about the process of `member`.
