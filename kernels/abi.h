@@ -238,7 +238,10 @@ struct cinch_oneshot_args {
   void *output;
   uint64_t count; /* elements of the message, or of a block */
   uint64_t factor;
+  uint64_t mark; /* of what the call is, for flags of 64 bits: in the upper 16 */
   uint64_t signature[CINCH_SIGNATURE_WORDS];
+  uint32_t words; /* of 8 bytes, that go from a rank to another on a trip */
+  uint32_t share; /* of them, of a block of threads: packets, a multiple of 32, or tiles of lines */
   uint8_t combine;
   uint8_t flags;
   uint8_t element_bytes;
@@ -259,7 +262,7 @@ static_assert(sizeof(cinch_work) == 152, "abi");
 static_assert(sizeof(cinch_residuals) == 8, "abi");
 static_assert(offsetof(cinch_work, codec) == 120, "abi");
 static_assert(sizeof(cinch_args) == CINCH_ARGS_BYTES, "abi");
-static_assert(sizeof(cinch_oneshot_args) == 688, "abi");
+static_assert(sizeof(cinch_oneshot_args) == 704, "abi");
 #endif
 
 #endif

@@ -33,6 +33,9 @@ struct ElementBase {
     return gather(raw);
   }
 
+  // As unpack, where what is NaN may become any NaN.
+  static CINCH_HD void unpack_loosely(uint4 vector, Acc (&out)[N]) { Self::unpack(vector, out); }
+
   // Of numbers that are not NaN.
   static CINCH_HD uint4 pack_numbers(const Acc (&in)[N]) { return Self::pack(in); }
 
@@ -54,6 +57,11 @@ struct ElementBase {
   static CINCH_HD Acc combine(Acc a, Acc b, uint32_t op) {
     return cinch::combine(a, b, static_cast<Combine>(op));
   }
+  // The same in two: many terms, and then what has become of them.
+  static CINCH_HD Acc combine_loosely(Acc a, Acc b, Combine op) {
+    return cinch::combine_loosely(a, b, op);
+  }
+  static CINCH_HD Acc settle(Acc a) { return Number<Acc>::settle(a); }
   // The factor of a pre-multiplied sum, in the accumulator type, is in the low bits of the word.
   static CINCH_HD Acc premultiply(Acc a, uint64_t factor) {
     return Number<Acc>::prod(a, Number<Acc>::from_word(factor));
@@ -191,15 +199,20 @@ struct F16 : ElementBase<F16, uint16_t, uint16_t, float> {
 #if defined(__CUDA_ARCH__)
     const uint32_t largest =
         larger_f16_pair(larger_f16_pair(v.x, v.y), larger_f16_pair(v.z, v.w));
-    if (!has_nan_f16(largest)) {
-      out[0] = widen_f16_low(v.x), out[1] = widen_f16_high(v.x);
-      out[2] = widen_f16_low(v.y), out[3] = widen_f16_high(v.y);
-      out[4] = widen_f16_low(v.z), out[5] = widen_f16_high(v.z);
-      out[6] = widen_f16_low(v.w), out[7] = widen_f16_high(v.w);
-      return;
-    }
+    if (!has_nan_f16(largest)) return unpack_loosely(v, out);
 #endif
     Base::unpack(v, out);
+  }
+
+  static CINCH_HD void unpack_loosely(uint4 v, float (&out)[8]) {
+#if defined(__CUDA_ARCH__)
+    out[0] = widen_f16_low(v.x), out[1] = widen_f16_high(v.x);
+    out[2] = widen_f16_low(v.y), out[3] = widen_f16_high(v.y);
+    out[4] = widen_f16_low(v.z), out[5] = widen_f16_high(v.z);
+    out[6] = widen_f16_low(v.w), out[7] = widen_f16_high(v.w);
+#else
+    Base::unpack(v, out);
+#endif
   }
 
   static CINCH_HD uint4 pack_numbers(const float (&in)[8]) {

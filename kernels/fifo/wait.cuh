@@ -11,6 +11,9 @@ namespace cinch {
 constexpr uint32_t POLLS_PER_CLOCK = 256;
 constexpr uint64_t ABORT_PERIOD = 20000;
 
+// Sources whose packets or lines are polled together.
+constexpr uint32_t POLLED = 8;
+
 // Set by threads whose wait ends early; the block looks at it after the next barrier. The second
 // word is 1 + the number of a source whose data did not come in time.
 struct Stop {

@@ -11,11 +11,6 @@
 // into peers' memory, so that a message should be spread over blocks long before their threads are short.
 // Bytes out: (N - 1) * 2 * S, of a message or block of S bytes; in two trips (N - 1) / N * 4 * S.
 //
-// Two halves of the area are used in turn. A peer writes half h again two calls later; it has
-// finished the call in between by then, for which it needed this rank's packets of that call, and
-// those were sent after this rank had finished reading h: every call makes every rank wait for
-// every other. The number of the call lives in device memory, so that a graph may replay it.
-//
 // In place what a block of threads will write has been read by it before it writes any of it: packets
 // of as many as it has threads at a time.
 //
@@ -24,78 +19,34 @@
 #pragma once
 
 #include "abi.h"
+#include "fused/exchange.cuh"
 #include "prims/ll.cuh"
-#include "ptx/grid.cuh"
 
 namespace cinch {
 
-constexpr uint32_t ONESHOT_THREADS = CINCH_ONESHOT_THREADS;
-
-constexpr uint32_t GRANULE = CINCH_GRANULE_BYTES;
-
-// Words that a thread loads before it sends the first of them.
-constexpr uint32_t SENT = 4;
-
-// Who gets what of the input: everyone all of it, each a block, or each a part of the message.
-enum class Sends { THE_SAME, A_BLOCK_EACH, A_PART_EACH };
-
-// What the packets of one call have in common. BLOCKS: the input or the output has one for each rank.
+// What the packets of one call have in common: packet i carries word i.
 template <Sends SENDS, bool BLOCKS>
-struct OneshotCall {
-  static constexpr bool PARTS = SENDS == Sends::A_PART_EACH;
+struct OneshotCall : Exchange<SENDS, BLOCKS> {
+  using Base = Exchange<SENDS, BLOCKS>;
+  using Base::Base;
+  using Base::area;
+  using Base::args;
+  using Base::comm;
+  using Base::epoch;
+  using Base::has;
+  using Base::load;
+  using Base::peer_at;
+  using Base::place;
+  using Base::stop;
+  using Base::store;
+  using Base::words;
 
-  __device__ __forceinline__ OneshotCall(const cinch_oneshot_args &args, uint32_t element_bytes,
-                                         uint64_t epoch, uint32_t *stopped)
-      : comm(args.comm),
-        input((const uint8_t *)args.input),
-        output((uint8_t *)args.output),
-        bytes((uint32_t)args.count * element_bytes),
-        size(element_bytes),
-        // Parts are plan::cut's, of whole granules; the last ones may be shorter, or nothing.
-        pieces(PARTS ? (bytes + GRANULE * args.comm.nranks - 1) / (GRANULE * args.comm.nranks) *
-                           (GRANULE / 8)
-                     : (bytes + 7) / 8),
-        half(args.area + (epoch & 1) * args.half),
-        area((uint32_t)args.half / (PARTS ? 2 : 1)),
-        flag(message_flag(epoch)),
-        cover(refreshes(flag, 2) ? area / 16 : pieces),
-        // Blocks one behind the other are aligned as the first one is if they are whole words.
-        aligned((args.flags & CINCH_ALIGNED) != 0 && (!BLOCKS || bytes % 8 == 0)),
-        stop{stopped} {}
-
-  // Bytes between what one rank and the next one get of the input, or give to the output, and how many
-  // of them are those of `rank`.
-  __device__ __forceinline__ uint32_t stride() const { return PARTS ? 8 * pieces : bytes; }
-  __device__ __forceinline__ uint32_t bytes_of(uint32_t rank) const {
-    if (!PARTS) return bytes;
-    const uint32_t begin = rank * stride();
-    return bytes > begin ? min(bytes - begin, stride()) : 0;
-  }
-  __device__ __forceinline__ bool has(uint32_t rank, uint32_t i) const {
-    return PARTS ? 8 * i < bytes_of(rank) : i < pieces;
-  }
-
-  // Word i of what goes to `peer`.
-  __device__ __forceinline__ uint64_t load(uint32_t peer, uint32_t i) const {
-    const uint64_t begin = SENDS != Sends::THE_SAME ? (uint64_t)peer * stride() : 0;
-    return load_word(input + begin, i, bytes_of(peer), size, aligned);
-  }
-
-  // Word i of the output's block or part of `rank`, where it has any; else of 0.
-  __device__ __forceinline__ void store(uint32_t rank, uint32_t i, uint64_t value) const {
-    store_word(output + (uint64_t)rank * stride(), i, bytes_of(rank), size, aligned, value);
-  }
-
-  // Each rank starts with another peer, so that no port gets all packets at once.
-  __device__ __forceinline__ uint32_t peer_at(uint32_t k) const {
-    const uint32_t peer = comm.rank + k;
-    return peer >= comm.nranks ? peer - comm.nranks : peer;
-  }
+  __device__ __forceinline__ uint32_t flag() const { return message_flag(epoch); }
 
   // Packet i, the same to every peer, on trip 0 or 1.
   __device__ __forceinline__ void send(uint32_t i, uint64_t payload, uint32_t trip = 0) const {
     for (uint32_t k = 1; k < comm.nranks; ++k) {
-      store_ll(comm.outbox[peer_at(k)] + half + trip * area, i, payload, flag);
+      store_ll(comm.outbox[peer_at(k)] + place(trip), i, payload, flag());
     }
   }
 
@@ -119,38 +70,53 @@ struct OneshotCall {
 #pragma unroll
       for (uint32_t j = 0; j < AHEAD; ++j) {
         if (k + j * rows >= comm.nranks) break;
-        store_ll(comm.outbox[peer_at(k + j * rows)] + half, i, payload[j], flag);
+        store_ll(comm.outbox[peer_at(k + j * rows)] + place(0), i, payload[j], flag());
       }
     }
   }
 
-  // Hands packet i of every rank to `take(rank, payload)` in the order of ranks; that of this one, which
-  // sends none to itself, means nothing. False if the wait ended early.
+  // Hands packet i of every rank on, in groups and in the order of ranks: `take(first, group)` gets those
+  // of the ranks from `first` on. That of this one, which sends none to itself, means nothing. False if
+  // the wait ended early.
   template <class Take>
   __device__ __forceinline__ bool receive(uint32_t i, Take &&take, uint32_t trip = 0) const {
-    const auto wanted = [&](uint32_t) { return flag; };
-    const auto source = [&](uint32_t r) { return comm.inbox[r] + half + trip * area; };
+    const auto wanted = [&](uint32_t) { return flag(); };
+    const auto source = [&](uint32_t r) { return comm.inbox[r] + place(trip); };
     const auto name = [](uint32_t r) { return r; };
     for (uint32_t first = 0; first < comm.nranks; first += POLLED) {
       uint64_t payload[POLLED];
       if (!load_ll(comm, stop, first, comm.nranks, i, source, wanted, name, payload, comm.rank)) {
         return false;
       }
-#pragma unroll
-      for (uint32_t j = 0; j < POLLED; ++j) {
-        if (first + j >= comm.nranks) break;
-        take(first + j, payload[j]);
-      }
+      take(first, payload);
     }
     return true;
   }
 
-  // Calls packet(i) for this thread's packets, until it says false.
+  // Stores packet i of every rank in its block or part, `own` in that of this one. False as above.
+  __device__ __forceinline__ bool keep(uint32_t i, uint64_t own, uint32_t trip) const {
+    return receive(i, [&](uint32_t first, const uint64_t (&group)[POLLED]) {
+#pragma unroll
+      for (uint32_t j = 0; j < POLLED; ++j) {
+        const uint32_t r = first + j;
+        if (r >= comm.nranks) break;
+        if (has(r, i)) store(r, i, r == comm.rank ? own : group[j]);
+      }
+    }, trip);
+  }
+
+  // Calls packet(i, own) for this thread's packets, with the own word of each, until it says false.
   template <class Packet>
   __device__ __forceinline__ void each(Packet &&packet) const {
-    const uint32_t end = min(begin() + share(), cover);
-    for (uint32_t i = begin() + threadIdx.x; i < end; i += ONESHOT_THREADS) {
-      if (!packet(i)) return;
+    uint32_t i = begin() + threadIdx.x;
+    if (i >= end()) return;
+    uint64_t next = load(comm.rank, i);
+    for (bool goes_on = true; goes_on;) {
+      const uint32_t later = i + ONESHOT_THREADS;
+      const uint64_t own = next;
+      if (later < end()) next = load(comm.rank, later);
+      goes_on = packet(i, own) && later < end();
+      i = later;
     }
   }
 
@@ -158,10 +124,9 @@ struct OneshotCall {
   // thread's packets, until that says false.
   template <class Scatter, class Packet>
   __device__ __forceinline__ void each_after(Scatter &&scatter, Packet &&packet) const {
-    const uint32_t end = min(begin() + share(), cover);
     bool goes_on = true;
-    for (uint32_t first = begin(); first < end; first += ONESHOT_THREADS) {
-      const uint32_t n = min(end - first, ONESHOT_THREADS), i = first + threadIdx.x;
+    for (uint32_t first = begin(); first < end(); first += ONESHOT_THREADS) {
+      const uint32_t n = min(end() - first, ONESHOT_THREADS), i = first + threadIdx.x;
       const bool is_one = threadIdx.x < n;
       const uint64_t own = is_one && has(comm.rank, i) ? load(comm.rank, i) : 0;
       scatter(first, n);
@@ -171,115 +136,70 @@ struct OneshotCall {
     }
   }
 
-  // Packets of a block of threads, and its first one: whole lines of the input and of the areas.
-  __device__ __forceinline__ uint32_t share() const {
-    return ((cover + gridDim.x - 1) / gridDim.x + WARP - 1) / WARP * WARP;
+  // Every so many calls all packets that the areas have room for are sent anew, so that none keeps a flag
+  // until flags come round.
+  __device__ __forceinline__ void refresh() const {
+    if (!refreshes(flag(), 2)) return;
+    const uint32_t threads = gridDim.x * ONESHOT_THREADS;
+#pragma unroll 1
+    for (uint32_t i = words + blockIdx.x * ONESHOT_THREADS + threadIdx.x; i < area / 16; i += threads) {
+      for (uint32_t trip = 0; trip <= (uint32_t)Base::PARTS; ++trip) send(i, 0, trip);
+    }
   }
-  __device__ __forceinline__ uint32_t begin() const { return blockIdx.x * share(); }
 
-  const cinch_comm_view &comm;
-  const uint8_t *input;
-  uint8_t *output;
-  uint32_t bytes;   // of the message, or of a block
-  uint32_t size;    // of an element
-  uint32_t pieces;  // packets of what goes to a peer on one trip
-  uint64_t half;
-  uint32_t area;    // bytes of a half for one trip
-  uint32_t flag;
-  uint32_t cover;  // packets that are sent
-  bool aligned;
-  Stop stop;
+  // The packets of this block of threads: whole lines of the input and of the areas.
+  __device__ __forceinline__ uint32_t begin() const { return blockIdx.x * args.share; }
+  __device__ __forceinline__ uint32_t end() const { return min(begin() + args.share, words); }
 };
 
 // Sums: all ranks the same one, in one trip or two, or each that of its block.
 template <class E, Sends SENDS = Sends::THE_SAME>
 struct OneshotSum {
-  static constexpr bool SAME = SENDS == Sends::THE_SAME;
   static constexpr bool TWICE = SENDS == Sends::A_PART_EACH;
   using Packet = PacketElements<E>;
   using Acc = typename Packet::Acc;
-  static constexpr int N = Packet::N;
 
   static __device__ __forceinline__ void packets(const cinch_oneshot_args &args, uint64_t epoch,
                                                  uint32_t *stopped) {
-    const OneshotCall<SENDS, SENDS == Sends::A_BLOCK_EACH> call(args, 8 / N, epoch, stopped);
-    const uint32_t own_rank = args.comm.rank;
-    const bool premultiplies = (args.flags & CINCH_PREMULTIPLY) != 0;
-    const uint64_t factor =
-        args.flags & CINCH_FACTOR_AT ? E::factor_at(args.factor) : args.factor;
-    const auto premultiply = [&](uint64_t word, Acc (&x)[2 * N]) {
-      Packet::unpack(word, x);
-      if (!premultiplies) return word;
-#pragma unroll
-      for (int k = 0; k < N; ++k) x[k] = E::premultiply(x[k], factor);
-      return Packet::pack(x);
+    const OneshotCall<SENDS, SENDS == Sends::A_BLOCK_EACH> call(args, 8 / Packet::N, epoch, stopped);
+    const Contributions<E, Packet> terms(args);
+    const auto receive = [&](uint32_t i) {
+      return [&call, i](auto &&take) { return call.receive(i, take); };
     };
-    // The sum of packet i, to which this rank gives `mine`. False if the wait ended early.
-    const auto add = [&](uint32_t i, const Acc (&mine)[2 * N], uint64_t &result) {
-      Acc sum[2 * N];
-      const bool complete = call.receive(i, [&](uint32_t r, uint64_t payload) {
-        Acc term[2 * N];
-        if (r == own_rank) {
-#pragma unroll
-          for (int k = 0; k < N; ++k) term[k] = mine[k];
-        } else {
-          Packet::unpack(payload, term);
-        }
-#pragma unroll
-        for (int k = 0; k < N; ++k) {
-          sum[k] = r == 0 ? term[k] : E::combine(sum[k], term[k], args.combine);
-        }
-      });
-      if (!complete) return false;
-      if (args.flags & CINCH_AVERAGE) {
-#pragma unroll
-        for (int k = 0; k < N; ++k) sum[k] = E::divide(sum[k], args.comm.nranks);
-      }
-      result = Packet::pack(sum);
-      return true;
-    };
-    if constexpr (SAME) {
-      call.each([&](uint32_t i) {
-        uint64_t own = 0, result;
-        Acc mine[2 * N];
-        if (i < call.pieces) {
-          own = premultiply(call.load(own_rank, i), mine);
-          // As the peers see it, rounded to the element type.
-          if (premultiplies) Packet::unpack(own, mine);
-        }
+    if constexpr (SENDS == Sends::THE_SAME) {
+      call.each([&](uint32_t i, uint64_t word) {
+        const uint64_t own = terms.premultiplied(word);
         call.send(i, own);
-        if (i >= call.pieces) return true;
-        if (!add(i, mine, result)) return false;
+        // As the peers see it, rounded to the element type.
+        Acc mine[Packet::ROOM];
+        Packet::unpack_loosely(own, mine);
+        uint64_t result;
+        if (!terms.add(receive(i), mine, result)) return false;
         call.store(0, i, result);
         return true;
       });
     } else {
       const auto scatter = [&](uint32_t first, uint32_t n) {
-        if (premultiplies) {
-          call.template scatter<1>(first, n, [&](uint64_t word) {
-            Acc unused[2 * N];
-            return premultiply(word, unused);
-          });
+        if (terms.premultiplies) {
+          call.template scatter<1>(first, n, [&](uint64_t w) { return terms.premultiplied(w); });
         } else {
           call.template scatter<SENT>(first, n, [](uint64_t word) { return word; });
         }
       };
       call.each_after(scatter, [&](uint32_t i, uint64_t own) {
-        uint64_t result = 0;
-        if (i < call.pieces) {
-          Acc mine[2 * N];
-          premultiply(own, mine);
-          if (!add(i, mine, result)) return false;
-          const uint32_t rank = TWICE ? own_rank : 0;
-          if (call.has(rank, i)) call.store(rank, i, result);
+        Acc mine[Packet::ROOM];
+        terms.unrounded(own, mine);
+        uint64_t result;
+        if (!terms.add(receive(i), mine, result)) return false;
+        if (!TWICE) {
+          call.store(0, i, result);
+          return true;
         }
-        if (!TWICE) return true;
         call.send(i, result, 1);
-        return i >= call.pieces || call.receive(i, [&](uint32_t r, uint64_t payload) {
-          if (r != own_rank && call.has(r, i)) call.store(r, i, payload);
-        }, 1);
+        return call.keep(i, result, 1);
       });
     }
+    call.refresh();
   }
 };
 
@@ -289,49 +209,20 @@ struct OneshotMove {
   static __device__ __forceinline__ void packets(const cinch_oneshot_args &args, uint64_t epoch,
                                                  uint32_t *stopped) {
     const OneshotCall<SENDS, true> call(args, args.element_bytes, epoch, stopped);
-    const uint32_t own_rank = args.comm.rank;
-    const auto finish = [&](uint32_t i, uint64_t own) {
-      return i >= call.pieces || call.receive(i, [&](uint32_t r, uint64_t payload) {
-        call.store(r, i, r == own_rank ? own : payload);
-      });
-    };
+    const auto keep = [&](uint32_t i, uint64_t own) { return call.keep(i, own, 0); };
     if constexpr (SENDS == Sends::A_BLOCK_EACH) {
       const auto scatter = [&](uint32_t first, uint32_t n) {
         call.template scatter<SENT>(first, n, [](uint64_t word) { return word; });
       };
-      call.each_after(scatter, finish);
+      call.each_after(scatter, keep);
     } else {
-      call.each([&](uint32_t i) {
-        const uint64_t own = i < call.pieces ? call.load(own_rank, i) : 0;
+      call.each([&](uint32_t i, uint64_t own) {
         call.send(i, own);
-        return finish(i, own);
+        return keep(i, own);
       });
     }
+    call.refresh();
   }
 };
-
-template <class Does>
-__device__ __forceinline__ void oneshot(const cinch_oneshot_args &args) {
-  __shared__ uint32_t stopped[2];
-  if (threadIdx.x == 0) stopped[0] = stopped[1] = 0;
-  await_what_is_before();
-  const uint64_t epoch = args.epoch[0];
-  __syncthreads();
-  Does::packets(args, epoch, stopped);
-  __syncthreads();
-  if (args.flags & CINCH_LETS_NEXT_BEGIN) let_next_begin();
-  // The last block moves on to the next call: all blocks have read the number by then.
-  if (threadIdx.x == 0) {
-    unsigned long long *done = (unsigned long long *)&args.epoch[1];
-    if (atomicAdd(done, 1ull) == gridDim.x - 1) {
-      args.epoch[1] = 0;
-      args.epoch[0] = epoch + 1;
-    }
-    if (stopped[1] != 0) {
-      const Waiting waiting = {stopped[1] - 1, 0, 0, 0, 0};
-      report(args.comm, CINCH_TROUBLE_TIMEOUT, waiting, epoch + 1, epoch, args.signature, nullptr);
-    }
-  }
-}
 
 }  // namespace cinch

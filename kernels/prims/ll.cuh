@@ -11,9 +11,6 @@
 
 namespace cinch {
 
-// Sources whose packets are polled together.
-constexpr uint32_t POLLED = 8;
-
 __device__ __forceinline__ void store_ll(uint8_t *slot, uint32_t i, uint64_t payload,
                                          uint32_t flag) {
   store_packet(slot + 16 * (uint64_t)i,
@@ -23,11 +20,16 @@ __device__ __forceinline__ void store_ll(uint8_t *slot, uint32_t i, uint64_t pay
 // The elements of a packet's 8 bytes, N of them. E converts 16 bytes at a time.
 template <class E>
 struct PacketElements {
+  using Word = uint64_t;
   using Acc = typename E::Acc;
   static constexpr int N = 8 / sizeof(typename E::Storage);
+  static constexpr int ROOM = 2 * N;
 
   static __device__ __forceinline__ void unpack(uint64_t payload, Acc (&into)[2 * N]) {
     E::unpack(make_uint4((uint32_t)payload, (uint32_t)(payload >> 32), 0, 0), into);
+  }
+  static __device__ __forceinline__ void unpack_loosely(uint64_t payload, Acc (&into)[2 * N]) {
+    E::unpack_loosely(make_uint4((uint32_t)payload, (uint32_t)(payload >> 32), 0, 0), into);
   }
 
   // Of the first N; the others may be anything.

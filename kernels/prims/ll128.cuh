@@ -17,6 +17,68 @@ constexpr uint32_t LINE_LANES = 8;            // lanes of a line
 constexpr uint32_t TILE_WORDS = 4 * 15;       // payload words (of 8 bytes) of a warp's four lines
 constexpr uint32_t LINES_BYTES = 4 * 128;     // memory of them
 
+// Whether this lane's 16 bytes of a line are 8 of payload and the flag.
+__device__ __forceinline__ bool carries_flag() {
+  return lane_id() % LINE_LANES == LINE_LANES - 1;
+}
+
+// The first of this lane's words of a tile.
+__device__ __forceinline__ uint32_t word_of_lane() {
+  return lane_id() / LINE_LANES * 15 + lane_id() % LINE_LANES * 2;
+}
+
+// What flags have of a call besides a number, so that a peer that runs another call is never
+// understood.
+__device__ __forceinline__ uint64_t mixed(const uint64_t *signature) {
+  const uint64_t *s = signature;
+  return (s[0] ^ s[1] * 3 ^ s[2] * 5 ^ s[4] * 7) * 0x9e3779b97f4a7c15ull;
+}
+
+// A tile by all lanes of a warp, the flag in place of what the last lane of each line has behind
+// its payload. They come here together: after __syncwarp, wherever they have been since the last one.
+__device__ __forceinline__ void store_lines(uint8_t *tile, uint4 v, uint64_t flag) {
+  if (carries_flag()) {
+    v.z = (uint32_t)flag;
+    v.w = (uint32_t)(flag >> 32);
+  }
+  store_line(tile + 16 * lane_id(), v);
+}
+
+// Tiles by all lanes of a warp, as soon as all lines of each are there: those of which `missing`
+// has bits, which lie at `tile(j)`, carry `wanted(j)` and come from rank `name(j)`. Their flags are
+// in `v`, too. False if the wait ended early.
+template <uint32_t TILES, class Tile, class Wanted, class Name>
+__device__ __forceinline__ bool load_lines(const cinch_comm_view &comm, Stop stop,
+                                           uint32_t missing, Tile tile, Wanted wanted, Name name,
+                                           uint4 (&v)[TILES]) {
+  const bool flagged = carries_flag();
+  Patience patience;
+  while (missing != 0) {
+    // A lane that comes later with the flag must not come later with its payload.
+    __syncwarp();
+#pragma unroll
+    for (uint32_t j = 0; j < TILES; ++j) {
+      if (missing >> j & 1) v[j] = load_line(tile(j) + 16 * lane_id());
+    }
+#pragma unroll
+    for (uint32_t j = 0; j < TILES; ++j) {
+      if (missing >> j & 1) {
+        const bool there = !flagged || (v[j].z | (uint64_t)v[j].w << 32) == wanted(j);
+        if (__all_sync(0xffffffffu, there)) missing &= ~(1u << j);
+      }
+    }
+    if (missing == 0) break;
+    bool timeout;
+    const bool gone = patience.gone(comm, stop, timeout);
+    if (__any_sync(0xffffffffu, gone)) {
+      if (timeout) stop.missing(name(__ffs(missing) - 1));
+      stop.set();
+      return false;
+    }
+  }
+  return true;
+}
+
 template <class E, bool REDUCES>
 class RawLL128 {
  public:
@@ -50,12 +112,8 @@ class RawLL128 {
   using Acc = typename E::Acc;
   static constexpr int N = 16 / sizeof(typename E::Storage);
 
-  // The flag of a message: its number, and in the upper bits the call, so that a peer that runs
-  // another call is never understood.
   __device__ __forceinline__ uint64_t wide(uint32_t flag) const {
-    const uint64_t *s = work_.signature;
-    const uint64_t mixed = (s[0] ^ s[1] * 3 ^ s[2] * 5 ^ s[4] * 7) * 0x9e3779b97f4a7c15ull;
-    return flag | (mixed >> 32) << 32;
+    return flag | (mixed(work_.signature) >> 32) << 32;
   }
 
   // `own`: cinch_own of an own contribution; absent for what was received.
@@ -84,37 +142,14 @@ class RawLL128 {
     return make_uint4((uint32_t)a, (uint32_t)(a >> 32), (uint32_t)b, (uint32_t)(b >> 32));
   }
 
-  // This lane's 16 bytes of a tile, once all four lines are there.
-  __device__ __forceinline__ bool load_lines(const Job &job, uint32_t r, uint32_t tile,
-                                             bool flagged, uint4 &v) const {
-    const uint8_t *at = job.source(r) + (uint64_t)tile * LINES_BYTES + 16 * lane_id();
-    const uint64_t wanted = wide(job.source_flag(r));
-    Patience patience;
-    while (true) {
-      v = load_packet(at);
-      const bool there = !flagged || (v.z | (uint64_t)v.w << 32) == wanted;
-      if (__all_sync(0xffffffffu, there)) break;
-      bool timeout;
-      const bool gone = patience.gone(comm_, stop_, timeout);
-      if (__any_sync(0xffffffffu, gone)) {
-        if (timeout) stop_.missing(job.sender(r));
-        stop_.set();
-        return false;
-      }
-    }
-    if (flagged) v.z = v.w = 0;
-    return true;
-  }
-
   __device__ __forceinline__ void tile(const Job &job, uint32_t tile) const {
     const bool aligned = job.aligned;
     const uint32_t size = element_bytes();
     const uint32_t bytes = job.elements * size;
     const uint32_t words = (bytes + 7) / 8;
     if (tile * TILE_WORDS >= words && !fills(job, tile)) return;
-    const uint32_t lane = lane_id();
-    const bool flagged = lane % LINE_LANES == LINE_LANES - 1;
-    const uint32_t word = tile * TILE_WORDS + lane / LINE_LANES * 15 + lane % LINE_LANES * 2;
+    const bool flagged = carries_flag();
+    const uint32_t word = tile * TILE_WORDS + word_of_lane();
     const Arithmetic does(work_, job, REDUCES);
     const bool reads = job.reads();
     uint4 own = make_uint4(0, 0, 0, 0);
@@ -127,13 +162,17 @@ class RawLL128 {
         add(sum, started, own, does.own);
       }
       for (uint32_t r = 0; r < job.nrecv; ++r) {
-        uint4 v;
-        if (!load_lines(job, r, tile, flagged, v)) return;
+        const auto at = [&](uint32_t) { return job.source(r) + (uint64_t)tile * LINES_BYTES; };
+        const auto wanted = [&](uint32_t) { return wide(job.source_flag(r)); };
+        const auto name = [&](uint32_t) { return (uint32_t)job.sender(r); };
+        uint4 v[1];
+        if (!load_lines(comm_, stop_, 1, at, wanted, name, v)) return;
+        if (flagged) v[0].z = v[0].w = 0;
         if (!does.computes) {
-          result = v;
+          result = v[0];
           continue;
         }
-        add(sum, started, v, CINCH_OWN_ABSENT);
+        add(sum, started, v[0], CINCH_OWN_ABSENT);
         if (reads && job.own_after == r + 1) add(sum, started, own, does.own);
       }
       if (does.computes) {
@@ -147,14 +186,9 @@ class RawLL128 {
         result = E::pack(sum);
       }
     }
+    __syncwarp();
     for (uint32_t t = 0; t < job.nsend; ++t) {
-      uint4 line = result;
-      if (flagged) {
-        const uint64_t flag = wide(job.target_flag(t));
-        line.z = (uint32_t)flag;
-        line.w = (uint32_t)(flag >> 32);
-      }
-      store_packet(job.target(t) + (uint64_t)tile * LINES_BYTES + 16 * lane, line);
+      store_lines(job.target(t) + (uint64_t)tile * LINES_BYTES, result, wide(job.target_flag(t)));
     }
     if (!job.writes() || 8 * word >= bytes) return;
     store_word(job.output, word, bytes, size, aligned, result.x | (uint64_t)result.y << 32);

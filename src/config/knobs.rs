@@ -221,7 +221,7 @@ pub const KNOBS: &[Knob] = &[
     },
     Knob {
         name: "CINCH_PROTO",
-        range: "auto, simple, ll, ll128 or fused",
+        range: "auto, simple, ll, ll128, fused or fused128",
         help: "how kernels carry messages without a codec, where they can that way",
         apply: |config, text| {
             one_of(text, Protocol::from_name).map(|value| config.protocol = value)

@@ -4,7 +4,7 @@
 //!
 //! ```text
 //! counters of simple | counters of ll | counters of ll128     one line a lane
-//! area of the fused kernels: two halves, used in turn
+//! areas of the fused kernels, for packets and for lines: two halves each, used in turn
 //! slots of ll | slots of ll128
 //! slots of simple: header line, payload, header line, payload, ...
 //! ```
@@ -16,7 +16,7 @@ use super::abi::{
 };
 use crate::error::{Error, ErrorKind, Result};
 
-/// Device memory of a rank besides its boxes: its cursors, and the words of the fused kernels.
+/// Device memory of a rank besides its boxes: its cursors, and a line for the words of the fused kernels.
 pub const PRIVATE_BYTES: usize = CURSORS_BYTES + LINE_BYTES;
 
 /// Payload below which simple slots do not shrink: lanes go first.
@@ -31,13 +31,23 @@ const DEEP: usize = 2 * DEPTH;
 /// And where there is less: a slot that holds a power of two of elements is worth more than a fourth one.
 const LESS_DEEP: usize = DEEP - 1;
 
+/// Payload bytes of a line.
+const LINE_PAYLOAD: usize = LINE_BYTES - 8;
+/// Memory of lines in multiples of which a half has as many whole granules in each of two trips, and
+/// whole tiles of four lines.
+const LINES_UNIT: usize = 32 * LINE_BYTES;
+/// Bytes of an all-reduce that goes in lines in two trips, where there is room; between two ranks, in one
+/// trip, twice as many. Beyond, kernels that interpret are as fast.
+const LINES_MESSAGE: usize = 2 << 20;
+
 /// The layout of one box, the same for all pairs of a communicator. Offsets are multiples of 128.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BoxShape {
     nranks: usize,
     sizes: Sizes,
     fifos: [Fifo; PROTOCOLS],
-    area: usize,
+    oneshot: usize,
+    lines: usize,
     bytes: usize,
 }
 
@@ -46,6 +56,8 @@ pub struct BoxShape {
 struct Sizes {
     /// Payload bytes from a rank to another in a fused kernel, at most.
     oneshot: usize,
+    /// Memory of as much in lines, flags included: a half. A multiple of [`LINES_UNIT`].
+    lines: usize,
     /// Payload bytes of a simple slot, and lanes.
     simple: (usize, usize),
     /// Slots of one.
@@ -91,7 +103,7 @@ impl BoxShape {
             )));
         }
         let mut smallest = 0;
-        for sizes in ladder(max_lanes) {
+        for sizes in ladder(nranks, max_lanes) {
             let shape = BoxShape::of(nranks, sizes);
             smallest = need(&shape);
             if smallest <= budget_bytes {
@@ -113,7 +125,8 @@ impl BoxShape {
         };
         let lanes = [sizes.simple.1, sizes.ll.1, sizes.ll128.1];
         let counters = lanes.map(|lanes| take(lanes * LINE_BYTES));
-        let area = take(4 * sizes.oneshot);
+        let oneshot = take(4 * sizes.oneshot);
+        let lines = take(2 * sizes.lines);
         let ll = take(lanes[1] * DEPTH * sizes.ll.0);
         let ll128 = take(lanes[2] * DEPTH * sizes.ll128.0);
         let simple_stride = LINE_BYTES + sizes.simple.0;
@@ -143,7 +156,8 @@ impl BoxShape {
                     sizes.ll128.0 / 16 * 15,
                 ),
             ],
-            area,
+            oneshot,
+            lines,
             bytes: end,
         }
     }
@@ -166,7 +180,17 @@ impl BoxShape {
     /// Offset of the fused kernels' area, and bytes of each of its halves: packets take twice the
     /// payload.
     pub fn oneshot_area(&self) -> (u64, u64) {
-        (self.area as u64, 2 * self.sizes.oneshot as u64)
+        (self.oneshot as u64, 2 * self.sizes.oneshot as u64)
+    }
+
+    /// The most payload bytes of one in lines: 120 of 128.
+    pub fn lines_bytes(&self) -> usize {
+        self.sizes.lines / LINE_BYTES * LINE_PAYLOAD
+    }
+
+    /// Offset of the area for lines, and bytes of each of its halves.
+    pub fn lines_area(&self) -> (u64, u64) {
+        (self.lines as u64, self.sizes.lines as u64)
     }
 
     /// Bytes of a box.
@@ -198,12 +222,18 @@ const fn slot_of(codes: usize) -> usize {
     codes / 32 * 33
 }
 
+/// Memory of lines with this payload, at least.
+const fn lines_of(payload: usize) -> usize {
+    payload.div_ceil(LINES_UNIT / LINE_BYTES * LINE_PAYLOAD) * LINES_UNIT
+}
+
 /// Sizes from large to small. Large messages want all lanes, and slots that still hide the cost of
 /// a message; small ones want the one-shot, which goes after the slots have shrunk to that.
-fn ladder(max_lanes: usize) -> Vec<Sizes> {
+fn ladder(nranks: usize, max_lanes: usize) -> Vec<Sizes> {
     let kib = |number: usize| number << 10;
     let mut sizes = Sizes {
         oneshot: kib(256),
+        lines: lines_of(2 * LINES_MESSAGE / if nranks <= 2 { 1 } else { nranks }),
         simple: (slot_of(kib(256)), max_lanes),
         depth: DEEP,
         ll: (kib(16), max_lanes.min(16)),
@@ -225,7 +255,10 @@ fn ladder(max_lanes: usize) -> Vec<Sizes> {
     }
     step(&|sizes| sizes.oneshot = kib(128));
     step(&|sizes| sizes.ll.0 = kib(8));
-    step(&|sizes| sizes.ll128.1 = max_lanes.min(16));
+    for lanes in [32, 16] {
+        step(&|sizes| sizes.ll128.1 = max_lanes.min(lanes));
+        step(&|sizes| sizes.lines = lines_of(sizes.lines / 4));
+    }
     step(&|sizes| sizes.oneshot = kib(64));
     step(&|sizes| sizes.depth = DEPTH);
     for lanes in [64, 32] {
@@ -240,7 +273,7 @@ fn ladder(max_lanes: usize) -> Vec<Sizes> {
         });
     }
     step(&|sizes| sizes.simple.1 = 1);
-    step(&|sizes| sizes.oneshot = kib(16));
+    step(&|sizes| (sizes.oneshot, sizes.lines) = (kib(16), 0));
     debug_assert!(ladder.iter().all(|sizes| sizes.simple.0 >= SMALLEST_SLOT));
     ladder
 }
@@ -274,10 +307,13 @@ mod tests {
                 }
             }
         }
-        let (area, half) = shape.oneshot_area();
-        assert!(half >= 2 * shape.oneshot_bytes() as u64);
-        pieces.push((area, area + half));
-        pieces.push((area + half, area + 2 * half));
+        let (packets, lines) = (shape.oneshot_area(), shape.lines_area());
+        assert!(packets.1 >= 2 * shape.oneshot_bytes() as u64);
+        assert_eq!(lines.1 * 120, 128 * shape.lines_bytes() as u64);
+        for (area, half) in [packets, lines] {
+            pieces.push((area, area + half));
+            pieces.push((area + half, area + 2 * half));
+        }
         pieces
     }
 
@@ -342,8 +378,8 @@ mod tests {
             (fifo.slot_bytes / 33 * 32 / 1024, fifo.lanes, fifo.depth)
         };
         assert_eq!(simple(2, 64), (128, 64, 4));
-        assert_eq!(simple(4, 64), (64, 64, 4));
-        assert_eq!(simple(8, 64), (32, 64, 3));
+        assert_eq!(simple(4, 64), (64, 64, 3));
+        assert_eq!(simple(8, 64), (16, 64, 4));
         assert_eq!(simple(2, MAX_LANES), (64, 128, 4));
         assert_eq!(simple(4, MAX_LANES), (32, 128, 4));
         assert_eq!(simple(8, MAX_LANES), (16, 128, 3));
@@ -352,6 +388,7 @@ mod tests {
         let two = BoxShape::new(2, BUDGET, 64).unwrap();
         assert_eq!(two.oneshot_bytes(), 256 << 10);
         assert_eq!(two.oneshot_area().1, 512 << 10);
+        assert!(two.lines_bytes() >= 4 << 20);
         let (ll, ll128) = (two.fifo(Protocol::Ll), two.fifo(Protocol::Ll128));
         assert_eq!(
             (ll.lanes, ll.slot_bytes, ll.stride),
@@ -363,7 +400,8 @@ mod tests {
         );
         // The smallest messages keep their fast path with eight ranks.
         let eight = BoxShape::new(8, BUDGET, MAX_LANES).unwrap();
-        assert_eq!(eight.oneshot_bytes(), 256 << 10);
+        assert_eq!(eight.oneshot_bytes(), 128 << 10);
+        assert!(8 * eight.lines_bytes() / 2 >= 2 << 20);
         // Few lanes get large slots.
         let narrow = BoxShape::new(8, BUDGET, 4).unwrap().fifo(Protocol::Simple);
         assert_eq!(

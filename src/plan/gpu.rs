@@ -10,7 +10,7 @@ use crate::codec::Codec;
 use crate::error::Result;
 use crate::mem::{BoxShape, abi, abi::LINE_BYTES};
 use crate::schedule::{self, CostCounts};
-use crate::types::{Algorithm, CodecKind, Collective, Protocol};
+use crate::types::{Algorithm, CodecKind, Collective, DType, Protocol};
 
 /// Channels of calls without a codec: what small messages can use. Large ones take all there are.
 const RAW_CHANNELS: usize = 64;
@@ -25,6 +25,9 @@ const FUSED: [(Collective, Algorithm); 5] = [
     (Collective::ReduceScatter, Algorithm::Direct),
     (Collective::AllToAll, Algorithm::Direct),
 ];
+/// The types that fused kernels add up in lines: those of gradients. Whatever is only moved goes in lines,
+/// too.
+pub const FUSED128_DTYPES: [DType; 3] = [DType::F16, DType::F32, DType::BF16];
 /// Blocks of a fused kernel.
 const FUSED_BLOCKS: usize = 64;
 /// Bytes of what a peer gets that each of them has at least: a multiprocessor stores some 44 GB/s into
@@ -38,8 +41,8 @@ const MESSAGE_SHARE: usize = 256 << 10;
 const RING_ABREAST: usize = 2;
 /// Steps of a pass that a kernel keeps in shared memory: more are read from afar in each pass.
 pub const KEPT_STEPS: usize = 96;
-/// Bytes of elements of a packet.
-const PACKET_BYTES: usize = 8;
+/// Bytes of elements in which fused kernels cut what goes to a rank.
+const WORD_BYTES: usize = 8;
 /// Bytes of elements below which a chunk is not cut further: a message costs more than it brings.
 const SMALLEST_CHUNK: usize = 512;
 /// Warps of a block that move data, and what each takes at a time: bytes of raw elements, elements of
@@ -87,6 +90,8 @@ pub struct GpuLimits {
     pub depth: usize,
     /// Payload bytes from a rank to another in a fused kernel, of both trips together, at most.
     pub oneshot_bytes: usize,
+    /// The same of one that sends lines.
+    pub lines_bytes: usize,
     /// What may be launched at once.
     pub resident: Resident,
     /// `CINCH_GPU_CHANNELS`.
@@ -108,6 +113,7 @@ impl GpuLimits {
             fifos: abi::Protocol::ALL.map(fifo),
             depth: shape.fifo(abi::Protocol::Simple).depth as usize,
             oneshot_bytes: shape.oneshot_bytes(),
+            lines_bytes: shape.lines_bytes(),
             resident,
             channels,
             ll128: false,
@@ -190,7 +196,7 @@ pub(super) fn protocols(
         return vec![asked];
     }
     let sensible = |protocol: &Protocol| match protocol {
-        Protocol::Simple | Protocol::Fused => true,
+        Protocol::Simple | Protocol::Fused | Protocol::Fused128 => true,
         Protocol::Ll => bytes <= LL_BYTES,
         Protocol::Ll128 => bytes <= LL128_BYTES,
     };
@@ -211,19 +217,24 @@ fn possible(
     match protocol {
         Protocol::Simple | Protocol::Ll => true,
         Protocol::Ll128 => gpu.ll128,
-        Protocol::Fused => {
-            // Two trips share the area.
-            let (parts, most) = match (request.collective, algorithm) {
-                (Collective::AllReduce, Algorithm::Direct) => {
-                    (limits.nranks, gpu.oneshot_bytes / 2)
-                }
-                _ => (1, gpu.oneshot_bytes),
-            };
-            let words = (request.count * request.dtype.size()).div_ceil(PACKET_BYTES);
-            FUSED.contains(&(request.collective, algorithm))
-                && words.div_ceil(parts) * PACKET_BYTES <= most
+        Protocol::Fused => fits_fused(request, limits, algorithm, gpu.oneshot_bytes),
+        Protocol::Fused128 => {
+            let is_known =
+                !request.collective.reduces() || FUSED128_DTYPES.contains(&request.dtype);
+            gpu.ll128 && is_known && fits_fused(request, limits, algorithm, gpu.lines_bytes)
         }
     }
+}
+
+/// Whether a fused kernel does this, and what a rank sends to another is at most `most` bytes in all.
+fn fits_fused(request: &Request, limits: &Limits, algorithm: Algorithm, most: usize) -> bool {
+    // Two trips share the area.
+    let (parts, most) = match (request.collective, algorithm) {
+        (Collective::AllReduce, Algorithm::Direct) => (limits.nranks, most / 2),
+        _ => (1, most),
+    };
+    let words = (request.count * request.dtype.size()).div_ceil(WORD_BYTES);
+    FUSED.contains(&(request.collective, algorithm)) && words.div_ceil(parts) * WORD_BYTES <= most
 }
 
 /// Bytes of the largest buffer.
@@ -248,7 +259,7 @@ pub(super) fn cut(
 ) -> Result<(Geometry, usize)> {
     let granule = granule(request.dtype, codec);
     let (size, protocol) = (request.dtype.size(), way.protocol);
-    if protocol == Protocol::Fused {
+    if protocol.is_fused() {
         let part = request.count.div_ceil(parts).max(1);
         let whole = part.next_multiple_of(granule);
         let geometry = Geometry::new(request.count, parts, granule, whole);
@@ -325,6 +336,9 @@ mod costs {
     pub const HOP_LL128: f64 = 1.3e-6;
     /// Of a fused kernel: 3.2 to 3.4 us in one trip over 4 and 8 H200, and 5.4 us and the wire's in two.
     pub const HOP_FUSED: f64 = 1.5e-6;
+    /// The same in lines, with several peers and with one: 8 B over 2 H200 take 2.25 us, and 2.75 in packets;
+    /// with 8 ranks on them 3.8 and 3.4 us.
+    pub const HOP_FUSED128: [f64; 2] = [1.8e-6, 1e-6];
     /// What each peer beyond a few adds to a hop of an interpreter. Without it, an all-reduce over 8 H200
     /// was expected to take 5.2 us of 32 bytes by one-shot in `ll`, and 9.9 us of 512 KiB by direct in
     /// `ll128`: it took 7.7 and 15.5 us.
@@ -370,29 +384,31 @@ pub(super) fn seconds(
 ) -> f64 {
     use costs::*;
     let ring = candidate.algorithm == Algorithm::Ring;
+    let pair = counts.connections <= 2;
     let (launch, hop, share) = match candidate.protocol {
         Protocol::Simple if ring => (LAUNCH[0], HOP_RING, 1.0),
         Protocol::Simple => (LAUNCH[0], HOP, 1.0),
         Protocol::Ll => (LAUNCH[0], HOP_LL, 0.5),
         Protocol::Ll128 => (LAUNCH[0], HOP_LL128, 0.9),
         Protocol::Fused => (LAUNCH[1], HOP_FUSED, 0.5),
+        Protocol::Fused128 => (LAUNCH[1], HOP_FUSED128[usize::from(pair)], 0.9),
     };
-    let hop = match candidate.protocol {
-        Protocol::Fused => hop,
-        _ => hop + HOP_PEER * (counts.connections / 2).saturating_sub(FEW_PEERS) as f64,
+    let hop = match candidate.protocol.is_fused() {
+        true => hop,
+        false => hop + HOP_PEER * (counts.connections / 2).saturating_sub(FEW_PEERS) as f64,
     };
     let fastest = match (ring, gpu.ll128) {
         (true, _) => WIRE_RING[usize::from(candidate.strands > 1)],
         (false, true) => WIRE[0],
         (false, false) => WIRE[1],
     };
-    let blocks = match candidate.protocol {
+    let blocks = match candidate.protocol.is_fused() {
         // The last block brings what it has elements for.
-        Protocol::Fused => {
+        true => {
             let shares = wire_bytes as f64 / FUSED_SHARE as f64;
             shares.clamp(1.0, candidate.channels as f64) * WIRE_FUSED
         }
-        _ => candidate.channels as f64 * WIRE_CHANNEL,
+        false => candidate.channels as f64 * WIRE_CHANNEL,
     };
     let wire = share * fastest.min(blocks);
     // A link carries as much both ways; of a root more comes in than leaves.
@@ -511,7 +527,7 @@ pub(super) fn ways(
             let most = match protocol {
                 Protocol::Ll => TRIED_LL,
                 Protocol::Ll128 => TRIED_LL128,
-                Protocol::Simple | Protocol::Fused => usize::MAX,
+                Protocol::Simple | Protocol::Fused | Protocol::Fused128 => usize::MAX,
             };
             if bytes > most || !possible(request, limits, gpu, (algorithm, protocol)) {
                 continue;

@@ -57,13 +57,18 @@ fn sizes_choose_protocol_and_algorithm() {
         );
         (plan.algorithm, plan.protocol)
     };
-    for bytes in [8, 1 << 10, 16 << 10] {
+    for bytes in [8, 1 << 10, 4 << 10] {
         assert_eq!(chosen(bytes, "raw"), (Algorithm::OneShot, Protocol::Fused));
     }
-    for bytes in [128 << 10, 512 << 10] {
-        assert_eq!(chosen(bytes, "raw"), (Algorithm::Direct, Protocol::Fused));
+    assert_eq!(
+        chosen(64 << 10, "raw"),
+        (Algorithm::OneShot, Protocol::Fused128)
+    );
+    for bytes in [256 << 10, 2 << 20] {
+        let wanted = (Algorithm::Direct, Protocol::Fused128);
+        assert_eq!(chosen(bytes, "raw"), wanted);
     }
-    for bytes in [2 << 20, 16 << 20] {
+    for bytes in [4 << 20, 16 << 20] {
         assert_eq!(chosen(bytes, "raw"), (Algorithm::Direct, Protocol::Simple));
     }
     for bytes in [64 << 20, 1 << 30] {
@@ -106,10 +111,8 @@ fn chunks_fit_slots_and_channels_fit_the_gpu() {
                         let plan = plan(limits, &request(collective, count, codec));
                         let geometry = plan.geometry;
                         assert!(plan.channels <= resident.min(64) && plan.channels >= 1);
-                        assert!(
-                            plan.channels <= geometry.passes() || plan.protocol == Protocol::Fused
-                        );
-                        if plan.protocol != Protocol::Fused {
+                        assert!(plan.channels <= geometry.passes() || plan.protocol.is_fused());
+                        if !plan.protocol.is_fused() {
                             let (slot, lanes) = gpu.fifos[plan.protocol as usize];
                             assert!(plan.wire_bytes(geometry.chunk()) <= slot);
                             assert!(plan.channels <= lanes);
@@ -218,6 +221,30 @@ fn a_protocol_that_is_asked_for_is_taken_where_it_can_be() {
         };
         assert_eq!(taken(most), Protocol::Fused, "{collective}");
         assert_ne!(taken(most + 1), Protocol::Fused, "{collective}");
+    }
+    // The same in lines, where these arrive whole, of what there is a kernel for.
+    let in_lines = |collective, dtype, count, ll128| {
+        let mut limits = asking(Protocol::Fused128);
+        limits.gpu.as_mut().unwrap().ll128 = ll128;
+        let mut request = request(collective, count, "raw");
+        request.dtype = dtype;
+        plan(limits, &request).protocol == Protocol::Fused128
+    };
+    let block = limits(4, 132).gpu.unwrap().lines_bytes / 4;
+    for (collective, most) in [
+        (Collective::AllReduce, 4 * block / 2),
+        (Collective::AllGather, block),
+        (Collective::ReduceScatter, block),
+        (Collective::AllToAll, block),
+    ] {
+        let of_floats = |count, ll128| in_lines(collective, DType::F32, count, ll128);
+        assert!(of_floats(most, true), "{collective}");
+        assert!(
+            !of_floats(most + 1, true) && !of_floats(most, false),
+            "{collective}"
+        );
+        let of_integers = in_lines(collective, DType::I32, 1000, true);
+        assert_eq!(of_integers, !collective.reduces(), "{collective}");
     }
     // Lines do not arrive whole here.
     let plan = plan(asking(Protocol::Ll128), &all_reduce(1 << 18, "raw"));

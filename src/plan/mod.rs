@@ -16,7 +16,7 @@ mod tuning;
 pub use cost::{Machine, Work, seconds};
 pub use explain::explain;
 pub use geometry::Geometry;
-pub use gpu::{GpuLimits, KEPT_STEPS, Resident};
+pub use gpu::{FUSED128_DTYPES, GpuLimits, KEPT_STEPS, Resident};
 pub use measured::{Affine, MeasuredCosts};
 pub use select::{Candidate, Limits, candidates};
 pub use slice::{SLICE_ELEMENTS, Slice};

@@ -159,16 +159,24 @@ pub enum Protocol {
     Ll128 = 2,
     /// A fused kernel, in packets of its own: something small from everybody to everybody, once or twice.
     Fused = 3,
+    /// The same in lines.
+    Fused128 = 4,
 }
 
 impl Protocol {
     /// Every protocol, in numeric order.
-    pub const ALL: [Protocol; 4] = [
+    pub const ALL: [Protocol; 5] = [
         Protocol::Simple,
         Protocol::Ll,
         Protocol::Ll128,
         Protocol::Fused,
+        Protocol::Fused128,
     ];
+
+    /// Whether a fused kernel does the call, and not one that interprets a schedule.
+    pub const fn is_fused(self) -> bool {
+        matches!(self, Protocol::Fused | Protocol::Fused128)
+    }
 
     /// Lower-case name.
     pub const fn name(self) -> &'static str {
@@ -177,6 +185,7 @@ impl Protocol {
             Protocol::Ll => "ll",
             Protocol::Ll128 => "ll128",
             Protocol::Fused => "fused",
+            Protocol::Fused128 => "fused128",
         }
     }
 

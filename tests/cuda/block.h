@@ -94,6 +94,33 @@ class Block {
   // Waits for all threads, or for those of the warp.
   void meet_all() { meet(all_[copy()], threads_); }
   void meet_warp() { meet(warps_[at_ / 32], 32); }
+  // The last one to come does something with the fibers of all of them before any goes on.
+  template <class Does>
+  void meet_warp(Does &&does) {
+    if (warps_[at_ / 32].arrived == 31) does(&fibers_[at_ / 32 * 32]);
+    meet_warp();
+  }
+
+  // Copies 16 bytes for each thread of the warp, all of them with nothing in between.
+  void warp_copies(void *to, const void *from) {
+    Fiber &fiber = fibers_[at_];
+    fiber.to = to;
+    fiber.from = from;
+    meet_warp([](Fiber *warp) {
+      for (int lane = 0; lane < 32; ++lane) memcpy(warp[lane].to, warp[lane].from, 16);
+    });
+  }
+
+  // Whether `value` is true of all threads of the warp.
+  bool warp_agrees(bool value) {
+    fibers_[at_].said[0] = value;
+    meet_warp([](Fiber *warp) {
+      char all = 1;
+      for (int lane = 0; lane < 32; ++lane) all &= warp[lane].said[0];
+      for (int lane = 0; lane < 32; ++lane) warp[lane].heard = all;
+    });
+    return fibers_[at_].heard;
+  }
 
   template <class T>
   T shuffle_xor(T value, uint32_t lanes) {
@@ -112,6 +139,9 @@ class Block {
     std::unique_ptr<char[]> stack;
     bool done = false;
     char said[8];
+    char heard;
+    void *to;
+    const void *from;
   };
   struct Meeting {
     uint32_t arrived = 0;
@@ -147,6 +177,8 @@ template <class T>
 T __shfl_xor_sync(uint32_t, T value, uint32_t lanes) {
   return Block::current().shuffle_xor(value, lanes);
 }
+inline bool __all_sync(uint32_t, bool value) { return Block::current().warp_agrees(value); }
+inline bool __any_sync(uint32_t, bool value) { return !Block::current().warp_agrees(!value); }
 inline void __syncwarp() { Block::current().meet_warp(); }
 inline void __syncthreads() { Block::current().meet_all(); }
 

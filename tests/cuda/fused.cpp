@@ -22,6 +22,7 @@ inline uint32_t atomicCAS_system(uint32_t *at, uint32_t from, uint32_t to) {
   return was;
 }
 
+#include "fused/lines.cuh"
 #include "fused/oneshot.cuh"
 
 using namespace cinch;
@@ -33,11 +34,21 @@ struct Named {
   void (*kernel)(const cinch_oneshot_args &);
 };
 
-const Named KERNELS[] = {{"", oneshot<OneshotSum<F32>>},
-                         {"twice", oneshot<OneshotSum<F32, Sends::A_PART_EACH>>},
-                         {"scatter", oneshot<OneshotSum<F32, Sends::A_BLOCK_EACH>>},
+#define SUMS(type, Type)                                                   \
+  {#type, oneshot<OneshotSum<Type>>},                                      \
+      {"twice_" #type, oneshot<OneshotSum<Type, Sends::A_PART_EACH>>},     \
+      {"scatter_" #type, oneshot<OneshotSum<Type, Sends::A_BLOCK_EACH>>},  \
+      {#type "_ll128", oneshot<LinesSum<Type>>},                           \
+      {"twice_" #type "_ll128", oneshot<LinesSum<Type, Sends::A_PART_EACH>>}, \
+      {"scatter_" #type "_ll128", oneshot<LinesSum<Type, Sends::A_BLOCK_EACH>>}
+
+const Named KERNELS[] = {SUMS(f32, F32),
+                         SUMS(f16, F16),
+                         SUMS(bf16, BF16),
                          {"move", oneshot<OneshotMove<>>},
-                         {"scatter_move", oneshot<OneshotMove<Sends::A_BLOCK_EACH>>}};
+                         {"scatter_move", oneshot<OneshotMove<Sends::A_BLOCK_EACH>>},
+                         {"move_ll128", oneshot<LinesMove<>>},
+                         {"scatter_move_ll128", oneshot<LinesMove<Sends::A_BLOCK_EACH>>}};
 
 }  // namespace
 

@@ -5,6 +5,7 @@ use crate::cover::{self, PROTOCOLS, RANKS, Rng};
 use crate::harness::{Check, Setup, Stop, Verdict, ensure};
 use crate::options::Options;
 use crate::world::World;
+use cinch::plan::FUSED128_DTYPES;
 use cinch::types::Protocol;
 use cinch::{Algorithm, Collective, ReduceOp};
 use std::time::Duration;
@@ -109,6 +110,8 @@ fn same_bits(setup: &Setup, nranks: usize) -> Verdict {
     // One block goes round several times.
     let others = [
         (Protocol::Fused, Some(1)),
+        (Protocol::Fused128, None),
+        (Protocol::Fused128, Some(1)),
         (Protocol::Ll, None),
         (Protocol::Simple, None),
     ];
@@ -121,7 +124,12 @@ fn same_bits(setup: &Setup, nranks: usize) -> Verdict {
             let is_owned = call.collective == Collective::AllReduce
                 && call.algorithm == Some(Algorithm::Direct)
                 && matches!(call.op, ReduceOp::PreMulSum(_));
-            if protocol != Protocol::Fused && rounds && is_owned {
+            let cuts_alike = match protocol {
+                Protocol::Fused => true,
+                Protocol::Fused128 => FUSED128_DTYPES.contains(&call.dtype),
+                _ => false,
+            };
+            if !cuts_alike && rounds && is_owned {
                 continue;
             }
             for (rank, other) in others[number].iter().enumerate() {

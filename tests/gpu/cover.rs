@@ -10,12 +10,13 @@ use cinch::{Algorithm, Collective, DType, ReduceOp};
 use std::collections::HashSet;
 
 pub const RANKS: [usize; 4] = [2, 3, 5, 8];
-pub const PROTOCOLS: [Option<Protocol>; 5] = [
+pub const PROTOCOLS: [Option<Protocol>; 6] = [
     None,
     Some(Protocol::Simple),
     Some(Protocol::Ll),
     Some(Protocol::Ll128),
     Some(Protocol::Fused),
+    Some(Protocol::Fused128),
 ];
 /// Elements of the largest buffer of a large case.
 const LARGE: usize = 1 << 20;

@@ -24,6 +24,7 @@ const DELAY: Duration = Duration::from_micros(100);
 pub fn checks() -> Vec<Check> {
     let protocols = [
         Protocol::Fused,
+        Protocol::Fused128,
         Protocol::Ll,
         Protocol::Ll128,
         Protocol::Simple,
@@ -52,20 +53,27 @@ fn late_inputs(setup: &Setup, nranks: usize, gpus: usize, protocol: Protocol) ->
         // A stream's first kernel may wait for all that run on the GPU.
         arena.write(0, &vec![0; 3 * BYTES])?;
         comm.barrier()?;
+        // Fused kernels add up floats in lines, which would round.
+        let does = match protocol {
+            Protocol::Fused128 => Collective::AllGather,
+            _ => Collective::AllReduce,
+        };
         for round in 0..ROUNDS {
-            queue(comm, arena, &late, round, stream)?;
-            judge(comm, arena, round).map_err(|stop| stop.context(format!("round {round}")))?;
+            queue(comm, arena, &late, does, round, stream)?;
+            judge(comm, arena, does, round)
+                .map_err(|stop| stop.context(format!("round {round}")))?;
         }
         let graph = Graph::capture(stream, CaptureMode::ThreadLocal, |stream| {
             // The first call of a graph waits for an event, too.
-            queue(comm, arena, &late, 0, stream)?;
-            queue(comm, arena, &late, ROUNDS, stream)
+            queue(comm, arena, &late, does, 0, stream)?;
+            queue(comm, arena, &late, does, ROUNDS, stream)
         })?;
         comm.barrier()?;
         for replay in 0..ROUNDS {
             arena.write(0, &vec![replay as u8; 3 * BYTES])?;
             graph.launch(stream)?;
-            judge(comm, arena, ROUNDS).map_err(|stop| stop.context(format!("replay {replay}")))?;
+            judge(comm, arena, does, ROUNDS)
+                .map_err(|stop| stop.context(format!("replay {replay}")))?;
         }
         comm.barrier()?;
         drop(graph);
@@ -78,39 +86,64 @@ fn seed(rank: usize, round: usize) -> u64 {
     (round * 64 + rank) as u64
 }
 
-/// Input, written late; its sum; and the sum of that.
+/// Input, written late; its sum, or what all ranks have of it; and the same of that.
 fn queue(
     comm: &Communicator,
     arena: &Arena,
     late: &LateFill,
+    does: Collective,
     round: usize,
     stream: &Stream,
 ) -> Result<()> {
     let target = arena.memory()?.place(0, BYTES)?;
     // SAFETY: inside of the rank's memory; what else uses it comes later in the stream.
     unsafe { late.queue((target, WORDS), seed(comm.rank(), round), DELAY, stream)? };
-    let call = Call::new(Collective::AllReduce, DType::U32, COUNT);
+    let blocks = match does {
+        Collective::AllGather => comm.nranks(),
+        _ => 1,
+    };
+    let call = Call::new(does, DType::U32, COUNT / blocks);
+    let block = BYTES / blocks;
     for pass in 0..2 {
-        let (input, output) = ((pass * BYTES, BYTES), ((pass + 1) * BYTES, BYTES));
+        // Of what has been gathered, the own block.
+        let own = pass * (comm.rank() % blocks) * block;
+        let (input, output) = ((pass * BYTES + own, block), ((pass + 1) * BYTES, BYTES));
         arena.call_at(comm, &call, input, output, Some(stream))?;
     }
     Ok(())
 }
 
-fn judge(comm: &Communicator, arena: &Arena, round: usize) -> std::result::Result<(), Stop> {
+fn judge(
+    comm: &Communicator,
+    arena: &Arena,
+    does: Collective,
+    round: usize,
+) -> std::result::Result<(), Stop> {
     arena.wait(comm)?;
     let mut found = vec![0; 2 * BYTES];
     arena.read(BYTES, &mut found)?;
     for (index, element) in found.chunks_exact(4).enumerate() {
         let at = (index % COUNT) as u64;
-        let of = |rank: usize| (probe_word(seed(rank, round), at / 2) >> (32 * (at % 2))) as u32;
-        let sum = (0..comm.nranks()).fold(0u32, |sum, rank| sum.wrapping_add(of(rank)));
-        let factor = if index < COUNT {
-            1
-        } else {
-            comm.nranks() as u32
+        let word = |rank: u64, at: u64| {
+            (probe_word(seed(rank as usize, round), at / 2) >> (32 * (at % 2))) as u32
         };
-        let expected = sum.wrapping_mul(factor).to_le_bytes();
+        let expected = match does {
+            Collective::AllGather => {
+                let block = (COUNT / comm.nranks()) as u64;
+                word(at / block, at % block)
+            }
+            _ => {
+                let sum = (0..comm.nranks() as u64)
+                    .fold(0u32, |sum, rank| sum.wrapping_add(word(rank, at)));
+                let factor = if index < COUNT {
+                    1
+                } else {
+                    comm.nranks() as u32
+                };
+                sum.wrapping_mul(factor)
+            }
+        };
+        let expected = expected.to_le_bytes();
         ensure(element == expected, || {
             format!("element {index} is {element:x?}, expected {expected:x?}")
         })?;

@@ -185,8 +185,14 @@ pub struct OneshotArgs {
     pub count: u64,
     /// As [`Work::factor`].
     pub factor: u64,
+    /// Of what the call is, for flags of 64 bits: in the upper 16.
+    pub mark: u64,
     /// As [`Work::signature`].
     pub signature: [u64; SIGNATURE_WORDS],
+    /// Words of 8 bytes that go from a rank to another on a trip.
+    pub words: u32,
+    /// Of a block of threads: packets, a multiple of 32, or tiles of lines.
+    pub share: u32,
     /// [`Combine`].
     pub combine: u8,
     /// As [`Work::flags`].
@@ -198,7 +204,7 @@ pub struct OneshotArgs {
 }
 
 const _: () = assert!(size_of::<Step>() == 24 && size_of::<Work>() == 152);
-const _: () = assert!(size_of::<Args>() == ARGS_BYTES && size_of::<OneshotArgs>() == 688);
+const _: () = assert!(size_of::<Args>() == ARGS_BYTES && size_of::<OneshotArgs>() == 704);
 const _: () = assert!(std::mem::offset_of!(Args, far) == 584);
 const _: () = assert!(std::mem::offset_of!(Args, blob) == 608);
 const _: () = assert!(std::mem::offset_of!(Work, codec) == 120);
@@ -247,8 +253,8 @@ mod tests {
         fields!("cinch_work", Work, input output count chunk factor signature residuals span parts passes
             first_block channels first_lane stages steps nsteps combine flags unused codec);
         fields!("cinch_args", Args, comm far nworks nsteps npeers unused blob);
-        fields!("cinch_oneshot_args", OneshotArgs, comm area half epoch input output count factor
-            signature combine flags element_bytes unused);
+        fields!("cinch_oneshot_args", OneshotArgs, comm area half epoch input output count factor mark
+            signature words share combine flags element_bytes unused);
         fields!("cinch_comm_view", CommView, inbox outbox cursors control timeout_ns rank nranks
             fifo protocol unused);
         for (name, number) in NUMBERS {

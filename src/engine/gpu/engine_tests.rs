@@ -12,10 +12,12 @@ use crate::mem::abi::{CommView, Protocol, TROUBLE_MISMATCH, TROUBLE_TIMEOUT, Tro
 use crate::sys::cuda::CuResult;
 use crate::sys::cuda::mock::{Machine as Gpus, Process};
 use crate::testing::{Data, Pattern, Problem};
-use crate::types::{Algorithm, CodecSpec, DType, ReduceOp, Scalar};
+use crate::types::{self, Algorithm, CodecSpec, DType, ReduceOp, Scalar};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+#[path = "fused_tests.rs"]
+mod fused;
 #[path = "messages_tests.rs"]
 mod messages;
 #[path = "order_tests.rs"]
@@ -86,6 +88,9 @@ impl Bench {
             "cinch_oneshot_twice_f32",
             "cinch_oneshot_move",
             "cinch_oneshot_scatter_move",
+            "cinch_oneshot_f32_ll128",
+            "cinch_oneshot_twice_f32_ll128",
+            "cinch_oneshot_move_ll128",
         ] {
             let seen = seen.clone();
             gpus.kernel(name, size_of::<OneshotArgs>(), move |launch| {
@@ -123,7 +128,9 @@ impl Bench {
         let ranks = exchanges.into_iter().zip(faults).enumerate();
         ranks
             .map(|(rank, (exchange, fault))| {
-                let wires = Arc::new(Wires::new(rank, nranks));
+                let mut wires = Wires::new(rank, nranks);
+                wires.whole_lines = config.protocol == Some(types::Protocol::Fused128);
+                let wires = Arc::new(wires);
                 let parts = Parts {
                     context: self.context.clone(),
                     kernels: self.kernels.clone(),
@@ -171,6 +178,7 @@ pub(crate) struct Rank {
 struct Wires {
     shape: BoxShape,
     rank: usize,
+    whole_lines: bool,
     aborted: AtomicBool,
     trouble: Mutex<Option<Trouble>>,
 }
@@ -180,6 +188,7 @@ impl Wires {
         Wires {
             shape: BoxShape::new(nranks, 64 << 20, 64).unwrap(),
             rank,
+            whole_lines: false,
             aborted: AtomicBool::new(false),
             trouble: Mutex::new(None),
         }
@@ -204,8 +213,8 @@ impl Wiring for Wires {
             unused: 0,
         }
     }
-    fn epoch(&self) -> u64 {
-        0x1000
+    fn epochs(&self) -> [u64; 2] {
+        [0x1000, 0x1010]
     }
     fn abort(&self) {
         self.aborted.store(true, Ordering::Relaxed);
@@ -214,7 +223,7 @@ impl Wiring for Wires {
         *self.trouble.lock().unwrap()
     }
     fn lines_arrive_whole(&self) -> bool {
-        false
+        self.whole_lines
     }
 }
 
@@ -389,56 +398,6 @@ fn small_sums_are_fused_and_wire_bytes_are_counted() {
     assert_eq!(blob.works()[0].codec.word[0], 8, "log2 of a block");
     let (report, seen) = run(0, "raw", ReduceOp::Sum);
     assert!(seen.is_empty() && report.transport.is_none());
-}
-
-#[test]
-fn small_exchanges_are_fused_too() {
-    let bench = Bench::new();
-    let stream = bench.stream();
-    let mut ranks = bench.ranks(4, 16, &Config::default());
-    let memory = bench.memory(4 << 20);
-    let mut run = |collective, dtype, count: usize| {
-        let problem = Problem::new(collective, dtype, 4, count);
-        let call = call(request(&problem, "raw"), &memory, &memory, &stream);
-        let report = ranks[1].engine.run(&[call]).unwrap()[0];
-        (report, bench.take())
-    };
-    for (collective, kernel) in [
-        (Collective::AllGather, "cinch_oneshot_move"),
-        (Collective::AllToAll, "cinch_oneshot_scatter_move"),
-        (Collective::ReduceScatter, "cinch_oneshot_scatter_f32"),
-    ] {
-        let (report, seen) = run(collective, DType::F32, 1000);
-        let [Seen::Fused(name, args, _)] = &seen[..] else {
-            panic!("{collective} is not fused")
-        };
-        assert_eq!(name, kernel);
-        assert_eq!((args.count, args.element_bytes), (1000, 4));
-        assert_eq!(report.algorithm, Algorithm::Direct);
-        // A block to each of the others.
-        assert_eq!(report.wire_bytes, 3 * 4000);
-        // A block that no area holds goes another way.
-        let (_, seen) = run(collective, DType::F32, 65 << 10);
-        assert!(!matches!(seen[0], Seen::Fused(..)), "{collective}");
-    }
-    // A part to each of the others, 64 bytes a granule, and this rank's sum to each.
-    let (report, seen) = run(Collective::AllReduce, DType::F32, 60_000);
-    let [Seen::Fused(name, _, _)] = &seen[..] else {
-        panic!("all_reduce of 240 kB is not fused")
-    };
-    assert_eq!(name, "cinch_oneshot_twice_f32");
-    assert_eq!(report.algorithm, Algorithm::Direct);
-    assert_eq!(report.wire_bytes, (240_000 - 60_032) + 3 * 60_032);
-    // What not everybody waits for would overtake itself.
-    for collective in [
-        Collective::Broadcast,
-        Collective::Reduce,
-        Collective::Gather,
-        Collective::Scatter,
-    ] {
-        let (_, seen) = run(collective, DType::F32, 1000);
-        assert!(!matches!(seen[0], Seen::Fused(..)), "{collective}");
-    }
 }
 
 #[test]

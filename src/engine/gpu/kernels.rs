@@ -6,7 +6,7 @@
 use crate::codec::{KERNEL_CODECS, kernel_family};
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::{Context, Function, Module, kernels};
-use crate::plan::{Plan, Request, Resident};
+use crate::plan::{FUSED128_DTYPES, Plan, Request, Resident};
 use crate::types::{Algorithm, CodecKind, Collective, DType, Protocol, ScaleRule};
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -203,15 +203,19 @@ pub fn name_for(plan: &Plan) -> String {
         Protocol::Simple => "",
         Protocol::Ll => "_ll",
         Protocol::Ll128 => "_ll128",
-        Protocol::Fused => {
+        Protocol::Fused | Protocol::Fused128 => {
+            let end = match plan.protocol {
+                Protocol::Fused128 => "_ll128",
+                _ => "",
+            };
             let begin = match (plan.collective, plan.algorithm) {
                 (Collective::ReduceScatter | Collective::AllToAll, _) => "scatter_",
                 (Collective::AllReduce, Algorithm::Direct) => "twice_",
                 _ => "",
             };
             return match plan.collective.reduces() {
-                true => format!("cinch_oneshot_{begin}{}", plan.dtype),
-                false => format!("cinch_oneshot_{begin}move"),
+                true => format!("cinch_oneshot_{begin}{}{end}", plan.dtype),
+                false => format!("cinch_oneshot_{begin}move{end}"),
             };
         }
     };
@@ -241,7 +245,15 @@ fn names() -> Vec<String> {
             .map(|begin| format!("cinch_oneshot_{begin}{does}"))
             .collect::<Vec<_>>()
     };
-    names.extend(fused(&["", "scatter_"], "move"));
+    for end in ["", "_ll128"] {
+        names.extend(fused(&["", "scatter_"], &format!("move{end}")));
+    }
+    for dtype in FUSED128_DTYPES {
+        names.extend(fused(
+            &["", "scatter_", "twice_"],
+            &format!("{dtype}_ll128"),
+        ));
+    }
     for dtype in DType::ALL {
         names.extend(
             suffixes
@@ -292,9 +304,16 @@ mod tests {
                     "CINCH_ONESHOT" => {
                         found.insert(format!("cinch_oneshot_{first}"));
                     }
+                    "CINCH_ONESHOT_LL128" => {
+                        found.insert(format!("cinch_oneshot_{first}_ll128"));
+                    }
                     "CINCH_ONESHOTS" => found.extend(
                         ["", "scatter_", "twice_"]
                             .map(|begin| format!("cinch_oneshot_{begin}{first}")),
+                    ),
+                    "CINCH_ONESHOTS_LL128" => found.extend(
+                        ["", "scatter_", "twice_"]
+                            .map(|begin| format!("cinch_oneshot_{begin}{first}_ll128")),
                     ),
                     _ => {}
                 }

@@ -16,6 +16,10 @@ use crate::types::{Protocol, ReduceOp, SIGNATURE_WORDS};
 use std::sync::Arc;
 use std::time::Duration;
 
+/// Words of payload of a tile of lines, and packets that a warp stores together.
+const TILE_WORDS: usize = 60;
+const PACKETS_TOGETHER: usize = 32;
+
 /// A plan, ready to be launched.
 #[derive(Debug)]
 pub(super) struct Prepared {
@@ -37,10 +41,10 @@ impl Prepared {
         })
     }
 
-    /// Which FIFOs the kernel uses; the fused kernel has an area of its own.
+    /// Which FIFOs the kernel uses; fused kernels have areas of their own.
     pub fn fifo(&self) -> Fifo {
         match self.plan.protocol {
-            Protocol::Simple | Protocol::Fused => Fifo::Simple,
+            Protocol::Simple | Protocol::Fused | Protocol::Fused128 => Fifo::Simple,
             Protocol::Ll => Fifo::Ll,
             Protocol::Ll128 => Fifo::Ll128,
         }
@@ -88,7 +92,7 @@ impl Prepared {
         call: &GpuCall<'_>,
         signature: [u64; SIGNATURE_WORDS],
     ) -> Result<Option<Fused>> {
-        if self.plan.protocol != Protocol::Fused {
+        if !self.plan.protocol.is_fused() {
             return Ok(None);
         }
         let (combine, factor, flags) = pack::arithmetic(&self.plan, call.request.op)?;
@@ -128,17 +132,25 @@ impl Fused {
         stream: &Stream,
         begin: Begin,
     ) -> Result<()> {
-        let (area, half) = wiring.shape().oneshot_area();
+        let words = words(&run.plan);
+        let [packets, lines] = wiring.epochs();
+        let ((area, half), epoch) = match run.plan.protocol {
+            Protocol::Fused128 => (wiring.shape().lines_area(), lines),
+            _ => (wiring.shape().oneshot_area(), packets),
+        };
         let args = OneshotArgs {
             comm: wiring.view(Fifo::Simple, timeout),
             area,
             half,
-            epoch: wiring.epoch(),
+            epoch,
             input: self.at.input,
             output: self.at.output,
             count: run.plan.count as u64,
             factor: self.factor,
+            mark: mark(self.signature),
             signature: self.signature,
+            words: words as u32,
+            share: share(run.plan.protocol, words, run.plan.channels) as u32,
             combine: self.combine,
             flags: self.flags | lets_next_begin(begin),
             element_bytes: run.plan.dtype.size() as u8,
@@ -153,6 +165,38 @@ impl Fused {
             function.launch_to_begin(begin, blocks, FUSED_THREADS, 0, stream, &args)
         }
     }
+}
+
+/// Words of 8 bytes that a rank sends to another on a trip of a fused kernel.
+fn words(plan: &Plan) -> usize {
+    let elements = match plan.pattern.parts() {
+        1 => plan.count,
+        // Parts are of one size, of which the last ones may have less.
+        _ => plan.geometry.chunk(),
+    };
+    (elements * plan.dtype.size()).div_ceil(8)
+}
+
+/// What each of `blocks` does of that: packets of a word each, or tiles of four lines.
+fn share(protocol: Protocol, words: usize, blocks: usize) -> usize {
+    match protocol {
+        Protocol::Fused128 => words.div_ceil(TILE_WORDS).div_ceil(blocks),
+        // Whole lines of the buffers.
+        _ => words.div_ceil(blocks).next_multiple_of(PACKETS_TOGETHER),
+    }
+}
+
+/// What flags of 64 bits have of a call besides its number: 16 bits of its signature, so that a rank
+/// never, or hardly ever, understands one that makes another call. Not of how many calls there have been:
+/// a graph is replayed with what was counted when it was captured.
+fn mark(signature: [u64; SIGNATURE_WORDS]) -> u64 {
+    let [a, b, c, _, d] = signature;
+    let mixed = [a, b, c, d].into_iter().fold(0, |mixed: u64, word| {
+        (mixed ^ word)
+            .wrapping_mul(0x9e37_79b9_7f4a_7c15)
+            .rotate_left(31)
+    });
+    mixed << 48
 }
 
 /// The arguments of an interpreter whose blob is still to be written.

@@ -14,8 +14,9 @@ pub trait Wiring: Send + Sync + Debug {
     /// What a kernel needs to know that uses `protocol` and lets each wait last `timeout`.
     fn view(&self, protocol: Protocol, timeout: Duration) -> CommView;
 
-    /// Device address of the two words of the fused kernels.
-    fn epoch(&self) -> u64;
+    /// Device addresses of the two words of the fused kernels that send packets, and of those that
+    /// send lines.
+    fn epochs(&self) -> [u64; 2];
 
     /// Ends every wait of this rank's kernels, now and later.
     fn abort(&self);
@@ -36,8 +37,8 @@ impl Wiring for DeviceLinks {
         DeviceLinks::view(self, protocol, timeout)
     }
 
-    fn epoch(&self) -> u64 {
-        DeviceLinks::epoch(self)
+    fn epochs(&self) -> [u64; 2] {
+        DeviceLinks::epochs(self)
     }
 
     fn abort(&self) {

@@ -146,7 +146,7 @@ fn small_calls_of_eight_are_not_led_by_lines_of_large_ones() {
         panic!("no table for 8 H200")
     };
     for (collective, from) in [
-        (Collective::AllReduce, (1 << 20) + 1),
+        (Collective::AllReduce, (2 << 20) + 1),
         (Collective::AllGather, 2 << 20),
         (Collective::ReduceScatter, 2 << 20),
         (Collective::AllToAll, 2 << 20),
@@ -166,7 +166,7 @@ fn small_calls_of_eight_are_not_led_by_lines_of_large_ones() {
         for bytes in [128 << 10, 256 << 10, 512 << 10, 1 << 20] {
             let asked = request(collective, bytes / 4 / blocks, "raw");
             let plan = planner.plan(&asked).unwrap();
-            assert_eq!(plan.protocol, Protocol::Fused, "{collective} {bytes}");
+            assert!(plan.protocol.is_fused(), "{collective} {bytes}");
         }
     }
 }

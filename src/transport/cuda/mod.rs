@@ -94,9 +94,12 @@ impl DeviceLinks {
         self.private.address()
     }
 
-    /// Device address of the two 64-bit words of the fused one-shot, zero at first.
-    pub fn epoch(&self) -> u64 {
-        self.private.address() + CURSORS_BYTES as u64
+    /// Device addresses of the two 64-bit words of the fused kernels that send packets, and of those
+    /// that send lines, zero at first. The calls of each are counted by themselves: every so many of
+    /// its own, one sends all packets anew.
+    pub fn epochs(&self) -> [u64; 2] {
+        let first = self.private.address() + CURSORS_BYTES as u64;
+        [first, first + 16]
     }
 
     /// The words that the host and this rank's kernels share.

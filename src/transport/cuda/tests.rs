@@ -164,7 +164,7 @@ fn every_box_is_whole(links: &[DeviceLinks]) {
                 assert_eq!(one.paths[peer].is_some(), there);
             }
         }
-        let private = (one.cursors(), one.epoch() + 16 - one.cursors());
+        let private = (one.cursors(), one.epochs()[1] + 16 - one.cursors());
         for at in 0..private.1 / 8 {
             // SAFETY: heap memory of that size.
             assert_eq!(unsafe { *word(private.0, at) }, 0);
@@ -469,8 +469,8 @@ fn kernels_are_told_what_they_need() {
         assert_eq!(view.timeout_ns, 3_000_000_000);
         assert_eq!(view.fifo, one.shape.fifo(Protocol::Ll));
         assert_eq!(
-            one.epoch(),
-            view.cursors + (3 * MAX_LANES * MAX_RANKS * 16) as u64
+            one.epochs(),
+            [0, 16].map(|at| view.cursors + (3 * MAX_LANES * MAX_RANKS * 16 + at) as u64)
         );
         let long = one.view(Protocol::Simple, Duration::MAX);
         assert_eq!(long.timeout_ns, u64::MAX);

@@ -27,6 +27,15 @@ inline uint4 load_packet(const void *at) {
 }
 inline void store_packet(void *at, uint4 v) { *(uint4 *)at = v; }
 
+// All lanes of a warp at once.
+inline uint4 load_line(const void *at) {
+  uint4 line;
+  Block::current().warp_copies(&line, at);
+  Block::current().pause();
+  return line;
+}
+inline void store_line(void *at, uint4 v) { Block::current().warp_copies(at, &v); }
+
 inline uint64_t nanoseconds() { return 0; }
 
 }  // namespace cinch

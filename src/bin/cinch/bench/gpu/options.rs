@@ -39,7 +39,7 @@ pub struct GpuOptions {
     /// Time replays of CUDA graphs; without it, calls on a stream
     #[arg(long)]
     pub graph: bool,
-    /// Protocol of the kernels, where it can be: auto, simple, ll, ll128 or fused
+    /// Protocol of the kernels, where it can be: auto, simple, ll, ll128, fused or fused128
     #[arg(long, default_value = "auto", value_parser = parse_protocol)]
     pub proto: Chosen,
     /// A libnccl.so.2 to load and to alternate with, size by size
@@ -125,7 +125,7 @@ fn parse_protocol(text: &str) -> Result<Chosen, String> {
     match (text, Protocol::from_name(text)) {
         ("auto", _) => Ok(Chosen(None)),
         (_, Some(protocol)) => Ok(Chosen(Some(protocol))),
-        _ => Err("there are auto, simple, ll, ll128 and fused".into()),
+        _ => Err("there are auto, simple, ll, ll128, fused and fused128".into()),
     }
 }
 

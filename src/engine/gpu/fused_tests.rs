@@ -1,0 +1,117 @@
+//! What fused kernels are launched with.
+
+use super::*;
+use crate::types::Protocol as Announcement;
+
+#[test]
+fn small_exchanges_are_fused_too() {
+    let bench = Bench::new();
+    let stream = bench.stream();
+    let mut ranks = bench.ranks(4, 16, &Config::default());
+    let memory = bench.memory(4 << 20);
+    let mut run = |collective, dtype, count: usize| {
+        let problem = Problem::new(collective, dtype, 4, count);
+        let call = call(request(&problem, "raw"), &memory, &memory, &stream);
+        let report = ranks[1].engine.run(&[call]).unwrap()[0];
+        (report, bench.take())
+    };
+    for (collective, kernel) in [
+        (Collective::AllGather, "cinch_oneshot_move"),
+        (Collective::AllToAll, "cinch_oneshot_scatter_move"),
+        (Collective::ReduceScatter, "cinch_oneshot_scatter_f32"),
+    ] {
+        let (report, seen) = run(collective, DType::F32, 1000);
+        let [Seen::Fused(name, args, _)] = &seen[..] else {
+            panic!("{collective} is not fused")
+        };
+        assert_eq!(name, kernel);
+        assert_eq!((args.count, args.element_bytes), (1000, 4));
+        assert_eq!(report.algorithm, Algorithm::Direct);
+        // A block to each of the others.
+        assert_eq!(report.wire_bytes, 3 * 4000);
+        // A block that no area holds goes another way.
+        let (_, seen) = run(collective, DType::F32, 65 << 10);
+        assert!(!matches!(seen[0], Seen::Fused(..)), "{collective}");
+    }
+    // A part to each of the others, 64 bytes a granule, and this rank's sum to each.
+    let (report, seen) = run(Collective::AllReduce, DType::F32, 60_000);
+    let [Seen::Fused(name, _, _)] = &seen[..] else {
+        panic!("all_reduce of 240 kB is not fused")
+    };
+    assert_eq!(name, "cinch_oneshot_twice_f32");
+    assert_eq!(report.algorithm, Algorithm::Direct);
+    assert_eq!(report.wire_bytes, (240_000 - 60_032) + 3 * 60_032);
+    // What not everybody waits for would overtake itself.
+    for collective in [
+        Collective::Broadcast,
+        Collective::Reduce,
+        Collective::Gather,
+        Collective::Scatter,
+    ] {
+        let (_, seen) = run(collective, DType::F32, 1000);
+        assert!(!matches!(seen[0], Seen::Fused(..)), "{collective}");
+    }
+}
+
+/// Those that send lines have an area and a count of calls of their own.
+#[test]
+fn small_exchanges_go_in_lines_where_these_arrive_whole() {
+    let bench = Bench::new();
+    let stream = bench.stream();
+    let config = Config {
+        protocol: Some(Announcement::Fused128),
+        ..Config::default()
+    };
+    let mut ranks = bench.ranks(4, 16, &config);
+    let memory = bench.memory(8 << 20);
+    let mut run = |collective, algorithm, count: usize| {
+        let problem = Problem::new(collective, DType::F32, 4, count);
+        let mut request = request(&problem, "raw");
+        request.algorithm = Some(algorithm);
+        let call = call(request, &memory, &memory, &stream);
+        let report = ranks[1].engine.run(&[call]).unwrap()[0];
+        let seen = bench.take();
+        let [Seen::Fused(name, args, grid)] = &seen[..] else {
+            panic!("{collective} is not fused")
+        };
+        assert_eq!(*grid as usize, report.channels);
+        (name.clone(), **args, report)
+    };
+    let shape = BoxShape::new(4, 64 << 20, 64).unwrap();
+    let mut marks = Vec::new();
+    for (collective, algorithm, count, kernel, words) in [
+        (Collective::AllReduce, Algorithm::OneShot, 1001, "f32", 501),
+        // A quarter each, of whole granules of 64 bytes.
+        (
+            Collective::AllReduce,
+            Algorithm::Direct,
+            60_000,
+            "twice_f32",
+            7504,
+        ),
+        (
+            Collective::AllGather,
+            Algorithm::Direct,
+            10_000,
+            "move",
+            5000,
+        ),
+    ] {
+        let (name, args, report) = run(collective, algorithm, count);
+        assert_eq!(name, format!("cinch_oneshot_{kernel}_ll128"));
+        assert_eq!((args.area, args.half), shape.lines_area());
+        assert_eq!((args.epoch, args.words), (0x1010, words));
+        // Tiles of 60 words: all of them, and no block more than needed.
+        let tiles = words.div_ceil(60) as usize;
+        let share = args.share as usize;
+        assert!(share * report.channels >= tiles && (share - 1) * report.channels < tiles);
+        assert_eq!((args.mark << 16, report.algorithm), (0, algorithm));
+        marks.push(args.mark);
+    }
+    marks.sort_unstable();
+    marks.dedup();
+    assert_eq!(marks.len(), 3, "calls that differ know each other's lines");
+    // Of how many calls there were before, they say nothing: graphs count anew.
+    let again = [0; 2].map(|_| run(Collective::AllGather, Algorithm::Direct, 10_000).1.mark);
+    assert!(again.iter().all(|mark| marks.contains(mark)));
+}
