@@ -79,6 +79,20 @@ impl AtLeastOnce {
     }
 }
 
+/// Where the library is loaded, before it has anything to close: a fork that is under way in another
+/// thread when handlers are added runs none of them, or, where it waits in somebody else's, some.
+/// What loads no such function adds them at the first use.
+// SAFETY: a pointer to a function, which is what the section holds.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static AT_LOAD: extern "C" fn() = at_load;
+
+extern "C" fn at_load() {
+    install();
+    #[cfg(test)]
+    tests::LOADED.store(true, Ordering::Relaxed);
+}
+
 fn install() {
     HANDLERS.ensure(add_handlers);
 }
@@ -309,6 +323,14 @@ mod tests {
     use nix::sys::memfd::{MFdFlags, memfd_create};
     use std::os::fd::OwnedFd;
     use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    /// Whether the function that is run at load has been.
+    pub(super) static LOADED: AtomicBool = AtomicBool::new(false);
+
+    #[test]
+    fn handlers_are_there_before_anything_is_used() {
+        assert!(LOADED.load(Ordering::Relaxed));
+    }
 
     fn null() -> OwnedFd {
         std::fs::File::open("/dev/null").unwrap().into()
