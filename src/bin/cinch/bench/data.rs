@@ -245,7 +245,6 @@ fn rank_files(paths: &[PathBuf], nranks: usize) -> Result<Vec<PathBuf>, String> 
                 .collect();
             // By length first: x10 comes after x9.
             files.sort_by_key(|path| (path.as_os_str().len(), path.clone()));
-            files.truncate(nranks.max(1));
             if files.is_empty() {
                 return Err(format!("{}: holds no .npy file", one.display()));
             }
@@ -258,10 +257,10 @@ fn rank_files(paths: &[PathBuf], nranks: usize) -> Result<Vec<PathBuf>, String> 
     };
     match files.len() {
         1 => Ok(files),
-        held if held < nranks => Err(format!(
+        held if held == nranks => Ok(files),
+        held => Err(format!(
             "--data names {held} files for {nranks} ranks; give one for each rank, or one for all"
         )),
-        _ => Ok(files[..nranks].to_vec()),
     }
 }
 
@@ -405,10 +404,13 @@ mod tests {
         assert!(shard(2).iter().all(|x| x.is_finite()));
         let zeros = shard(1).iter().filter(|x| **x == 0.0).count();
         assert!(zeros * 4 < bytes / 4, "{zeros} zeros");
-        let error = Source::from_files(std::slice::from_ref(&folder), 5)
-            .err()
-            .unwrap();
-        assert!(error.contains("4 files for 5 ranks"), "{error}");
+        for nranks in [1, 3, 5] {
+            let error = Source::from_files(std::slice::from_ref(&folder), nranks)
+                .err()
+                .unwrap();
+            let words = format!("4 files for {nranks} ranks");
+            assert!(error.contains(&words), "{error}");
+        }
         let named = Source::from_files(&[folder.join("gradients-rank{rank}.npy")], 3).unwrap();
         assert_eq!(values(&named, 2, 0, 99), values(&source, 2, 0, 99));
         let one = Source::from_files(&[folder.join("gradients-rank1.npy")], 9).unwrap();
@@ -428,8 +430,8 @@ mod tests {
             std::fs::write(named(rank), "").unwrap();
         }
         std::fs::write(folder.join("README"), "").unwrap();
-        let found = rank_files(std::slice::from_ref(&folder), 11);
+        let found = rank_files(std::slice::from_ref(&folder), 12);
         std::fs::remove_dir_all(&folder).unwrap();
-        assert_eq!(found.unwrap(), (0..11).map(named).collect::<Vec<_>>());
+        assert_eq!(found.unwrap(), (0..12).map(named).collect::<Vec<_>>());
     }
 }
