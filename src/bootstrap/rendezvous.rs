@@ -306,15 +306,24 @@ impl Root {
     }
 
     fn missing(&self) -> String {
+        let waited = format!(
+            "within {:.1} s (CINCH_INIT_TIMEOUT)",
+            self.patience.as_secs_f64()
+        );
+        if self.nranks == 0 {
+            return format!(
+                "no rank came to the meeting {waited} after its unique id was made; start the \
+                 ranks sooner or raise the setting"
+            );
+        }
         let here: Vec<usize> = self.registered().map(|member| member.info.rank).collect();
         let missing: Vec<usize> = (0..self.nranks)
             .filter(|rank| !here.contains(rank))
             .collect();
         format!(
-            "{} of {} did not come to the meeting within {:.1} s; were they started?",
+            "{} of {} did not come to the meeting {waited}; were they started?",
             name_ranks(&missing),
             self.nranks,
-            self.patience.as_secs_f64()
         )
     }
 
@@ -384,7 +393,7 @@ pub(super) fn meet(
             word: 0,
         },
     );
-    let mut channel = reach(id, &addresses, &terms, deadline, fault)?;
+    let mut channel = reach(id, &addresses, &terms, config, deadline, fault)?;
 
     // The address by which we reach the meeting is one by which its other guests reach us.
     let ip = match &config.interface {
@@ -435,6 +444,7 @@ fn reach(
     id: &UniqueId,
     addresses: &[SocketAddr],
     terms: &Terms,
+    config: &Config,
     deadline: Instant,
     fault: &Fault,
 ) -> Result<Channel> {
@@ -452,10 +462,12 @@ fn reach(
         fault.check()?;
     }
     Err(match (last.kind(), patience) {
-        (ErrorKind::Remote, Patience::None) => last.context(
+        (ErrorKind::Remote, Patience::None) => last.context(format!(
             "nobody holds the meeting of this unique id: it serves one init and may be used up, \
-             or the process that created it has ended",
-        ),
+             its ranks did not all come within CINCH_INIT_TIMEOUT (here {:.1} s), or the process \
+             that created it has ended",
+            config.init_timeout.as_secs_f64()
+        )),
         (_, Patience::UntilDeadline) => last.context("rank 0 did not open the meeting"),
         _ => last,
     })

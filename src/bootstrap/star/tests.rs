@@ -193,6 +193,24 @@ fn those_who_do_not_come_are_named() {
     }
 }
 
+#[test]
+fn a_meeting_that_nobody_came_to_says_so() {
+    let config = Config {
+        init_timeout: Duration::from_millis(200),
+        ..config(60.0)
+    };
+    let id = UniqueId::create_for_one_host(&config).unwrap();
+    std::thread::sleep(Duration::from_millis(400));
+    let patient = Config {
+        init_timeout: Duration::from_secs(20),
+        ..config
+    };
+    let error = Star::join(&id, 1, 2, &patient, Fault::new()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Timeout);
+    let words = "no rank came to the meeting within 0.2 s (CINCH_INIT_TIMEOUT)";
+    assert!(error.message().contains(words), "{error}");
+}
+
 /// Rank 1 died after the meeting. Rank 2 is on its way when rank 0 gives up.
 #[test]
 fn who_comes_to_a_hub_that_gives_up_hears_why() {
