@@ -107,21 +107,24 @@ impl Monitor {
     }
 
     pub(super) fn contribute(&mut self, rank: usize, generation: u64, bytes: Vec<u8>) {
-        // The hub's own user may be waiting for an exchange that others have completed it for.
-        if self.hub.broken.is_none() && generation == self.hub.generation {
-            self.hub.parts[rank] = Some(bytes);
-            self.mark_present(rank, generation);
-        } else if self.hub.broken.is_none() {
-            self.hub.broken = Some(Error::internal(format!(
+        if let Some(error) = self.hub.broken.clone() {
+            // The others were told when it broke.
+            return self.fail_gather_of(rank, generation, error);
+        }
+        if generation != self.hub.generation {
+            let error = Error::internal(format!(
                 "{} is at exchange {generation}, the others at {}",
                 self.shared.peers[rank], self.hub.generation
-            )));
+            ));
+            self.hub.broken = Some(error.clone());
+            self.fail_gather(self.hub.generation, &error);
+            return self.fail_gather_of(rank, generation, error);
         }
+        self.hub.parts[rank] = Some(bytes);
+        // The hub's own user may be waiting for an exchange that others have completed it for.
+        self.mark_present(rank, generation);
         if let Some(absent) = self.departed_absentee() {
-            self.break_gather(absent);
-        }
-        if let Some(error) = &self.hub.broken {
-            let error = error.clone();
+            let error = self.break_gather(absent);
             self.fail_gather(generation, &error);
         } else if self.hub.parts.iter().all(Option::is_some) {
             self.complete();
@@ -159,12 +162,8 @@ impl Monitor {
         self.shared.depart(rank);
         let begun = self.hub.parts.iter().any(Option::is_some);
         if begun && self.hub.broken.is_none() && self.hub.parts[rank].is_none() {
-            self.break_gather(rank);
-            let error = self.hub.broken.clone();
-            let generation = self.hub.generation;
-            if let Some(error) = error {
-                self.fail_gather(generation, &error);
-            }
+            let error = self.break_gather(rank);
+            self.fail_gather(self.hub.generation, &error);
         }
     }
 
@@ -174,22 +173,34 @@ impl Monitor {
             .find(|&rank| begun && self.hub.parts[rank].is_none() && self.shared.is_departed(rank))
     }
 
-    fn break_gather(&mut self, rank: usize) {
-        self.hub.broken = Some(Error::new(
+    fn break_gather(&mut self, rank: usize) -> Error {
+        let error = Error::new(
             ErrorKind::Remote,
             format!(
                 "{} left before it took part in exchange {}",
                 self.shared.peers[rank], self.hub.generation
             ),
-        ));
+        );
+        self.hub.broken = Some(error.clone());
         self.hub.parts.iter_mut().for_each(|part| *part = None);
+        error
     }
 
     fn fail_gather(&mut self, generation: u64, error: &Error) {
-        let mut writer = Writer::default();
-        writer.u64(generation).bytes(&write_error(error));
-        self.tell_all_but(None, GATHER_FAILED, &Body::new(writer.0));
+        self.tell_all_but(None, GATHER_FAILED, &failed_gather(generation, error));
         self.shared.finish_gather(generation, Err(error.clone()));
+    }
+
+    /// The same for `rank` alone.
+    fn fail_gather_of(&mut self, rank: usize, generation: u64, error: Error) {
+        if rank == self.shared.rank {
+            return self.shared.finish_gather(generation, Err(error));
+        }
+        let body = failed_gather(generation, &error);
+        let mut links = self.links.iter_mut();
+        if let Some(link) = links.find(|link| link.rank == rank) {
+            link.send(GATHER_FAILED, &body);
+        }
     }
 
     /// Ranks on other hosts that are silent: those who share a host with them may know more.
@@ -218,4 +229,10 @@ impl Monitor {
             near.for_each(|link| link.send(SILENT, &body));
         }
     }
+}
+
+fn failed_gather(generation: u64, error: &Error) -> Arc<Body> {
+    let mut writer = Writer::default();
+    writer.u64(generation).bytes(&write_error(error));
+    Body::new(writer.0)
 }
