@@ -137,10 +137,12 @@ pub(super) fn connect(
     fault: Arc<Fault>,
     config: Config,
 ) -> Result<Communicator> {
-    let isa = Isa::from_setting(&config.simd)?;
+    // What this rank alone finds wrong, the others must hear: they wait for it in what follows.
+    let (isa, table) = Isa::from_setting(&config.simd)
+        .and_then(|isa| Ok((isa, table(&config)?)))
+        .inspect_err(|error| exchange.announce(error))?;
     let one_host = one_host(&exchange);
     let policy = CodecPolicy::new(&config, one_host);
-    let table = table(&config).inspect_err(|error| exchange.announce(error))?;
     agree(&exchange, &config, &policy, table.as_deref())?;
     let (info, side) = if config.device == DeviceChoice::Host {
         let (info, engine) = on_host(&exchange, &fault, &config, isa)?;
@@ -440,6 +442,28 @@ fn refuge(comm: &Communicator) -> Result<&Refuge> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_others_hear_of_settings_that_one_rank_cannot_follow() {
+        let missing = TuningChoice::File("/no/such/table".into());
+        let mut settings = vec![(String::new(), missing, "CINCH_TUNING=/no/such/table")];
+        if Isa::detect() < Isa::Avx512 {
+            settings.push(("avx512".into(), TuningChoice::Auto, "CINCH_SIMD=avx512"));
+        }
+        for (simd, tuning, word) in settings {
+            let faults = [Fault::new(), Fault::new()];
+            let world = bootstrap::LocalExchange::world(2, &faults);
+            let config = Config {
+                simd,
+                tuning,
+                ..Config::default()
+            };
+            let exchange: ExchangeRef = world[1].clone();
+            assert!(connect(exchange, faults[1].clone(), config).is_err());
+            let told = faults[0].reason().expect("rank 0 hears of it");
+            assert!(told.message().contains(word), "{told}");
+        }
+    }
 
     /// Also a reason that is as long as an id.
     #[test]
