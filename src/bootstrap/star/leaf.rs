@@ -88,9 +88,8 @@ impl Monitor {
                 if let Some(gather) = &mut self.shared.state().gather
                     && gather.generation == generation
                 {
-                    for (rank, present) in gather.present.iter_mut().enumerate() {
-                        *present |= bits[rank / 8] >> (rank % 8) & 1 == 1;
-                    }
+                    let is_here = |rank: usize| bits[rank / 8] >> (rank % 8) & 1 == 1;
+                    gather.present = (0..nranks).map(is_here).collect();
                 }
                 Ok(())
             }

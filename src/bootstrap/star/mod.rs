@@ -207,8 +207,11 @@ impl Star {
             }
             let now = Instant::now();
             if now >= deadline {
-                let missing = state.gather.as_ref().map(|gather| gather.missing());
-                return Err(self.late(generation, &missing.unwrap_or_default()));
+                let missing = state
+                    .gather
+                    .as_ref()
+                    .and_then(|gather| gather.missing(shared.rank));
+                return Err(self.late(generation, missing.as_deref()));
             }
             // The fault may be raised by others than the monitor, who do not know the condition.
             let slice = Duration::from_millis(10).min(deadline - now);
@@ -219,11 +222,13 @@ impl Star {
         }
     }
 
-    fn late(&self, generation: u64, missing: &[usize]) -> Error {
+    fn late(&self, generation: u64, missing: Option<&[usize]>) -> Error {
+        let peers = &self.shared.peers;
         let who = match missing {
-            [] => "not all ranks".to_string(),
-            [one] => format!("{} did not come; not all ranks", self.shared.peers[*one]),
-            several => format!("{} did not come; not all ranks", name_ranks(several)),
+            None => format!("{} has not said who came; not all ranks", peers[0]),
+            Some([]) => "not all ranks".to_string(),
+            Some([one]) => format!("{} did not come; not all ranks", peers[*one]),
+            Some(several) => format!("{} did not come; not all ranks", name_ranks(several)),
         };
         Error::new(
             ErrorKind::Timeout,

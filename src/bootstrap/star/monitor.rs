@@ -58,14 +58,16 @@ pub(super) struct State {
 pub(super) struct Gather {
     pub(super) generation: u64,
     pub(super) outcome: Option<Result<Vec<Vec<u8>>>>,
-    /// Ranks that have contributed, as far as is known.
+    /// Ranks that have contributed, as the hub knows it; empty on others until it has said so.
     pub(super) present: Vec<bool>,
 }
 
 impl Gather {
-    pub(super) fn missing(&self) -> Vec<usize> {
-        let absent = self.present.iter().enumerate().filter(|(_, here)| !**here);
-        absent.map(|(rank, _)| rank).collect()
+    /// Ranks that have not contributed, seen from `rank`, which has; `None` if nobody has said.
+    pub(super) fn missing(&self, rank: usize) -> Option<Vec<usize>> {
+        let present = self.present.iter().enumerate();
+        let absent = present.filter(|&(other, &here)| !here && other != rank);
+        (!self.present.is_empty()).then(|| absent.map(|(other, _)| other).collect())
     }
 }
 
@@ -126,8 +128,10 @@ impl Shared {
     }
 
     pub(super) fn start_gather(&self, generation: u64, bytes: Vec<u8>) {
-        let mut present = vec![false; self.peers.len()];
-        present[self.rank] = true;
+        let present = match self.rank {
+            0 => vec![false; self.peers.len()],
+            _ => Vec::new(),
+        };
         self.state().gather = Some(Gather {
             generation,
             outcome: None,

@@ -427,6 +427,28 @@ fn late_ranks_are_named_by_all() {
     );
 }
 
+/// Which ranks have come a leaf knows from the hub's beats alone: before the first it blames none.
+#[test]
+fn who_is_late_is_not_guessed() {
+    let config = Config {
+        heartbeat: Duration::from_secs(5),
+        ..config(0.2)
+    };
+    let world = world(3, &config);
+    // The beat of the beginning says nothing of the exchange.
+    std::thread::sleep(Duration::from_millis(100));
+    let told: Vec<String> = std::thread::scope(|scope| {
+        let threads = [0, 1].map(|rank| {
+            let star = &world.stars[rank];
+            scope.spawn(|| star.barrier().unwrap_err().message().to_string())
+        });
+        threads.map(|thread| thread.join().unwrap()).into()
+    });
+    assert!(told[0].starts_with("rank 2 ("), "{}", told[0]);
+    assert!(told[1].starts_with("rank 0 ("), "{}", told[1]);
+    assert!(told[1].contains(" has not said who came"), "{}", told[1]);
+}
+
 #[test]
 fn a_fault_of_ones_own_ends_the_wait() {
     let world = world(2, &config(60.0));
