@@ -116,6 +116,53 @@ fn a_refused_call_takes_no_sample_with_it() {
     assert_eq!([run(two), run(two)], [2, 1]);
 }
 
+/// The ranks decide alike by what each has compared: one that cannot must not go on.
+#[test]
+fn a_sample_that_does_not_end_fails_its_communicator() {
+    let bench = Bench::new();
+    let stream = bench.stream();
+    let memory = bench.memory(4000);
+    let comms = communicators_with(&bench, Duration::from_millis(10));
+    let run = || comms[0].call_on(&sum(DType::F32), buffers(&memory, &memory, &stream));
+    run().unwrap();
+    run().unwrap();
+    bench.process.hang(true);
+    let error = run().unwrap_err();
+    bench.process.hang(false);
+    assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
+    assert_eq!(comms[0].async_error(), Some(error.clone()));
+    assert_eq!(run().unwrap_err(), error);
+    assert!(comms[1].fault().is_raised());
+}
+
+/// A group with more than its sampled call is refused one by one, and what it holds goes on.
+#[test]
+fn a_call_that_a_group_has_no_sample_for_is_not_counted() {
+    let bench = Bench::new();
+    let stream = bench.stream();
+    let memory = bench.memory(4000);
+    let comms = communicators(&bench);
+    let on = || buffers(&memory, &memory, &stream);
+    let launched = |run: &dyn Fn()| {
+        let before = bench.process.calls("cuLaunchKernel");
+        run();
+        bench.process.calls("cuLaunchKernel") - before
+    };
+    let run = || {
+        comms[0].call_on(&sum(DType::F32), on()).unwrap();
+    };
+    let mut group = Group::new();
+    for _ in 0..2 {
+        group.add_on(&comms[0], &sum(DType::F32), on()).unwrap();
+    }
+    for _ in 0..2 {
+        let error = group.add_on(&comms[0], &sum(DType::F32), on()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidUsage, "{error}");
+    }
+    group.run().unwrap();
+    assert_eq!([launched(&run), launched(&run)], [2, 1]);
+}
+
 #[test]
 fn a_group_that_has_begun_fails_as_a_whole() {
     let bench = Bench::new();

@@ -10,6 +10,7 @@
 //! Calls in groups on host memory, and calls that are captured, are not sampled.
 
 use super::choice::{Choice, choose};
+use super::device::GpuSide;
 use super::{Call, Communicator, Report, Side};
 use crate::engine::gpu::{GpuCall, GpuEngine, Slices};
 use crate::engine::{HostEngine, Run};
@@ -102,8 +103,10 @@ impl Communicator {
         if !number.is_multiple_of(every) {
             return Ok(picked(None, true));
         }
-        self.collect(&mut state)?;
-        let choice = self.choose(call)?;
+        let collected = self.collect(&mut state);
+        let choice = collected
+            .and_then(|()| self.choose(call))
+            .inspect_err(|_| state.coded -= 1)?;
         let slice = choice.codec.is_lossy().then_some(slice);
         if slice.is_some() && self.gpu().is_some() {
             state.due = Due::Accepted;
@@ -132,35 +135,43 @@ impl Communicator {
     fn collect(&self, state: &mut State) -> Result<()> {
         match std::mem::take(&mut state.due) {
             Due::None => Ok(()),
-            Due::Accepted => Err(Error::invalid_usage(format!(
-                "a group has more coded sums than CINCH_CODEC_SAMPLE={}: raise the number",
-                self.policy.sample
-            ))),
+            Due::Accepted => {
+                state.due = Due::Accepted;
+                Err(Error::invalid_usage(format!(
+                    "a group has more coded sums than CINCH_CODEC_SAMPLE={}: raise the number",
+                    self.policy.sample
+                )))
+            }
             Due::Queued(slice) => {
                 let Side::Gpu(side) = &self.side else {
                     return Ok(());
                 };
-                let slices = side.slices()?;
-                let since = Instant::now();
-                while !slices.has_arrived()? {
-                    self.check_fault()?;
-                    if since.elapsed() > self.config.timeout {
-                        return Err(Error::new(
-                            ErrorKind::Timeout,
-                            format!(
-                                "the coded sum that was sampled has not ended in {:?} \
-                                 (CINCH_TIMEOUT)",
-                                self.config.timeout
-                            ),
-                        ));
-                    }
-                    std::thread::sleep(NAP);
-                }
-                let [exact, coded] = slices.read(&slice);
+                // Without the verdict this rank would decide otherwise than those that have it.
+                let [exact, coded] = self.settle(self.await_slices(side, &slice))?;
                 self.judge(&slice, &exact, &coded);
                 Ok(())
             }
         }
+    }
+
+    /// The exact and the coded sums of the sample before, when they are on the host.
+    fn await_slices(&self, side: &GpuSide, slice: &Slice) -> Result<[Vec<u8>; 2]> {
+        let slices = side.slices()?;
+        let since = Instant::now();
+        while !slices.has_arrived()? {
+            self.check_fault()?;
+            if since.elapsed() > self.config.timeout {
+                return Err(Error::new(
+                    ErrorKind::Timeout,
+                    format!(
+                        "the coded sum that was sampled has not ended in {:?} (CINCH_TIMEOUT)",
+                        self.config.timeout
+                    ),
+                ));
+            }
+            std::thread::sleep(NAP);
+        }
+        Ok(slices.read(slice))
     }
 
     /// Queues a sampled call on a GPU.
