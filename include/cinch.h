@@ -669,7 +669,7 @@ typedef struct {
      */
     uint64_t raw_bytes;
     /**
-     * Coded calls of which a slice was also run exactly.
+     * Coded calls of which a slice was also run exactly, and compared.
      */
     uint64_t sampled;
     /**

@@ -224,16 +224,35 @@ impl Communicator {
 
     /// Takes note of a sample's error, and switches the codec off if it is beyond the bound.
     fn judge(&self, slice: &Slice, exact: &[u8], coded: &[u8]) {
-        let error = relative_error(slice.dtype(), exact, coded);
+        let Comparison {
+            error,
+            compared,
+            lost,
+        } = compare(slice.dtype(), exact, coded);
+        let me = &self.peers()[self.rank()];
+        let of = format!(
+            "{me}: a coded sum of communicator \"{}\"",
+            self.config.comm_name
+        );
+        if compared == 0 && lost > 0 {
+            return log::line(
+                Level::Warn,
+                format_args!(
+                    "{of} came back not finite in all of {lost} elements whose exact sums are \
+                     finite: not counted as a sample"
+                ),
+            );
+        }
         self.counters.change(|stats| {
             stats.sampled += 1;
             stats.worst_error = stats.worst_error.max(error);
         });
-        let me = &self.peers()[self.rank()];
+        let left_out = match lost {
+            0 => String::new(),
+            lost => format!(", without {lost} elements that are finite only exactly"),
+        };
         let what = format!(
-            "{me}: a coded sum of communicator \"{}\" is off by {error:.3e} of its exact RMS on {} \
-             bytes",
-            self.config.comm_name,
+            "{of} is off by {error:.3e} of its exact RMS on {} bytes{left_out}",
             slice.bytes()
         );
         if error <= self.policy.bound {
@@ -251,26 +270,46 @@ impl Communicator {
     }
 }
 
-/// The RMS of the differences over the RMS of the exact sums. Elements that are not finite on
-/// either side are left out: a codec turns a whole block of such a one into NaN, and a training
-/// step with one is not taken.
-fn relative_error(dtype: DType, exact: &[u8], coded: &[u8]) -> f64 {
+/// What a slice says of its codec.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Comparison {
+    /// The RMS of the differences over the RMS of the exact sums.
+    error: f64,
+    /// Elements that are finite on both sides: the others are left out.
+    compared: usize,
+    /// Elements that are finite exactly and came back not finite. They are not held against the
+    /// codec: it turns a whole block, or under a tensor scale a whole chunk, of an element that is
+    /// not finite into NaN, that element may lie outside the slice, and steps with such gradients
+    /// come as a rule where losses are scaled.
+    lost: usize,
+}
+
+fn compare(dtype: DType, exact: &[u8], coded: &[u8]) -> Comparison {
     let widen = |bytes: &[u8]| {
         let mut wide = vec![0f32; bytes.len() / dtype.size()];
         reduce::widen(dtype, Isa::Scalar, bytes, &mut wide);
         wide
     };
     let (mut off, mut all) = (0.0, 0.0);
+    let (mut compared, mut lost) = (0, 0);
     for (exact, coded) in widen(exact).into_iter().zip(widen(coded)) {
         let (exact, coded) = (f64::from(exact), f64::from(coded));
         if exact.is_finite() && coded.is_finite() {
             off += (exact - coded).powi(2);
             all += exact.powi(2);
+            compared += 1;
+        } else if exact.is_finite() {
+            lost += 1;
         }
     }
-    match off {
+    let error = match off {
         0.0 => 0.0,
         _ => (off / all).sqrt(),
+    };
+    Comparison {
+        error,
+        compared,
+        lost,
     }
 }
 
@@ -278,13 +317,29 @@ fn relative_error(dtype: DType, exact: &[u8], coded: &[u8]) -> f64 {
 mod tests {
     use super::*;
 
-    fn error(exact: &[f32], coded: &[f32]) -> f64 {
+    fn of(exact: &[f32], coded: &[f32]) -> Comparison {
         let bytes = |all: &[f32]| -> Vec<u8> { all.iter().flat_map(|x| x.to_le_bytes()).collect() };
-        relative_error(DType::F32, &bytes(exact), &bytes(coded))
+        compare(DType::F32, &bytes(exact), &bytes(coded))
+    }
+
+    #[test]
+    fn what_came_back_not_finite_is_counted_apart() {
+        let (nan, inf) = (f32::NAN, f32::INFINITY);
+        for (exact, coded, compared, lost) in [
+            ([1.0, 2.0, 3.0], [1.0, 2.0, 3.0], 3, 0),
+            ([1.0, nan, 3.0], [1.0, nan, 3.0], 2, 0),
+            ([1.0, nan, 3.0], [nan, nan, 3.0], 1, 1),
+            ([1.0, 2.0, 3.0], [nan, inf, -inf], 0, 3),
+            ([nan, inf, -inf], [1.0, 2.0, 3.0], 0, 0),
+        ] {
+            let found = of(&exact, &coded);
+            assert_eq!((found.compared, found.lost), (compared, lost), "{found:?}");
+        }
     }
 
     #[test]
     fn errors_are_relative_to_the_exact_sums() {
+        let error = |exact: &[f32], coded: &[f32]| of(exact, coded).error;
         assert_eq!(error(&[3.0, 4.0], &[3.0, 4.0]), 0.0);
         assert_eq!(error(&[3.0, 4.0], &[0.0, 0.0]), 1.0);
         assert!((error(&[3.0, 4.0], &[3.0, 4.5]) - 0.1).abs() < 1e-12);

@@ -48,7 +48,7 @@ pub struct cinch_comm_stats_t {
     pub wire_bytes: u64,
     /// Bytes that it would have sent with the same algorithms and no codec.
     pub raw_bytes: u64,
-    /// Coded calls of which a slice was also run exactly.
+    /// Coded calls of which a slice was also run exactly, and compared.
     pub sampled: u64,
     /// The largest relative RMS error of those.
     pub worst_error: f64,

@@ -33,11 +33,13 @@
 //! **Samples.** With `CINCH_CODEC_SAMPLE=K` every K-th coded all_reduce or reduce_scatter of a
 //! communicator is also run exactly, on a slice of at most 4,096 elements that lies elsewhere each
 //! time. The relative RMS error goes to the log (`CINCH_LOG=info`, subsystem `COLL`) and into the
-//! counters. Beyond `CINCH_CODEC_BOUND` the communicator goes on without its codec, and warns. All
-//! ranks find the same number, and so decide alike, without asking each other. On a GPU the verdict
-//! is taken when the next sample is due: a call waits then for the sample before it, and for nothing
-//! else. Captured calls are not sampled, nor are groups on host memory; a group must not hold more
-//! than K coded sums of one communicator.
+//! counters; elements that are not finite are left out, and a slice that comes back without a finite
+//! one where the exact sums have some is a warning and no sample. Beyond `CINCH_CODEC_BOUND` the
+//! communicator goes on without its codec, and warns. All ranks find the same number, and so decide
+//! alike, without asking each other. On a GPU the verdict is taken when the next sample is due: a call
+//! waits then for the sample before it, and for nothing else; if that does not end within
+//! `CINCH_TIMEOUT`, the communicator fails. Captured calls are not sampled, nor are groups on host
+//! memory; a group must not hold more than K coded sums of one communicator.
 //!
 //! **Counters.** [`crate::Communicator::codec_stats`] and `cinch_comm_stats`: coded calls, exact
 //! calls by reason, bytes sent, bytes that would have been sent without a codec, samples. A communicator
