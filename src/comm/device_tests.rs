@@ -4,8 +4,10 @@ use super::*;
 use crate::comm::Group;
 use crate::engine::gpu::tests::{Bench, WAIT, buffers};
 use crate::gpu::{Device, Stream};
+use crate::mem::UserBuffers;
 use crate::sys::fork::{Ours, Owner};
-use crate::types::{Algorithm, CodecSpec};
+use crate::testing::try_local_world;
+use crate::types::{Algorithm, CodecSpec, TransportKind};
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicBool;
 
@@ -179,6 +181,72 @@ fn a_group_that_has_begun_fails_as_a_whole() {
         let error = comm.async_error().expect("other ranks wait for it");
         assert!(error.message().contains("the same group"), "{error}");
     }
+}
+
+/// The communicators of two ranks on host memory.
+fn on_hosts(timeout: Duration) -> Vec<Communicator> {
+    let config = Config {
+        transport: Some(TransportKind::Loopback),
+        timeout,
+        ..Config::default()
+    };
+    try_local_world(2, &config, Result::unwrap)
+}
+
+/// The same group, made anew, would queue what is on the GPU twice.
+#[test]
+fn what_host_memory_refuses_is_refused_before_anything_is_queued() {
+    let bench = Bench::new();
+    let stream = bench.stream();
+    let memory = bench.memory(4000);
+    let comms = communicators(&bench);
+    let hosts = on_hosts(Config::default().timeout);
+    let impossible = Call {
+        algorithm: Some(Algorithm::Tree),
+        ..Call::new(Collective::AllToAll, DType::F32, 1)
+    };
+    let launches = || bench.process.calls("cuLaunchKernel");
+    let run = || {
+        let before = launches();
+        let on = buffers(&memory, &memory, &stream);
+        comms[0].call_on(&sum(DType::F32), on).unwrap();
+        launches() - before
+    };
+    let before = launches();
+    let (input, mut output) = ([0; 8], [0; 8]);
+    let mut group = Group::new();
+    let on = buffers(&memory, &memory, &stream);
+    group.add_on(&comms[0], &sum(DType::F32), on).unwrap();
+    let there = UserBuffers::new(&input, &mut output);
+    group.add(&hosts[0], &impossible, there).unwrap();
+    let error = group.run().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+    assert_eq!(launches(), before);
+    for comm in [&comms[0], &hosts[0]] {
+        assert_eq!(comm.async_error(), None);
+    }
+    assert_eq!([run(), run()], [2, 1]);
+}
+
+/// What was queued on the GPU may wait for a rank that waits in the group's call on host memory.
+#[test]
+fn a_failure_on_host_memory_fails_the_whole_group() {
+    let bench = Bench::new();
+    let stream = bench.stream();
+    let memory = bench.memory(4000);
+    let comms = communicators(&bench);
+    let hosts = on_hosts(Duration::from_millis(50));
+    let alone = Call::new(Collective::AllReduce, DType::F32, 2);
+    let (input, mut output) = ([0; 8], [0; 8]);
+    let mut group = Group::new();
+    let on = buffers(&memory, &memory, &stream);
+    group.add_on(&comms[0], &sum(DType::F32), on).unwrap();
+    let there = UserBuffers::new(&input, &mut output);
+    group.add(&hosts[0], &alone, there).unwrap();
+    let error = group.run().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
+    let error = comms[0].async_error().expect("other ranks wait for it");
+    assert!(error.message().contains("the same group"), "{error}");
 }
 
 /// A group that is dropped, or refused as a whole, counts for nothing.

@@ -92,7 +92,8 @@ impl<'a> Group<'a> {
     /// which go on behind them. Then the calls on host memory run to their ends.
     ///
     /// # Errors
-    /// The first failure, with which the communicators of the group fail.
+    /// What refuses a call, before anything of the group moves; then the first failure, with which
+    /// the communicators of the group fail, those of its other calls too.
     pub fn run(mut self) -> Result<Vec<Report>> {
         let mut comms: Vec<&Communicator> = Vec::new();
         for entry in &self.calls {
@@ -102,30 +103,33 @@ impl<'a> Group<'a> {
         }
         self.pair_own_messages()?;
         let _guards: Vec<PanicGuard<'_>> = comms.iter().map(|comm| PanicGuard(comm)).collect();
-        let mut reports = vec![None; self.calls.len()];
-        self.queue(&comms, &mut reports)?;
-        comms.retain(|comm| comm.gpu().is_none());
+        let mut hosts = comms.clone();
+        hosts.retain(|comm| comm.gpu().is_none());
         // Two threads that group the same communicators must lock them in one order.
-        comms.sort_by_key(|comm| std::ptr::from_ref(*comm) as usize);
-        let mut engines = Vec::with_capacity(comms.len());
-        for comm in &comms {
+        hosts.sort_by_key(|comm| std::ptr::from_ref(*comm) as usize);
+        let mut engines = Vec::with_capacity(hosts.len());
+        for comm in &hosts {
             engines.push(comm.engine()?);
         }
-        let mut parcels = Vec::with_capacity(comms.len());
-        for comm in &comms {
+        let mut parcels = Vec::with_capacity(hosts.len());
+        for comm in &hosts {
             parcels.push(self.parcels(comm)?);
         }
-        let mut batches = Vec::with_capacity(comms.len());
-        for ((comm, engine), parcels) in comms.iter().zip(&mut engines).zip(&mut parcels) {
+        let mut batches = Vec::with_capacity(hosts.len());
+        for ((comm, engine), parcels) in hosts.iter().zip(&mut engines).zip(&mut parcels) {
             batches.push(Batch::new(engine, self.requests(comm, parcels)?)?);
         }
+        // Behind everything that can be refused on host memory: a group that is made anew would
+        // queue these calls twice.
+        let mut reports = vec![None; self.calls.len()];
+        self.queue(&comms, &mut reports)?;
         let mut failure = None;
         // Each communicator's engine gets a turn until all are done.
         let mut scans = 0;
         while failure.is_none() && !batches.is_empty() {
             let mut moved = false;
             let mut done = true;
-            for (batch, (comm, engine)) in batches.iter_mut().zip(comms.iter().zip(&mut engines)) {
+            for (batch, (comm, engine)) in batches.iter_mut().zip(hosts.iter().zip(&mut engines)) {
                 match batch.poll(engine, &mut reports) {
                     Ok(progress) => {
                         moved |= progress.moved;
@@ -142,7 +146,7 @@ impl<'a> Group<'a> {
                 continue;
             }
             let turns = batches.len();
-            for (batch, (comm, engine)) in batches.iter_mut().zip(comms.iter().zip(&mut engines)) {
+            for (batch, (comm, engine)) in batches.iter_mut().zip(hosts.iter().zip(&mut engines)) {
                 if let Err(error) = batch.idle(engine, scans, turns) {
                     failure = comm.settle::<()>(Err(error)).err();
                 }
@@ -161,7 +165,7 @@ impl<'a> Group<'a> {
             }
             return Err(error);
         }
-        for (comm, parcels) in comms.iter().zip(parcels) {
+        for (comm, parcels) in hosts.iter().zip(parcels) {
             for (parcel, inputs) in parcels {
                 self.deliver(&parcel, &inputs, &mut reports);
                 parcel.end(comm);
