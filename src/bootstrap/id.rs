@@ -62,8 +62,12 @@ impl UniqueId {
         )
     }
 
-    /// The id of ranks that know only where to meet, `host:port`: rank 0 listens there. The
-    /// secret comes from the file that `CINCH_SECRET_FILE` names. Without one, loopback
+    /// The id of ranks that know only where to meet, `host:port`: rank 0 listens there, at the first
+    /// two addresses of the name that are its own. Where the name of this host is a loopback address
+    /// to itself, as Debian's `/etc/hosts` has it, ranks of other hosts know it by another one: with
+    /// a secret, the address that [`UniqueId::create`] would take comes before it.
+    ///
+    /// The secret comes from the file that `CINCH_SECRET_FILE` names. Without one, loopback
     /// addresses only (which other users of this host can reach), or any address with
     /// `CINCH_ALLOW_UNAUTHENTICATED=1`.
     ///
@@ -71,7 +75,7 @@ impl UniqueId {
     /// Invalid argument if the host has no address; invalid usage if a secret is needed, or if
     /// others than its owner can read the file.
     pub fn for_address(host: &str, port: u16, config: &Config) -> Result<UniqueId> {
-        let mut addresses: Vec<SocketAddr> = (host, port)
+        let named: Vec<SocketAddr> = (host, port)
             .to_socket_addrs()
             .map_err(|cause| {
                 Error::invalid_argument(format!(
@@ -79,9 +83,11 @@ impl UniqueId {
                 ))
             })?
             .collect();
-        addresses.sort_by_key(SocketAddr::is_ipv6);
-        addresses.dedup();
-        addresses.truncate(ADDRESSES.len());
+        let may_be_reached = config.secret_file.is_some() || config.allow_unauthenticated;
+        let addresses = match may_be_reached && names_one_host(host) && all_loopback(&named) {
+            true => meeting_addresses(named, Some(SocketAddr::new(address::choose(config)?, port))),
+            false => meeting_addresses(named, None),
+        };
         if addresses.is_empty() {
             return Err(Error::invalid_argument(format!(
                 "the meeting's host {host} has no address"
@@ -90,7 +96,7 @@ impl UniqueId {
         let secret = match &config.secret_file {
             Some(path) => keys::derive(&read_secret(path)?, b"", "cinch secret file"),
             None => {
-                let local = addresses.iter().all(|address| address.ip().is_loopback());
+                let local = all_loopback(&addresses);
                 if !local && !config.allow_unauthenticated {
                     return Err(Error::invalid_usage(format!(
                         "ranks that meet at {host}:{port} have no secret in common: write one to \
@@ -216,6 +222,30 @@ impl UniqueId {
     }
 }
 
+/// Whether `host` is the name of one host: a loopback address is what it has there alone.
+fn names_one_host(host: &str) -> bool {
+    let name = host.trim_end_matches('.').to_ascii_lowercase();
+    let first = name.split('.').next().unwrap_or_default();
+    let of_every_host = matches!(first, "localhost" | "ip6-localhost" | "ip6-loopback")
+        || name.ends_with(".localhost");
+    host.parse::<IpAddr>().is_err() && !of_every_host
+}
+
+fn all_loopback(addresses: &[SocketAddr]) -> bool {
+    addresses.iter().all(|address| address.ip().is_loopback())
+}
+
+/// Where to meet, of the addresses of a name and perhaps another one. The first is that by which
+/// ranks of rank 0's host are known to all: no loopback address, if there is a choice.
+fn meeting_addresses(named: Vec<SocketAddr>, another: Option<SocketAddr>) -> Vec<SocketAddr> {
+    let mut addresses = named;
+    addresses.extend(another);
+    addresses.sort_by_key(|address| (address.ip().is_loopback(), address.is_ipv6()));
+    addresses.dedup();
+    addresses.truncate(ADDRESSES.len());
+    addresses
+}
+
 pub(super) fn assemble(
     flags: u8,
     secret: &[u8; 32],
@@ -326,6 +356,36 @@ mod tests {
         let addresses = ["10.1.2.3:65535", "[fe80::1%7]:1"].map(|text| text.parse().unwrap());
         let id = assemble(0, &[1; 32], &[2; 16], &addresses);
         assert_eq!(UniqueId::from_bytes(&id.0).unwrap().addresses(), addresses);
+    }
+
+    /// Debian's `/etc/hosts` has 127.0.1.1 for the host's own name.
+    #[test]
+    fn a_name_that_is_loopback_at_home_is_met_elsewhere_first() {
+        let of = |named: &[&str], another: Option<&str>| -> Vec<String> {
+            let address = |text: &&str| format!("{text}:7").parse().unwrap();
+            let named = named.iter().map(address).collect();
+            let met = meeting_addresses(named, another.as_ref().map(address));
+            met.iter().map(|one| one.ip().to_string()).collect()
+        };
+        assert_eq!(of(&["127.0.1.1"], None), ["127.0.1.1"]);
+        let both = ["10.1.0.7", "127.0.1.1"];
+        assert_eq!(of(&["127.0.1.1"], Some("10.1.0.7")), both);
+        assert_eq!(of(&["[::1]", "127.0.1.1"], Some("10.1.0.7")), both);
+        assert_eq!(of(&["127.0.1.1", "10.1.0.7"], None), both);
+        assert_eq!(of(&["127.0.0.1"], Some("127.0.0.1")), ["127.0.0.1"]);
+        for name in ["node7", "node7.example.org", "localhosts"] {
+            assert!(names_one_host(name), "{name}");
+        }
+        for name in [
+            "localhost",
+            "LocalHost.localdomain",
+            "a.localhost.",
+            "ip6-loopback",
+            "127.0.1.1",
+            "::1",
+        ] {
+            assert!(!names_one_host(name), "{name}");
+        }
     }
 
     #[test]

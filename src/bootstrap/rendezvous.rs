@@ -3,7 +3,7 @@
 //! One thread of the process that created the id serves it (or of rank 0, for an address from
 //! the environment). It ends with the meeting: after it, nobody listens at the id's address.
 
-use super::auth::{Greeting, Listener, Patience, Role, Terms, connect_with, poll_for};
+use super::auth::{Greeting, Listener, Patience, Peer, Role, Terms, connect_to_any, poll_for};
 use super::channel::{Body, Channel, Frame};
 use super::member::{Member, name_ranks};
 use super::wire::{Reader, Writer, damaged, read_error, write_error};
@@ -375,13 +375,14 @@ pub(super) fn meet(
     deadline: Instant,
     fault: &Fault,
 ) -> Result<Met> {
-    let addresses = id.addresses();
+    let mut addresses = id.addresses();
     if rank == 0 {
         process::check_descriptors(nranks + 8, &format!("rank 0 of {nranks} ranks"))?;
         if id.rank_zero_opens() {
-            let (listener, _) = Listener::bind_to(addresses[0]).map_err(|error| {
+            let (listener, bound) = Listener::bind_to_own(&addresses).map_err(|error| {
                 error.context("rank 0 opens the meeting, but another job may have the port")
             })?;
+            addresses = bound;
             serve(id, listener, config.init_timeout)?;
         }
     }
@@ -393,7 +394,9 @@ pub(super) fn meet(
             word: 0,
         },
     );
-    let mut channel = reach(id, &addresses, &terms, config, deadline, fault)?;
+    let peer = reach(id, &addresses, &terms, config, deadline, fault)?;
+    let at = peer.address;
+    let mut channel = Channel::new(peer)?;
 
     // The address by which we reach the meeting is one by which its other guests reach us.
     let ip = match &config.interface {
@@ -420,7 +423,7 @@ pub(super) fn meet(
     member.write(&mut writer);
     channel.queue(REGISTER, &Body::new(writer.0));
 
-    let place = format!("the meeting at {}", addresses[0]);
+    let place = format!("the meeting at {at}");
     let answer = channel
         .exchange(deadline, fault)
         .map_err(|error| error.context(&place))?;
@@ -447,20 +450,17 @@ fn reach(
     config: &Config,
     deadline: Instant,
     fault: &Fault,
-) -> Result<Channel> {
+) -> Result<Peer> {
     let patience = if id.rank_zero_opens() {
         Patience::UntilDeadline
     } else {
         Patience::None
     };
-    let mut last = Error::internal("the unique id names no address");
-    for &address in addresses {
-        match connect_with(address, terms, patience, deadline, fault) {
-            Ok(peer) => return Channel::new(peer),
-            Err(error) => last = error,
-        }
-        fault.check()?;
-    }
+    let last = match connect_to_any(addresses, terms, patience, deadline, fault) {
+        Ok(peer) => return Ok(peer),
+        Err(last) => last,
+    };
+    fault.check()?;
     Err(match (last.kind(), patience) {
         (ErrorKind::Remote, Patience::None) => last.context(format!(
             "nobody holds the meeting of this unique id: it serves one init and may be used up, \

@@ -14,6 +14,9 @@ const GLANCE: Duration = Duration::from_millis(50);
 /// have taken its place.
 const RETRIES: u32 = 8;
 
+/// How long one address of several is waited for in the first round; twice as long in the next.
+const TURN: Duration = Duration::from_secs(1);
+
 /// What a refused connection means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::bootstrap) enum Patience {
@@ -52,23 +55,51 @@ pub(in crate::bootstrap) fn connect_with(
     deadline: Instant,
     fault: &Fault,
 ) -> Result<Peer> {
+    connect_to_any(&[address], terms, patience, deadline, fault)
+}
+
+/// The same to the first of some addresses of one listener that answers, in turns: none of them is
+/// waited for until the deadline while another one might answer.
+pub(in crate::bootstrap) fn connect_to_any(
+    addresses: &[SocketAddr],
+    terms: &Terms,
+    patience: Patience,
+    deadline: Instant,
+    fault: &Fault,
+) -> Result<Peer> {
     let mut pause = Duration::from_millis(5);
+    let mut turn = TURN;
     let mut turned_away = 0;
+    // Why an address is not tried again.
+    let mut given_up: Vec<Option<Error>> = vec![None; addresses.len()];
     loop {
-        let trouble = match attempt(address, terms, deadline, fault) {
-            Ok(peer) => return Ok(peer),
-            Err(trouble) => trouble,
-        };
-        match trouble {
-            Trouble::Final(error) => return Err(error),
-            Trouble::Refused(_) if patience == Patience::UntilDeadline => {}
-            Trouble::Refused(error) => return Err(error),
-            Trouble::TurnedAway(error) => {
-                turned_away += 1;
-                if turned_away > RETRIES {
-                    return Err(error);
-                }
+        for (&address, given_up) in addresses.iter().zip(&mut given_up) {
+            if given_up.is_some() {
+                continue;
             }
+            let until = match addresses {
+                [_] => deadline,
+                _ => (Instant::now() + turn).min(deadline),
+            };
+            match attempt(address, terms, until, fault) {
+                Ok(peer) => return Ok(peer),
+                Err(Trouble::Late(_)) if until < deadline => {}
+                Err(Trouble::Refused(_)) if patience == Patience::UntilDeadline => {}
+                Err(Trouble::TurnedAway(_)) if turned_away < RETRIES => turned_away += 1,
+                Err(
+                    Trouble::Final(error)
+                    | Trouble::Late(error)
+                    | Trouble::Refused(error)
+                    | Trouble::TurnedAway(error),
+                ) => *given_up = Some(error),
+            }
+            fault.check()?;
+        }
+        if given_up.iter().all(Option::is_some) {
+            let errors = given_up.into_iter().flatten();
+            // Of several, one that answered says more than one that did not.
+            let last = errors.max_by_key(|error| error.kind() != ErrorKind::Timeout);
+            return Err(last.unwrap_or_else(|| Error::internal("no address to connect to")));
         }
         let until = (Instant::now() + pause).min(deadline);
         while Instant::now() < until {
@@ -76,15 +107,23 @@ pub(in crate::bootstrap) fn connect_with(
             std::thread::sleep(GLANCE.min(until.saturating_duration_since(Instant::now())));
         }
         if Instant::now() >= deadline {
-            return Err(late(address, "could not be reached"));
+            let names: Vec<String> = addresses.iter().map(SocketAddr::to_string).collect();
+            let names = names.join(" and ");
+            return Err(match given_up.into_iter().flatten().next() {
+                Some(error) => error.context(format!("no rank answered at {names}")),
+                None => late(&names, "could not be reached"),
+            });
         }
         pause = (pause * 2).min(Duration::from_millis(250));
+        turn *= 2;
     }
 }
 
 enum Trouble {
     /// Trying again is no use.
     Final(Error),
+    /// No answer in time.
+    Late(Error),
     /// Nobody listens.
     Refused(Error),
     /// The connection ended before its welcome.
@@ -175,7 +214,8 @@ fn hear(
                 fault.check()?;
                 let now = Instant::now();
                 if now >= deadline {
-                    return Err(late(address, "did not answer the handshake").into());
+                    let error = late(&address.to_string(), "did not answer the handshake");
+                    return Err(Trouble::Late(error));
                 }
                 let limit = GLANCE.min(deadline - now);
                 wait_ready(stream.as_fd(), PollFlags::POLLIN, limit);
@@ -218,7 +258,8 @@ fn open(
     while !wait_ready(stream.as_fd(), PollFlags::POLLOUT, GLANCE) {
         fault.check()?;
         if Instant::now() >= deadline {
-            return Err(late(address, "could not be reached").into());
+            let error = late(&address.to_string(), "could not be reached");
+            return Err(Trouble::Late(error));
         }
     }
     match stream.take_error() {
@@ -249,7 +290,7 @@ fn unreachable(address: SocketAddr, cause: std::io::Error) -> Trouble {
     }
 }
 
-fn late(address: SocketAddr, what: &str) -> Error {
+fn late(address: &str, what: &str) -> Error {
     Error::new(
         ErrorKind::Timeout,
         format!("{address} {what} before the deadline"),

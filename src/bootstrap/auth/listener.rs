@@ -19,7 +19,7 @@ const GLANCE: Duration = Duration::from_millis(50);
 /// oldest that has said nothing of use gives its place to the newest.
 #[derive(Debug)]
 pub struct Listener {
-    socket: Unshared<TcpListener>,
+    sockets: Vec<Unshared<TcpListener>>,
     pub(super) waiting: VecDeque<Stranger>,
     places: usize,
     proven: VecDeque<Result<Peer>>,
@@ -39,23 +39,49 @@ impl Listener {
     /// # Errors
     /// System, with the address.
     pub fn bind_to(address: SocketAddr) -> Result<(Listener, SocketAddr)> {
-        let failed = |cause: std::io::Error| {
-            Error::system(format!("cannot listen for ranks at {address}"), cause)
-        };
-        let socket = Unshared::open(|| TcpListener::bind(address)).map_err(failed)?;
-        // The standard library's backlog of 128 is too short for a thousand ranks that come at
-        // once: a dropped SYN costs a second.
-        nix::sys::socket::listen(&socket, nix::sys::socket::Backlog::MAXCONN)
-            .map_err(|cause| failed(cause.into()))?;
-        socket.set_nonblocking(true).map_err(failed)?;
-        let bound = socket.local_addr().map_err(failed)?;
-        let listener = Listener {
-            socket,
+        let (socket, bound) = listen(address).map_err(|cause| cannot_listen(address, cause))?;
+        Ok((Listener::of(vec![socket]), bound))
+    }
+
+    /// Listens on those of `addresses` that are this host's. Returns these, as they are bound.
+    ///
+    /// # Errors
+    /// System, with the address, if none is or one cannot be listened on.
+    pub(in crate::bootstrap) fn bind_to_own(
+        addresses: &[SocketAddr],
+    ) -> Result<(Listener, Vec<SocketAddr>)> {
+        let mut found = Vec::new();
+        let mut foreign = None;
+        for &address in addresses {
+            match listen(address) {
+                Ok(socket) => found.push(socket),
+                // Not this host's, or of a family that it does not have.
+                Err(cause)
+                    if matches!(
+                        cause.raw_os_error(),
+                        Some(nix::libc::EADDRNOTAVAIL | nix::libc::EAFNOSUPPORT)
+                    ) =>
+                {
+                    foreign.get_or_insert(cannot_listen(address, cause));
+                }
+                Err(cause) => return Err(cannot_listen(address, cause)),
+            }
+        }
+        if found.is_empty() {
+            let none = || Error::internal("no address to listen on");
+            return Err(foreign.unwrap_or_else(none));
+        }
+        let (sockets, bound) = found.into_iter().unzip();
+        Ok((Listener::of(sockets), bound))
+    }
+
+    fn of(sockets: Vec<Unshared<TcpListener>>) -> Listener {
+        Listener {
+            sockets,
             waiting: VecDeque::new(),
             places: 64,
             proven: VecDeque::new(),
-        };
-        Ok((listener, bound))
+        }
     }
 
     /// Another one at the same address, for one meeting of several that take turns there.
@@ -63,13 +89,14 @@ impl Listener {
     /// # Errors
     /// System if there are no descriptors left.
     pub(in crate::bootstrap) fn again(&self) -> Result<Listener> {
-        let socket = Unshared::open(|| self.socket.try_clone())
+        let sockets = self.sockets.iter();
+        let sockets = sockets.map(|socket| Unshared::open(|| socket.try_clone()));
+        let sockets = sockets
+            .collect::<std::io::Result<_>>()
             .map_err(|cause| Error::system("a socket that listens cannot be shared", cause))?;
         Ok(Listener {
-            socket,
-            waiting: VecDeque::new(),
             places: self.places,
-            proven: VecDeque::new(),
+            ..Listener::of(sockets)
         })
     }
 
@@ -126,10 +153,11 @@ impl Listener {
         }
     }
 
-    /// What to poll: the socket, then every stranger. For [`Listener::serve`].
+    /// What to poll: the sockets, then every stranger. For [`Listener::serve`].
     pub(in crate::bootstrap) fn descriptors(&self) -> impl Iterator<Item = PollFd<'_>> {
         let strangers = self.waiting.iter().map(|stranger| stranger.stream.as_fd());
-        std::iter::once(self.socket.as_fd())
+        let sockets = self.sockets.iter().map(|socket| socket.as_fd());
+        sockets
             .chain(strangers)
             .map(|fd| PollFd::new(fd, PollFlags::POLLIN))
     }
@@ -149,12 +177,13 @@ impl Listener {
     /// Moves along whatever `ready` says, in the order of [`Listener::descriptors`].
     ///
     /// # Errors
-    /// System if the socket itself fails.
+    /// System if a socket itself fails.
     pub(in crate::bootstrap) fn serve(&mut self, terms: &Terms, ready: &[bool]) -> Result<()> {
         let now = Instant::now();
+        let (sockets, strangers) = ready.split_at(self.sockets.len().min(ready.len()));
         let mut kept = VecDeque::with_capacity(self.waiting.len());
         for (at, mut stranger) in std::mem::take(&mut self.waiting).into_iter().enumerate() {
-            let step = if ready.get(at + 1).is_some_and(|ready| *ready) {
+            let step = if strangers.get(at).is_some_and(|ready| *ready) {
                 stranger.advance(terms)
             } else {
                 Step::Waits
@@ -169,18 +198,18 @@ impl Listener {
             }
         }
         self.waiting = kept;
-        if ready.first().is_some_and(|ready| *ready) {
-            self.welcome(terms, now)?;
+        for (at, _) in sockets.iter().enumerate().filter(|(_, ready)| **ready) {
+            self.welcome(at, terms, now)?;
         }
         Ok(())
     }
 
-    /// Accepts what has queued up, a bounded number at a time.
-    fn welcome(&mut self, terms: &Terms, now: Instant) -> Result<()> {
+    /// Accepts what has queued up at a socket, a bounded number at a time.
+    fn welcome(&mut self, at: usize, terms: &Terms, now: Instant) -> Result<()> {
         for _ in 0..64 {
             let mut from = None;
             let accepted = Unshared::open(|| -> std::io::Result<TcpStream> {
-                let (stream, address) = self.socket.accept()?;
+                let (stream, address) = self.sockets[at].accept()?;
                 from = Some(address);
                 Ok(stream)
             });
@@ -236,6 +265,21 @@ impl Listener {
         }
         Ok(())
     }
+}
+
+/// A socket that listens on `address`, and where that is.
+fn listen(address: SocketAddr) -> std::io::Result<(Unshared<TcpListener>, SocketAddr)> {
+    let socket = Unshared::open(|| TcpListener::bind(address))?;
+    // The standard library's backlog of 128 is too short for a thousand ranks that come at once: a
+    // dropped SYN costs a second.
+    nix::sys::socket::listen(&socket, nix::sys::socket::Backlog::MAXCONN)?;
+    socket.set_nonblocking(true)?;
+    let bound = socket.local_addr()?;
+    Ok((socket, bound))
+}
+
+fn cannot_listen(address: SocketAddr, cause: std::io::Error) -> Error {
+    Error::system(format!("cannot listen for ranks at {address}"), cause)
 }
 
 /// A connection before its proof.

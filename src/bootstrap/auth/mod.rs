@@ -24,7 +24,7 @@ mod connect;
 mod listener;
 
 pub use connect::connect;
-pub(super) use connect::{Patience, connect_with};
+pub(super) use connect::{Patience, connect_to_any, connect_with};
 pub use listener::Listener;
 
 use super::keys::{self, Authenticator, Key};

@@ -178,6 +178,53 @@ fn nobody_there_is_an_error_at_once_and_a_late_listener_is_awaited() {
     server.join().unwrap().unwrap();
 }
 
+/// One that is not this host's, and two that are.
+#[test]
+fn a_listener_has_those_of_its_addresses_that_are_its_hosts() {
+    let addresses = ["192.0.2.1:0", "127.0.0.2:0", "127.0.0.3:0"].map(|one| one.parse().unwrap());
+    let (listener, bound) = Listener::bind_to_own(&addresses).unwrap();
+    let ips: Vec<_> = bound.iter().map(|one| one.ip().to_string()).collect();
+    assert_eq!(ips, ["127.0.0.2", "127.0.0.3"]);
+    let mut listener = listener.again().unwrap();
+    let fault = Fault::new();
+    for (rank, &address) in bound.iter().enumerate() {
+        let me = greeting(rank, 0);
+        let other =
+            std::thread::spawn(move || connect(address, &KEY, me, soon(5000), &Fault::new()));
+        let peer = listener.accept(&KEY, greeting(9, 0), soon(5000), &fault);
+        assert_eq!(peer.unwrap().rank, rank);
+        other.join().unwrap().unwrap();
+    }
+    let taken = Listener::bind_to_own(&[addresses[1], bound[1]]).unwrap_err();
+    assert!(taken.message().contains(&bound[1].to_string()), "{taken}");
+    let none = Listener::bind_to_own(&addresses[..1]).unwrap_err();
+    assert!(none.message().contains("192.0.2.1"), "{none}");
+}
+
+/// Nobody is at the first address, and at the second one that never says a word.
+#[test]
+fn all_addresses_of_a_listener_are_tried_within_the_deadline() {
+    let silent = TcpListener::bind(("127.0.0.2", 0)).unwrap();
+    let port = silent.local_addr().unwrap().port();
+    let addresses = [4, 2, 3].map(|last| SocketAddr::from(([127, 0, 0, last], port)));
+    let terms = Terms::new(&KEY, greeting(1, 0));
+    let fault = Fault::new();
+    let server = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(100));
+        let (mut listener, _) = Listener::bind_to(addresses[2]).unwrap();
+        listener.accept(&KEY, greeting(0, 0), soon(20_000), &Fault::new())
+    });
+    let patience = Patience::UntilDeadline;
+    let peer = connect_to_any(&addresses, &terms, patience, soon(20_000), &fault).unwrap();
+    assert_eq!(peer.address, addresses[2]);
+    server.join().unwrap().unwrap();
+    let late = connect_to_any(&addresses[..2], &terms, patience, soon(300), &fault);
+    let late = late.unwrap_err();
+    assert_eq!(late.kind(), ErrorKind::Timeout, "{late}");
+    let refused = connect_to_any(&addresses[..1], &terms, Patience::None, soon(9000), &fault);
+    assert!(refused.unwrap_err().message().contains("refused"));
+}
+
 #[test]
 fn waits_end_at_the_deadline_and_with_the_fault() {
     let (mut listener, address) = Listener::bind(LOCAL).unwrap();

@@ -269,6 +269,46 @@ fn a_known_address_needs_no_id_and_serves_again() {
     );
 }
 
+/// Each host has its own idea of what rank 0's name means.
+#[test]
+fn ranks_meet_although_they_know_rank_zero_by_different_addresses() {
+    let config = config(60.0);
+    let port = {
+        let socket = std::net::TcpListener::bind("127.0.0.3:0").unwrap();
+        socket.local_addr().unwrap().port()
+    };
+    let of = |ips: &[u8]| {
+        let addresses = ips
+            .iter()
+            .map(|&last| SocketAddr::from(([127, 0, 0, last], port)));
+        let addresses: Vec<SocketAddr> = addresses.collect();
+        crate::bootstrap::id::assemble(1, &[5; 32], &[0; 16], &addresses)
+    };
+    let ids = [of(&[3, 2]), of(&[4, 2]), of(&[3])];
+    let faults = [(); 3].map(|()| Fault::new());
+    let stars: Vec<_> = std::thread::scope(|scope| {
+        let config = &config;
+        let threads: Vec<_> = ids
+            .iter()
+            .zip(&faults)
+            .enumerate()
+            .map(|(rank, (id, fault))| {
+                scope.spawn(move || Star::join(id, rank, 3, config, fault.clone()).unwrap())
+            })
+            .collect();
+        threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap())
+            .collect()
+    });
+    let worlds = World {
+        faults: faults.into(),
+        stars,
+    };
+    on_all(&worlds, |star| star.barrier().unwrap());
+    worlds.stars.iter().for_each(|star| star.leave());
+}
+
 #[test]
 fn a_reason_reaches_all_with_its_kind_and_its_reporter() {
     for reporter in [0, 2] {
