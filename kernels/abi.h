@@ -36,6 +36,7 @@ enum {
   CINCH_SMALL_BLOCK_THREADS = 352,
   CINCH_SMALL_STAGE_BYTES = 7168,
   CINCH_ONESHOT_THREADS = 512, /* of a fused kernel */
+  CINCH_TILE_WORDS = 60,       /* words of 8 bytes in four lines, which a warp sends together */
   CINCH_GRANULE_BYTES = 64,    /* of raw elements: where chunks of them may be cut */
   CINCH_KEPT_STEPS = 96,       /* of a pass, that an interpreter keeps in shared memory */
   CINCH_MAX_BATCH = 32       /* steps of a batch */

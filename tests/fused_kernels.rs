@@ -15,8 +15,8 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 type Launch = unsafe extern "C" fn(*const c_char, u32, u32, *const OneshotArgs) -> bool;
 
-/// Bytes of a half of an area.
-const HALF: usize = 8 << 10;
+/// Bytes of a half of an area: more packets than a block has threads, and more tiles than it has warps.
+const HALF: usize = 12 << 10;
 
 /// The kernels as a library, for one test at a time: it has one of everything. `None`, with a word, where
 /// there is no g++.

@@ -179,7 +179,7 @@ __device__ __forceinline__ void oneshot(const cinch_oneshot_args &args) {
   await_what_is_before();
   const uint64_t epoch = args.epoch[0];
   __syncthreads();
-  Does::packets(args, epoch, stopped);
+  Does::exchange(args, epoch, stopped);
   __syncthreads();
   if (args.flags & CINCH_LETS_NEXT_BEGIN) let_next_begin();
   // The last block moves on to the next call: all blocks have read the number by then.

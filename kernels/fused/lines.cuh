@@ -151,6 +151,7 @@ struct LinesCall : Exchange<SENDS, BLOCKS> {
       const auto at = [&](uint32_t) { return place(comm.inbox[peer_at(1)], t, 0); };
       uint4 v[1];
       if (!load_lines(comm, stop, 1, at, wanted, name, v)) return false;
+      drop_flag(v[0]);
       const uint4 both[2] = {v[0], v[0]};
       take(0, both);
     } else {
@@ -161,6 +162,8 @@ struct LinesCall : Exchange<SENDS, BLOCKS> {
         if (comm.rank - first < POLLED) missing &= ~(1u << (comm.rank - first));
         uint4 v[POLLED];
         if (!load_lines(comm, stop, missing, at, wanted, name, v)) return false;
+#pragma unroll
+        for (uint32_t j = 0; j < POLLED; ++j) drop_flag(v[j]);
         take(first, v);
       }
     }
@@ -181,6 +184,11 @@ struct LinesCall : Exchange<SENDS, BLOCKS> {
   uint32_t begin, tiles;  // the first one of this block, and how many it has
 
  private:
+  // A flag is no number: what looks like NaN in it would take the slow way through conversions.
+  static __device__ __forceinline__ void drop_flag(uint4 &v) {
+    if (carries_flag()) v.z = v.w = 0;
+  }
+
   // Whether the `n` bytes of a lane must be accessed element by element.
   __device__ __forceinline__ bool is_ragged(uint32_t n) const { return !aligned || n % 8 != 0; }
   // How much of this lane's share of a tile, from `at` on, there is.
@@ -202,7 +210,7 @@ struct LinesSum {
   using Acc = typename E::Acc;
   static constexpr int N = Elements::N;
 
-  static __device__ __forceinline__ void packets(const cinch_oneshot_args &args, uint64_t epoch,
+  static __device__ __forceinline__ void exchange(const cinch_oneshot_args &args, uint64_t epoch,
                                                  uint32_t *stopped) {
     // A second trip brings two ranks nothing: they have no code for it.
     if (!TWICE && args.comm.nranks == 2) {
@@ -267,7 +275,7 @@ struct LinesSum {
 // Blocks as they are, each to the place of its sender.
 template <Sends SENDS = Sends::THE_SAME>
 struct LinesMove {
-  static __device__ __forceinline__ void packets(const cinch_oneshot_args &args, uint64_t epoch,
+  static __device__ __forceinline__ void exchange(const cinch_oneshot_args &args, uint64_t epoch,
                                                  uint32_t *stopped) {
     if (args.comm.nranks == 2) {
       tiles<true>(args, epoch, stopped);

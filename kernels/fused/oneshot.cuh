@@ -159,7 +159,7 @@ struct OneshotSum {
   using Packet = PacketElements<E>;
   using Acc = typename Packet::Acc;
 
-  static __device__ __forceinline__ void packets(const cinch_oneshot_args &args, uint64_t epoch,
+  static __device__ __forceinline__ void exchange(const cinch_oneshot_args &args, uint64_t epoch,
                                                  uint32_t *stopped) {
     const OneshotCall<SENDS, SENDS == Sends::A_BLOCK_EACH> call(args, 8 / Packet::N, epoch, stopped);
     const Contributions<E, Packet> terms(args);
@@ -206,7 +206,7 @@ struct OneshotSum {
 // Blocks as they are, each to the place of its sender.
 template <Sends SENDS = Sends::THE_SAME>
 struct OneshotMove {
-  static __device__ __forceinline__ void packets(const cinch_oneshot_args &args, uint64_t epoch,
+  static __device__ __forceinline__ void exchange(const cinch_oneshot_args &args, uint64_t epoch,
                                                  uint32_t *stopped) {
     const OneshotCall<SENDS, true> call(args, args.element_bytes, epoch, stopped);
     const auto keep = [&](uint32_t i, uint64_t own) { return call.keep(i, own, 0); };

@@ -14,8 +14,10 @@
 namespace cinch {
 
 constexpr uint32_t LINE_LANES = 8;            // lanes of a line
-constexpr uint32_t TILE_WORDS = 4 * 15;       // payload words (of 8 bytes) of a warp's four lines
+constexpr uint32_t TILE_WORDS = CINCH_TILE_WORDS;
 constexpr uint32_t LINES_BYTES = 4 * 128;     // memory of them
+
+static_assert(TILE_WORDS == WARP / LINE_LANES * (2 * LINE_LANES - 1), "all but the flags");
 
 // Whether this lane's 16 bytes of a line are 8 of payload and the flag.
 __device__ __forceinline__ bool carries_flag() {

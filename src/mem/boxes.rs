@@ -247,14 +247,15 @@ fn ladder(nranks: usize, max_lanes: usize) -> Vec<Sizes> {
     for slot in [128, 64] {
         step(&|sizes| sizes.simple.0 = slot_of(kib(slot)));
     }
-    step(&|sizes| sizes.depth = LESS_DEEP);
+    // What lines have made less of use goes before what large messages have.
+    step(&|sizes| sizes.oneshot = kib(128));
     step(&|sizes| sizes.ll128.0 = kib(8));
+    step(&|sizes| sizes.ll.0 = kib(8));
+    step(&|sizes| sizes.depth = LESS_DEEP);
     for slot in [32, 16] {
         step(&|sizes| (sizes.simple.0, sizes.depth) = (slot_of(kib(slot)), DEEP));
         step(&|sizes| sizes.depth = LESS_DEEP);
     }
-    step(&|sizes| sizes.oneshot = kib(128));
-    step(&|sizes| sizes.ll.0 = kib(8));
     for lanes in [32, 16] {
         step(&|sizes| sizes.ll128.1 = max_lanes.min(lanes));
         step(&|sizes| sizes.lines = lines_of(sizes.lines / 4));
@@ -378,8 +379,8 @@ mod tests {
             (fifo.slot_bytes / 33 * 32 / 1024, fifo.lanes, fifo.depth)
         };
         assert_eq!(simple(2, 64), (128, 64, 4));
-        assert_eq!(simple(4, 64), (64, 64, 3));
-        assert_eq!(simple(8, 64), (16, 64, 4));
+        assert_eq!(simple(4, 64), (64, 64, 4));
+        assert_eq!(simple(8, 64), (32, 64, 3));
         assert_eq!(simple(2, MAX_LANES), (64, 128, 4));
         assert_eq!(simple(4, MAX_LANES), (32, 128, 4));
         assert_eq!(simple(8, MAX_LANES), (16, 128, 3));

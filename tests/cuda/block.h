@@ -101,14 +101,15 @@ class Block {
     meet_warp();
   }
 
-  // Copies 16 bytes for each thread of the warp, all of them with nothing in between.
-  void warp_copies(void *to, const void *from) {
-    Fiber &fiber = fibers_[at_];
-    fiber.to = to;
-    fiber.from = from;
-    meet_warp([](Fiber *warp) {
-      for (int lane = 0; lane < 32; ++lane) memcpy(warp[lane].to, warp[lane].from, 16);
-    });
+  // Copies 16 bytes for each thread of the warp, with nothing in between.
+  void warp_loads(void *to, const void *from) { warp_copies(to, from, 0, 32); }
+
+  // The same, but only 8 neighbours at a time have nothing in between, and the last ones come first.
+  void warp_stores(void *to, const void *from) {
+    for (uint32_t lane = 32; lane > 0; lane -= 8) {
+      warp_copies(to, from, lane - 8, lane);
+      pause();
+    }
   }
 
   // Whether `value` is true of all threads of the warp.
@@ -153,6 +154,14 @@ class Block {
     block.kernel_();
     block.fibers_[block.at_].done = true;
     --block.left_;
+  }
+
+  void warp_copies(void *to, const void *from, uint32_t begin, uint32_t end) {
+    fibers_[at_].to = to;
+    fibers_[at_].from = from;
+    meet_warp([begin, end](Fiber *warp) {
+      for (uint32_t lane = begin; lane < end; ++lane) memcpy(warp[lane].to, warp[lane].from, 16);
+    });
   }
 
   void meet(Meeting &meeting, uint32_t threads) {

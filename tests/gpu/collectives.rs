@@ -99,8 +99,9 @@ fn same_bits(setup: &Setup, nranks: usize) -> Verdict {
             .iter()
             .map(|case| case.call.count * case.call.dtype.size());
         let largest = largest.max().unwrap_or(0);
-        ensure(largest <= gpu.oneshot_bytes, || {
-            format!("{largest} bytes are no message of a fused kernel")
+        let most = gpu.oneshot_bytes.min(gpu.lines_bytes);
+        ensure(largest <= most && gpu.ll128, || {
+            format!("{largest} bytes are no message of a fused kernel, or not in lines")
         })?;
     }
     for (case, done) in cases.iter().zip(&fused) {

@@ -314,6 +314,7 @@ mod tests {
             "CINCH_ONESHOT_THREADS",
             crate::engine::gpu::kernels::FUSED_THREADS as usize,
         ),
+        ("CINCH_TILE_WORDS", crate::engine::gpu::launch::TILE_WORDS),
         ("CINCH_GRANULE_BYTES", crate::plan::GRANULE_BYTES),
         ("CINCH_KEPT_STEPS", crate::plan::KEPT_STEPS),
     ];

@@ -16,8 +16,9 @@ use crate::types::{Protocol, ReduceOp, SIGNATURE_WORDS};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Words of payload of a tile of lines, and packets that a warp stores together.
-const TILE_WORDS: usize = 60;
+/// Words of payload of a tile of lines.
+pub(super) const TILE_WORDS: usize = 60;
+/// Packets that a warp stores together.
 const PACKETS_TOGETHER: usize = 32;
 
 /// A plan, ready to be launched.

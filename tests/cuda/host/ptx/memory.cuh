@@ -27,14 +27,14 @@ inline uint4 load_packet(const void *at) {
 }
 inline void store_packet(void *at, uint4 v) { *(uint4 *)at = v; }
 
-// All lanes of a warp at once.
+// All lanes of a warp at once. What a warp stores at once is seen line by line.
 inline uint4 load_line(const void *at) {
   uint4 line;
-  Block::current().warp_copies(&line, at);
+  Block::current().warp_loads(&line, at);
   Block::current().pause();
   return line;
 }
-inline void store_line(void *at, uint4 v) { Block::current().warp_copies(at, &v); }
+inline void store_line(void *at, uint4 v) { Block::current().warp_stores(at, &v); }
 
 inline uint64_t nanoseconds() { return 0; }
 
