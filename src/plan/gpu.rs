@@ -31,7 +31,7 @@ pub const FUSED128_DTYPES: [DType; 3] = [DType::F16, DType::F32, DType::BF16];
 /// Blocks of a fused kernel.
 const FUSED_BLOCKS: usize = 64;
 /// Bytes of what a peer gets that each of them has at least: a multiprocessor stores some 44 GB/s into
-/// peers' memory, and to each of seven peers go twice these bytes.
+/// peers' memory, and to each of seven peers go twice these bytes in packets.
 const FUSED_SHARE: usize = 512;
 /// Bytes of a message between two ranks for which it should have one more channel.
 const MESSAGE_SHARE: usize = 256 << 10;
