@@ -29,12 +29,18 @@ pub(super) struct Prepared {
     pub function: Function,
     /// Payload bytes that this rank sends.
     pub wire_bytes: u64,
+    /// Of a fused kernel: words that go from a rank to another on a trip, and what a block has of them.
+    words: u32,
+    share: u32,
 }
 
 impl Prepared {
     pub fn new(plan: Arc<Plan>, kernels: &Kernels) -> Result<Prepared> {
         let packed = PackedSchedule::new(&plan.schedule, &plan.pattern)?;
+        let words = words(&plan);
         Ok(Prepared {
+            words: words as u32,
+            share: share(plan.protocol, words, plan.channels) as u32,
             function: kernels.find(&kernels::name_for(&plan))?.clone(),
             wire_bytes: wire_bytes(&plan, &packed),
             packed,
@@ -133,7 +139,6 @@ impl Fused {
         stream: &Stream,
         begin: Begin,
     ) -> Result<()> {
-        let words = words(&run.plan);
         let [packets, lines] = wiring.epochs();
         let ((area, half), epoch) = match run.plan.protocol {
             Protocol::Fused128 => (wiring.shape().lines_area(), lines),
@@ -150,8 +155,8 @@ impl Fused {
             factor: self.factor,
             mark: mark(self.signature),
             signature: self.signature,
-            words: words as u32,
-            share: share(run.plan.protocol, words, run.plan.channels) as u32,
+            words: run.words,
+            share: run.share,
             combine: self.combine,
             flags: self.flags | lets_next_begin(begin),
             element_bytes: run.plan.dtype.size() as u8,
