@@ -19,6 +19,12 @@ use crate::error::{Error, ErrorKind, Result};
 /// Device memory of a rank besides its boxes: its cursors, and a line for the words of the fused kernels.
 pub const PRIVATE_BYTES: usize = CURSORS_BYTES + LINE_BYTES;
 
+/// What the driver hands out: a multiple of it to each large allocation.
+const PAGE: usize = 2 << 20;
+/// Boxes of so many bytes count as the pages that they take. Smaller budgets are for memory that is
+/// counted in other ways, if at all.
+const IN_PAGES: usize = 16 * PAGE;
+
 /// Payload below which simple slots do not shrink: lanes go first.
 const SMALLEST_SLOT: usize = 16 << 10;
 
@@ -76,7 +82,7 @@ impl BoxShape {
     /// Unsupported for more than [`MAX_RANKS`] ranks; invalid argument if `max_lanes` is not 1 to
     /// [`MAX_LANES`], or, with the number that is needed, if the smallest boxes exceed the budget.
     pub fn new(nranks: usize, budget_bytes: usize, max_lanes: usize) -> Result<BoxShape> {
-        BoxShape::within(nranks, budget_bytes, max_lanes, BoxShape::device_bytes)
+        BoxShape::within(nranks, budget_bytes, max_lanes, BoxShape::taken_bytes)
     }
 
     /// The same, where `need` says what boxes of a shape take of the budget, with all that goes
@@ -203,6 +209,15 @@ impl BoxShape {
         (self.nranks - 1) * self.bytes + PRIVATE_BYTES
     }
 
+    /// What that takes from the GPU: large boxes their pages, and then what is private another one.
+    fn taken_bytes(&self) -> usize {
+        let boxes = (self.nranks - 1) * self.bytes;
+        if boxes < IN_PAGES {
+            return self.device_bytes();
+        }
+        boxes.next_multiple_of(PAGE) + PRIVATE_BYTES.next_multiple_of(PAGE)
+    }
+
     /// Where a connection may be tried before it is used: offset and bytes of the payload of the
     /// first and of the last simple slot. Nothing relies on what they hold at first.
     pub fn trial_places(&self) -> [(u64, u64); 2] {
@@ -255,12 +270,12 @@ fn ladder(nranks: usize, max_lanes: usize) -> Vec<Sizes> {
     for slot in [32, 16] {
         step(&|sizes| (sizes.simple.0, sizes.depth) = (slot_of(kib(slot)), DEEP));
         step(&|sizes| sizes.depth = LESS_DEEP);
+        step(&|sizes| sizes.oneshot = kib(64));
     }
     for lanes in [32, 16] {
         step(&|sizes| sizes.ll128.1 = max_lanes.min(lanes));
         step(&|sizes| sizes.lines = lines_of(sizes.lines / 4));
     }
-    step(&|sizes| sizes.oneshot = kib(64));
     step(&|sizes| sizes.depth = DEPTH);
     for lanes in [64, 32] {
         step(&|sizes| sizes.simple.1 = max_lanes.min(lanes));
@@ -401,7 +416,7 @@ mod tests {
         );
         // The smallest messages keep their fast path with eight ranks.
         let eight = BoxShape::new(8, BUDGET, MAX_LANES).unwrap();
-        assert_eq!(eight.oneshot_bytes(), 128 << 10);
+        assert_eq!(eight.oneshot_bytes(), 64 << 10);
         assert!(8 * eight.lines_bytes() / 2 >= 2 << 20);
         // Few lanes get large slots.
         let narrow = BoxShape::new(8, BUDGET, 4).unwrap().fifo(Protocol::Simple);
@@ -409,6 +424,20 @@ mod tests {
             (narrow.slot_bytes as usize, narrow.lanes),
             (slot_of(256 << 10), 4)
         );
+    }
+
+    /// What a GPU has to have free, in the pages in which the driver hands it out.
+    #[test]
+    fn pages_count_too() {
+        let pages = |bytes: usize| bytes.next_multiple_of(2 << 20);
+        for nranks in 2..=MAX_RANKS {
+            for lanes in [1, 16, 64, 128] {
+                let shape = BoxShape::new(nranks, BUDGET, lanes).unwrap();
+                let boxes = (nranks - 1) * shape.bytes();
+                let taken = pages(boxes) + pages(shape.device_bytes() - boxes);
+                assert!(taken <= BUDGET, "{nranks} ranks, {lanes} lanes: {taken}");
+            }
+        }
     }
 
     #[test]
