@@ -83,11 +83,17 @@ impl UniqueId {
                 ))
             })?
             .collect();
-        let may_be_reached = config.secret_file.is_some() || config.allow_unauthenticated;
-        let addresses = match may_be_reached && names_one_host(host) && all_loopback(&named) {
-            true => meeting_addresses(named, Some(SocketAddr::new(address::choose(config)?, port))),
-            false => meeting_addresses(named, None),
-        };
+        let another =
+            match config.secret_file.is_some() && names_one_host(host) && all_loopback(&named) {
+                false => None,
+                true => match address::choose(config) {
+                    Ok(ip) => Some(SocketAddr::new(ip, port)),
+                    Err(error) if config.interface.is_some() => return Err(error),
+                    // Nobody asked for it.
+                    Err(_) => None,
+                },
+            };
+        let addresses = meeting_addresses(named, another);
         if addresses.is_empty() {
             return Err(Error::invalid_argument(format!(
                 "the meeting's host {host} has no address"
@@ -226,8 +232,10 @@ impl UniqueId {
 fn names_one_host(host: &str) -> bool {
     let name = host.trim_end_matches('.').to_ascii_lowercase();
     let first = name.split('.').next().unwrap_or_default();
-    let of_every_host = matches!(first, "localhost" | "ip6-localhost" | "ip6-loopback")
-        || name.ends_with(".localhost");
+    let of_every_host = matches!(
+        first,
+        "localhost" | "localhost4" | "localhost6" | "ip6-localhost" | "ip6-loopback"
+    ) || name.ends_with(".localhost");
     host.parse::<IpAddr>().is_err() && !of_every_host
 }
 
@@ -378,6 +386,7 @@ mod tests {
         }
         for name in [
             "localhost",
+            "localhost6.localdomain6",
             "LocalHost.localdomain",
             "a.localhost.",
             "ip6-loopback",

@@ -401,11 +401,12 @@ pub(super) fn meet(
     // The address by which we reach the meeting is one by which its other guests reach us.
     let ip = match &config.interface {
         Some(_) => address::choose(config)?,
-        None => channel
-            .stream()
-            .local_addr()
-            .map_err(|cause| Error::system("the connection to the meeting has no address", cause))?
-            .ip(),
+        None => {
+            let own = channel.stream().local_addr().map_err(|cause| {
+                Error::system("the connection to the meeting has no address", cause)
+            })?;
+            address_for_all(own.ip(), id)
+        }
     };
     let mut member = Member::this(rank, ip, config)?;
     let listener = if rank == 0 {
@@ -440,6 +441,17 @@ pub(super) fn meet(
         }
         _ => Err(damaged().context(&place)),
     }
+}
+
+/// By which of this host's addresses all ranks reach it, where it met at `own`: a loopback address may have
+/// answered first, but if the meeting has one besides that is this host's, ranks of other hosts use that.
+fn address_for_all(own: IpAddr, id: &UniqueId) -> IpAddr {
+    if !own.is_loopback() {
+        return own;
+    }
+    let met = id.addresses().into_iter().map(|address| address.ip());
+    let mut others = met.filter(|ip| !ip.is_loopback());
+    others.find(|&ip| Listener::bind(ip).is_ok()).unwrap_or(own)
 }
 
 /// Connects to the first of the meeting's addresses that answers.
@@ -491,4 +503,33 @@ fn read_table(body: &[u8], me: &Member, nranks: usize) -> Result<(Vec<Member>, [
         return Err(damaged());
     }
     Ok((members, salt))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::id::assemble;
+    use super::*;
+
+    #[test]
+    fn a_rank_that_met_at_loopback_has_an_address_for_other_hosts() {
+        let id = |texts: &[&str]| {
+            let addresses = texts
+                .iter()
+                .map(|text| format!("{text}:7").parse().unwrap());
+            assemble(0, &[1; 32], &[2; 16], &addresses.collect::<Vec<_>>())
+        };
+        let own = IpAddr::from([127, 0, 1, 1]);
+        // Of another host, or nobody's.
+        assert_eq!(address_for_all(own, &id(&["192.0.2.1", "127.0.1.1"])), own);
+        assert_eq!(address_for_all(own, &id(&["127.0.1.1"])), own);
+        let other = IpAddr::from([192, 0, 2, 7]);
+        assert_eq!(address_for_all(other, &id(&["127.0.1.1"])), other);
+        let Ok(outside) = super::super::address::choose(&Config::default()) else {
+            return println!("skipped: this host has no address");
+        };
+        if !outside.is_loopback() && outside.is_ipv4() {
+            let id = id(&[&outside.to_string(), "127.0.1.1"]);
+            assert_eq!(address_for_all(own, &id), outside);
+        }
+    }
 }

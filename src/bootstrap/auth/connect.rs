@@ -14,8 +14,10 @@ const GLANCE: Duration = Duration::from_millis(50);
 /// have taken its place.
 const RETRIES: u32 = 8;
 
-/// How long one address of several is waited for in the first round; twice as long in the next.
-const TURN: Duration = Duration::from_secs(1);
+/// How long one address of several is waited for in the first round, and at most.
+const TURNS: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(4)];
+/// The pause behind the first round, and the longest one.
+const PAUSES: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(250)];
 
 /// What a refused connection means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,19 +69,20 @@ pub(in crate::bootstrap) fn connect_to_any(
     deadline: Instant,
     fault: &Fault,
 ) -> Result<Peer> {
-    let mut pause = Duration::from_millis(5);
-    let mut turn = TURN;
+    let (mut turn, mut pause) = (TURNS[0], PAUSES[0]);
     let mut turned_away = 0;
     // Why an address is not tried again.
     let mut given_up: Vec<Option<Error>> = vec![None; addresses.len()];
     loop {
-        for (&address, given_up) in addresses.iter().zip(&mut given_up) {
-            if given_up.is_some() {
+        for (at, &address) in addresses.iter().enumerate() {
+            if given_up[at].is_some() {
                 continue;
             }
-            let until = match addresses {
-                [_] => deadline,
-                _ => (Instant::now() + turn).min(deadline),
+            let now = Instant::now();
+            let until = match given_up.iter().filter(|error| error.is_none()).count() {
+                1 => deadline,
+                // However little is left, some of it is the others'.
+                _ => now + turn.min(deadline.saturating_duration_since(now) / 2),
             };
             match attempt(address, terms, until, fault) {
                 Ok(peer) => return Ok(peer),
@@ -91,7 +94,7 @@ pub(in crate::bootstrap) fn connect_to_any(
                     | Trouble::Late(error)
                     | Trouble::Refused(error)
                     | Trouble::TurnedAway(error),
-                ) => *given_up = Some(error),
+                ) => given_up[at] = Some(error),
             }
             fault.check()?;
         }
@@ -114,9 +117,13 @@ pub(in crate::bootstrap) fn connect_to_any(
                 None => late(&names, "could not be reached"),
             });
         }
-        pause = (pause * 2).min(Duration::from_millis(250));
-        turn *= 2;
+        [turn, pause] = [(turn, TURNS), (pause, PAUSES)].map(longer);
     }
+}
+
+/// What comes after `last` between the first and the longest of its kind.
+fn longer((last, [_, longest]): (Duration, [Duration; 2])) -> Duration {
+    (last * 2).min(longest)
 }
 
 enum Trouble {
@@ -295,4 +302,23 @@ fn late(address: &str, what: &str) -> Error {
         ErrorKind::Timeout,
         format!("{address} {what} before the deadline"),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Hours of refusals are no reason to stop waiting.
+    #[test]
+    fn turns_and_pauses_grow_to_their_limits() {
+        for of in [TURNS, PAUSES] {
+            let mut last = of[0];
+            for _ in 0..10_000 {
+                let next = longer((last, of));
+                assert!(next >= last && next <= of[1]);
+                last = next;
+            }
+            assert_eq!(last, of[1]);
+        }
+    }
 }

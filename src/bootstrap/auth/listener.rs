@@ -55,11 +55,13 @@ impl Listener {
         for &address in addresses {
             match listen(address) {
                 Ok(socket) => found.push(socket),
-                // Not this host's, or of a family that it does not have.
+                // Not this host's, or of a family that it does not have, or of a link that is not named.
                 Err(cause)
                     if matches!(
                         cause.raw_os_error(),
-                        Some(nix::libc::EADDRNOTAVAIL | nix::libc::EAFNOSUPPORT)
+                        Some(
+                            nix::libc::EADDRNOTAVAIL | nix::libc::EAFNOSUPPORT | nix::libc::EINVAL
+                        )
                     ) =>
                 {
                     foreign.get_or_insert(cannot_listen(address, cause));

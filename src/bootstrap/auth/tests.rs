@@ -225,6 +225,26 @@ fn all_addresses_of_a_listener_are_tried_within_the_deadline() {
     assert!(refused.unwrap_err().message().contains("refused"));
 }
 
+/// However long it has taken so far, an address that never says a word leaves time for the others.
+#[test]
+fn a_silent_address_does_not_use_up_the_time_of_others() {
+    let silent = TcpListener::bind(("127.0.0.2", 0)).unwrap();
+    let port = silent.local_addr().unwrap().port();
+    let addresses = [2, 3].map(|last| SocketAddr::from(([127, 0, 0, last], port)));
+    let terms = Terms::new(&KEY, greeting(1, 0));
+    let server = std::thread::spawn(move || {
+        // Behind the turns of a second and of two.
+        std::thread::sleep(Duration::from_millis(1200));
+        let (mut listener, _) = Listener::bind_to(addresses[1]).unwrap();
+        listener.accept(&KEY, greeting(0, 0), soon(2000), &Fault::new())
+    });
+    let patience = Patience::UntilDeadline;
+    let fault = Fault::new();
+    let peer = connect_to_any(&addresses, &terms, patience, soon(2800), &fault).unwrap();
+    assert_eq!(peer.address, addresses[1]);
+    server.join().unwrap().unwrap();
+}
+
 #[test]
 fn waits_end_at_the_deadline_and_with_the_fault() {
     let (mut listener, address) = Listener::bind(LOCAL).unwrap();
