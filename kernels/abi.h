@@ -246,7 +246,8 @@ struct cinch_oneshot_args {
   uint8_t combine;
   uint8_t flags;
   uint8_t element_bytes;
-  uint8_t unused[5];
+  uint8_t root; /* of a broadcast or reduce */
+  uint8_t unused[4];
 };
 
 #ifdef __cplusplus

@@ -4,7 +4,7 @@
 // Two halves of the area are used in turn. A peer writes half h again two calls later; it has
 // finished the call in between by then, for which it needed this rank's messages of that call, and
 // those were sent after this rank had finished reading h: every call makes every rank wait for
-// every other. The number of the call lives in device memory, so that a graph may replay it; calls that
+// every other, for a message without contents if need be. The number of the call lives in device memory, so that a graph may replay it; calls that
 // use another area have numbers of their own.
 #pragma once
 
@@ -21,8 +21,9 @@ constexpr uint32_t ONESHOT_THREADS = CINCH_ONESHOT_THREADS;
 // Pieces that a thread loads before it sends the first of them.
 constexpr uint32_t SENT = 4;
 
-// Who gets what of the input: everyone all of it, each a block, or each a part of the message.
-enum class Sends { THE_SAME, A_BLOCK_EACH, A_PART_EACH };
+// Who gets what of the input: everyone all of it, each a block, or each a part of the message; or of the
+// root's everyone all, or the root all of everyone's.
+enum class Sends { THE_SAME, A_BLOCK_EACH, A_PART_EACH, FROM_ROOT, TO_ROOT };
 
 // A call, in words of 8 bytes. BLOCKS: the input or the output has one for each rank.
 template <Sends SENDS, bool BLOCKS>
@@ -62,10 +63,14 @@ struct Exchange {
     return PARTS ? 8 * i < bytes_of(rank) : i < words;
   }
 
-  // Word i of what goes to `peer`; zeros beyond its end.
+  // Where in the input lies what goes to `peer`.
+  __device__ __forceinline__ uint64_t begin_of(uint32_t peer) const {
+    return PARTS || SENDS == Sends::A_BLOCK_EACH ? (uint64_t)peer * stride() : 0;
+  }
+
+  // Word i of that; zeros beyond its end.
   __device__ __forceinline__ uint64_t load(uint32_t peer, uint32_t i) const {
-    const uint64_t begin = SENDS != Sends::THE_SAME ? (uint64_t)peer * stride() : 0;
-    return load_word(input + begin, i, bytes_of(peer), size, aligned);
+    return load_word(input + begin_of(peer), i, bytes_of(peer), size, aligned);
   }
 
   // Word i of the output's block or part of `rank`, where it has any; else of 0.

@@ -43,7 +43,7 @@ const LINE_PAYLOAD: usize = LINE_BYTES - 8;
 /// whole tiles of four lines.
 const LINES_UNIT: usize = 32 * LINE_BYTES;
 /// Bytes of an all-reduce that goes in lines in two trips, where there is room; between two ranks, in one
-/// trip, twice as many. Beyond, kernels that interpret are as fast.
+/// trip, four times as many. Beyond, kernels that interpret are as fast.
 const LINES_MESSAGE: usize = 2 << 20;
 
 /// The layout of one box, the same for all pairs of a communicator. Offsets are multiples of 128.
@@ -248,7 +248,10 @@ fn ladder(nranks: usize, max_lanes: usize) -> Vec<Sizes> {
     let kib = |number: usize| number << 10;
     let mut sizes = Sizes {
         oneshot: kib(256),
-        lines: lines_of(2 * LINES_MESSAGE / if nranks <= 2 { 1 } else { nranks }),
+        lines: lines_of(match nranks {
+            ..=2 => 4 * LINES_MESSAGE,
+            _ => 2 * LINES_MESSAGE / nranks,
+        }),
         simple: (slot_of(kib(256)), max_lanes),
         depth: DEEP,
         ll: (kib(16), max_lanes.min(16)),
@@ -404,7 +407,7 @@ mod tests {
         let two = BoxShape::new(2, BUDGET, 64).unwrap();
         assert_eq!(two.oneshot_bytes(), 256 << 10);
         assert_eq!(two.oneshot_area().1, 512 << 10);
-        assert!(two.lines_bytes() >= 4 << 20);
+        assert!(two.lines_bytes() >= 8 << 20);
         let (ll, ll128) = (two.fifo(Protocol::Ll), two.fifo(Protocol::Ll128));
         assert_eq!(
             (ll.lanes, ll.slot_bytes, ll.stride),

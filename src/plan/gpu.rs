@@ -25,6 +25,11 @@ const FUSED: [(Collective, Algorithm); 5] = [
     (Collective::ReduceScatter, Algorithm::Direct),
     (Collective::AllToAll, Algorithm::Direct),
 ];
+/// What they do besides in lines, of which those who have nothing for each other send an empty one.
+const FUSED128: [(Collective, Algorithm); 2] = [
+    (Collective::Broadcast, Algorithm::OneShot),
+    (Collective::Reduce, Algorithm::OneShot),
+];
 /// The types that fused kernels add up in lines: those of gradients. Whatever is only moved goes in lines,
 /// too.
 pub const FUSED128_DTYPES: [DType; 3] = [DType::F16, DType::F32, DType::BF16];
@@ -217,16 +222,24 @@ fn possible(
     match protocol {
         Protocol::Simple | Protocol::Ll => true,
         Protocol::Ll128 => gpu.ll128,
-        Protocol::Fused => fits_fused(request, limits, algorithm, gpu.oneshot_bytes),
+        Protocol::Fused => {
+            FUSED.contains(&(request.collective, algorithm))
+                && fits_fused(request, limits, algorithm, gpu.oneshot_bytes)
+        }
         Protocol::Fused128 => {
-            let is_known =
+            let call = (request.collective, algorithm);
+            let is_known = FUSED.contains(&call) || FUSED128.contains(&call);
+            let is_added =
                 !request.collective.reduces() || FUSED128_DTYPES.contains(&request.dtype);
-            gpu.ll128 && is_known && fits_fused(request, limits, algorithm, gpu.lines_bytes)
+            gpu.ll128
+                && is_known
+                && is_added
+                && fits_fused(request, limits, algorithm, gpu.lines_bytes)
         }
     }
 }
 
-/// Whether a fused kernel does this, and what a rank sends to another is at most `most` bytes in all.
+/// Whether what a rank sends to another in a fused kernel is at most `most` bytes in all.
 fn fits_fused(request: &Request, limits: &Limits, algorithm: Algorithm, most: usize) -> bool {
     // Two trips share the area.
     let (parts, most) = match (request.collective, algorithm) {
@@ -234,7 +247,7 @@ fn fits_fused(request: &Request, limits: &Limits, algorithm: Algorithm, most: us
         _ => (1, most),
     };
     let words = (request.count * request.dtype.size()).div_ceil(WORD_BYTES);
-    FUSED.contains(&(request.collective, algorithm)) && words.div_ceil(parts) * WORD_BYTES <= most
+    words.div_ceil(parts) * WORD_BYTES <= most
 }
 
 /// Bytes of the largest buffer.
@@ -373,9 +386,10 @@ fn codec_seconds(kind: CodecKind) -> (f64, f64) {
     }
 }
 
-/// Predicted seconds of a candidate, in which the busiest rank does `counts` in a pass.
+/// Predicted seconds of a candidate, in which the busiest rank does `counts` in a pass; `pair`: there are
+/// two ranks.
 pub(super) fn seconds(
-    gpu: &GpuLimits,
+    (gpu, pair): (&GpuLimits, bool),
     request: &Request,
     candidate: &Candidate,
     counts: &CostCounts,
@@ -384,7 +398,6 @@ pub(super) fn seconds(
 ) -> f64 {
     use costs::*;
     let ring = candidate.algorithm == Algorithm::Ring;
-    let pair = counts.connections <= 2;
     let (launch, hop, share) = match candidate.protocol {
         Protocol::Simple if ring => (LAUNCH[0], HOP_RING, 1.0),
         Protocol::Simple => (LAUNCH[0], HOP, 1.0),
@@ -477,7 +490,15 @@ pub(super) fn candidate(
     for rank in super::select::busiest(request, limits) {
         let counts = schedule::cost_counts(&pattern.schedule(rank)?, &limits.hosts);
         let network = network_seconds(limits, &candidate, &counts, leaving, wire_bytes);
-        let seconds = seconds(gpu, request, &candidate, &counts, wire_bytes, network);
+        let pair = limits.nranks == 2;
+        let seconds = seconds(
+            (gpu, pair),
+            request,
+            &candidate,
+            &counts,
+            wire_bytes,
+            network,
+        );
         if seconds >= candidate.seconds {
             (candidate.seconds, candidate.counts) = (seconds, counts);
         }

@@ -236,6 +236,8 @@ fn a_protocol_that_is_asked_for_is_taken_where_it_can_be() {
         (Collective::AllGather, block),
         (Collective::ReduceScatter, block),
         (Collective::AllToAll, block),
+        (Collective::Broadcast, block),
+        (Collective::Reduce, block),
     ] {
         let of_floats = |count, ll128| in_lines(collective, DType::F32, count, ll128);
         assert!(of_floats(most, true), "{collective}");

@@ -40,7 +40,8 @@ struct Named {
       {"scatter_" #type, oneshot<OneshotSum<Type, Sends::A_BLOCK_EACH>>},  \
       {#type "_ll128", oneshot<LinesSum<Type>>},                           \
       {"twice_" #type "_ll128", oneshot<LinesSum<Type, Sends::A_PART_EACH>>}, \
-      {"scatter_" #type "_ll128", oneshot<LinesSum<Type, Sends::A_BLOCK_EACH>>}
+      {"scatter_" #type "_ll128", oneshot<LinesSum<Type, Sends::A_BLOCK_EACH>>}, \
+      {"to_root_" #type "_ll128", oneshot<LinesSum<Type, Sends::TO_ROOT>>}
 
 const Named KERNELS[] = {SUMS(f32, F32),
                          SUMS(f16, F16),
@@ -48,18 +49,33 @@ const Named KERNELS[] = {SUMS(f32, F32),
                          {"move", oneshot<OneshotMove<>>},
                          {"scatter_move", oneshot<OneshotMove<Sends::A_BLOCK_EACH>>},
                          {"move_ll128", oneshot<LinesMove<>>},
-                         {"scatter_move_ll128", oneshot<LinesMove<Sends::A_BLOCK_EACH>>}};
+                         {"scatter_move_ll128", oneshot<LinesMove<Sends::A_BLOCK_EACH>>},
+                         {"from_root_move_ll128", oneshot<LinesMove<Sends::FROM_ROOT>>}};
 
 }  // namespace
 
-// Runs a kernel by name on all ranks, with the arguments of each; whether there is one.
-extern "C" bool test_fused(const char *name, uint32_t ranks, uint32_t blocks,
-                           const cinch_oneshot_args *args) {
-  for (const Named &one : KERNELS) {
-    if (strcmp(one.name, name) == 0) {
-      launch(blocks, ONESHOT_THREADS, [&] { one.kernel(args[Block::current().copy()]); }, ranks);
-      return true;
+// Runs kernels by their names, one after the other, on all ranks, with the arguments of each call and of
+// each rank in it; whether there are such. Between its calls a rank lets all others go on so many times,
+// and waits for nobody. Several calls have one block.
+extern "C" bool test_fused(uint32_t calls, const char *const *names, uint32_t ranks, uint32_t blocks,
+                           const cinch_oneshot_args *args, const uint32_t *pauses) {
+  std::vector<void (*)(const cinch_oneshot_args &)> kernels;
+  for (uint32_t call = 0; call < calls; ++call) {
+    for (const Named &one : KERNELS) {
+      if (strcmp(one.name, names[call]) == 0) kernels.push_back(one.kernel);
     }
   }
-  return false;
+  if (kernels.size() != calls || (calls > 1 && blocks > 1)) return false;
+  const auto all = [&] {
+    for (uint32_t call = 0; call < calls; ++call) {
+      const uint32_t at = call * ranks + Block::current().copy();
+      if (calls > 1) {
+        for (uint32_t i = 0; i < pauses[at]; ++i) Block::current().pause();
+        __syncthreads();
+      }
+      kernels[call](args[at]);
+    }
+  };
+  launch(blocks, ONESHOT_THREADS, all, ranks);
+  return true;
 }

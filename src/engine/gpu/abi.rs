@@ -199,8 +199,10 @@ pub struct OneshotArgs {
     pub flags: u8,
     /// Bytes of an element.
     pub element_bytes: u8,
+    /// The rank that a broadcast or reduce has for its root.
+    pub root: u8,
     /// Nothing.
-    pub unused: [u8; 5],
+    pub unused: [u8; 4],
 }
 
 const _: () = assert!(size_of::<Step>() == 24 && size_of::<Work>() == 152);
@@ -254,7 +256,7 @@ mod tests {
             first_block channels first_lane stages steps nsteps combine flags unused codec);
         fields!("cinch_args", Args, comm far nworks nsteps npeers unused blob);
         fields!("cinch_oneshot_args", OneshotArgs, comm area half epoch input output count factor mark
-            signature words share combine flags element_bytes unused);
+            signature words share combine flags element_bytes root unused);
         fields!("cinch_comm_view", CommView, inbox outbox cursors control timeout_ns rank nranks
             fifo protocol unused);
         for (name, number) in NUMBERS {

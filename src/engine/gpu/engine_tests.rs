@@ -91,6 +91,8 @@ impl Bench {
             "cinch_oneshot_f32_ll128",
             "cinch_oneshot_twice_f32_ll128",
             "cinch_oneshot_move_ll128",
+            "cinch_oneshot_from_root_move_ll128",
+            "cinch_oneshot_to_root_f32_ll128",
         ] {
             let seen = seen.clone();
             gpus.kernel(name, size_of::<OneshotArgs>(), move |launch| {

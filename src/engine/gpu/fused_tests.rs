@@ -41,7 +41,7 @@ fn small_exchanges_are_fused_too() {
     assert_eq!(name, "cinch_oneshot_twice_f32");
     assert_eq!(report.algorithm, Algorithm::Direct);
     assert_eq!(report.wire_bytes, (240_000 - 60_032) + 3 * 60_032);
-    // What not everybody waits for would overtake itself.
+    // What not everybody waits for would overtake itself; lines greet, packets do not.
     for collective in [
         Collective::Broadcast,
         Collective::Reduce,
@@ -96,6 +96,20 @@ fn small_exchanges_go_in_lines_where_these_arrive_whole() {
             "move",
             5000,
         ),
+        (
+            Collective::Broadcast,
+            Algorithm::OneShot,
+            1001,
+            "from_root_move",
+            501,
+        ),
+        (
+            Collective::Reduce,
+            Algorithm::OneShot,
+            1001,
+            "to_root_f32",
+            501,
+        ),
     ] {
         let (name, args, report) = run(collective, algorithm, count);
         assert_eq!(name, format!("cinch_oneshot_{kernel}_ll128"));
@@ -110,7 +124,7 @@ fn small_exchanges_go_in_lines_where_these_arrive_whole() {
     }
     marks.sort_unstable();
     marks.dedup();
-    assert_eq!(marks.len(), 3, "calls that differ know each other's lines");
+    assert_eq!(marks.len(), 5, "calls that differ know each other's lines");
     // Of how many calls there were before, they say nothing: graphs count anew.
     let again = [0; 2].map(|_| run(Collective::AllGather, Algorithm::Direct, 10_000).1.mark);
     assert!(again.iter().all(|mark| marks.contains(mark)));

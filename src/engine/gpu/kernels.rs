@@ -211,6 +211,8 @@ pub fn name_for(plan: &Plan) -> String {
             let begin = match (plan.collective, plan.algorithm) {
                 (Collective::ReduceScatter | Collective::AllToAll, _) => "scatter_",
                 (Collective::AllReduce, Algorithm::Direct) => "twice_",
+                (Collective::Broadcast, _) => "from_root_",
+                (Collective::Reduce, _) => "to_root_",
                 _ => "",
             };
             return match plan.collective.reduces() {
@@ -250,10 +252,11 @@ fn names() -> Vec<String> {
     }
     for dtype in FUSED128_DTYPES {
         names.extend(fused(
-            &["", "scatter_", "twice_"],
+            &["", "scatter_", "twice_", "to_root_"],
             &format!("{dtype}_ll128"),
         ));
     }
+    names.extend(fused(&["from_root_"], "move_ll128"));
     for dtype in DType::ALL {
         names.extend(
             suffixes
@@ -312,7 +315,7 @@ mod tests {
                             .map(|begin| format!("cinch_oneshot_{begin}{first}")),
                     ),
                     "CINCH_ONESHOTS_LL128" => found.extend(
-                        ["", "scatter_", "twice_"]
+                        ["", "scatter_", "twice_", "to_root_"]
                             .map(|begin| format!("cinch_oneshot_{begin}{first}_ll128")),
                     ),
                     _ => {}

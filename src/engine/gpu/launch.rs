@@ -160,7 +160,8 @@ impl Fused {
             combine: self.combine,
             flags: self.flags | lets_next_begin(begin),
             element_bytes: run.plan.dtype.size() as u8,
-            unused: [0; 5],
+            root: run.plan.pattern.root as u8,
+            unused: [0; 4],
         };
         let blocks = run.plan.channels as u32;
         // SAFETY: the fused kernel takes `cinch_oneshot_args`, and waits before it touches memory;

@@ -36,6 +36,10 @@ inline uint4 load_line(const void *at) {
 }
 inline void store_line(void *at, uint4 v) { Block::current().warp_stores(at, &v); }
 
-inline uint64_t nanoseconds() { return 0; }
+// Each look takes a while, so that a wait for what never comes ends, too.
+inline uint64_t nanoseconds() {
+  static uint64_t now = 0;
+  return now += 20000;
+}
 
 }  // namespace cinch

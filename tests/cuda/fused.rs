@@ -1,0 +1,300 @@
+//! Worlds of ranks that run the fused kernels on the host, side by side (`block.h`).
+
+use super::common::Rng;
+use super::fused_work::{By, HALF, Work, root};
+use super::library::{Library, starts};
+use cinch::engine::gpu::abi::{ALIGNED, OneshotArgs};
+use cinch::mem::abi::{CommView, Control, Fifo, Trouble};
+use std::ffi::{CString, c_char, c_void};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+/// Calls, their names; ranks, blocks of each; arguments, of call by call those of rank by rank; pauses.
+type Launch = unsafe extern "C" fn(
+    u32,
+    *const *const c_char,
+    u32,
+    u32,
+    *const OneshotArgs,
+    *const u32,
+) -> bool;
+
+/// What the library has.
+#[derive(Clone, Copy)]
+pub struct Kernels {
+    launch: Launch,
+}
+
+/// The kernels as a library, for one test at a time: it has one of everything. `None`, with a word, where
+/// there is no g++.
+pub fn kernels() -> Option<MutexGuard<'static, Kernels>> {
+    static KERNELS: OnceLock<Option<Mutex<Kernels>>> = OnceLock::new();
+    let kernels = KERNELS.get_or_init(|| {
+        if !starts("g++") {
+            println!("skipped: no g++ is here to compile the kernels");
+            return None;
+        }
+        Some(Mutex::new(compile()))
+    });
+    let kernels = kernels.as_ref()?;
+    Some(kernels.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+fn compile() -> Kernels {
+    // Of the interpreter that is in the same headers nothing is used here.
+    let options = ["-O1", "-Wno-unknown-pragmas", "-Wno-unused-function"];
+    let library = Library::compile("g++", "fused", &options, &["tests/cuda/host"]);
+    // SAFETY: this is the type of the function in `fused.cpp`.
+    let launch = unsafe { std::mem::transmute::<*mut c_void, Launch>(library.find("test_fused")) };
+    Kernels { launch }
+}
+
+/// Memory of a rank, from a multiple of 16 on.
+struct Memory(Vec<u128>);
+
+impl Memory {
+    pub fn new(bytes: usize) -> Memory {
+        Memory(vec![u128::MAX / 255 * 0xa5; bytes.div_ceil(16) + 1])
+    }
+
+    pub fn address(&mut self) -> usize {
+        self.0.as_mut_ptr().addr()
+    }
+
+    pub fn write(&mut self, at: usize, size: usize, elements: &[u64]) {
+        for (index, bits) in elements.iter().enumerate() {
+            for byte in 0..size {
+                let place = at + index * size + byte;
+                let shift = 8 * (place % 16);
+                let value = u128::from(bits >> (8 * byte) & 0xff);
+                let word = &mut self.0[place / 16];
+                *word = *word & !(0xff << shift) | value << shift;
+            }
+        }
+    }
+
+    pub fn byte(&self, place: usize) -> u64 {
+        (self.0[place / 16] >> (8 * (place % 16)) & 0xff) as u64
+    }
+
+    pub fn read(&self, at: usize, size: usize, count: usize) -> Vec<u64> {
+        let element = |index: usize| {
+            let bytes = (0..size).map(|byte| self.byte(at + index * size + byte) << (8 * byte));
+            bytes.sum()
+        };
+        (0..count).map(element).collect()
+    }
+}
+
+/// The memory of a communicator.
+pub struct World {
+    kernels: Kernels,
+    ranks: usize,
+    /// Box from -> to at `from * ranks + to`: the area for packets, and that for lines.
+    boxes: Vec<Vec<u128>>,
+    /// Of each rank, for packets and for lines: calls so far, and blocks that are done.
+    epochs: Vec<[[u64; 2]; 2]>,
+    controls: Vec<Control>,
+    rng: Rng,
+}
+
+impl World {
+    pub fn new(kernels: Kernels, ranks: usize, rng: Rng) -> World {
+        let control = Control {
+            abort: 0,
+            unused: [0; 31],
+            trouble: Trouble::default(),
+        };
+        World {
+            kernels,
+            ranks,
+            boxes: vec![vec![0; 4 * HALF / 16]; ranks * ranks],
+            epochs: vec![[[0; 2]; 2]; ranks],
+            controls: vec![control; ranks],
+            rng,
+        }
+    }
+
+    /// As if so many calls had been made.
+    pub fn jump(&mut self, calls: u64) {
+        self.epochs.fill([[calls, 0]; 2]);
+    }
+
+    /// Makes a call, and says whether all ranks got what they should, and nothing beside it.
+    pub fn is_right(&mut self, work: &Work) -> bool {
+        let made = self.prepare(work);
+        let names = [made.name.as_ptr()];
+        // SAFETY: the arguments of as many ranks; what they point to lives through the call, and is as
+        // large as they say.
+        let known = unsafe {
+            let args = made.args.as_ptr();
+            (self.kernels.launch)(
+                1,
+                names.as_ptr(),
+                self.ranks as u32,
+                work.blocks,
+                args,
+                [0].as_ptr(),
+            )
+        };
+        assert!(known, "{work:?}");
+        made.is_right()
+    }
+
+    /// The same of calls of one block, which each rank makes one after the other, whatever the others do,
+    /// the next one so many turns of all fibers later: `pauses` are of call by call, of rank by rank.
+    pub fn are_right(&mut self, works: &[Work], pauses: &[u32]) -> bool {
+        assert_eq!(pauses.len(), works.len() * self.ranks);
+        let made: Vec<Made> = works.iter().map(|work| self.prepare(work)).collect();
+        let names: Vec<_> = made.iter().map(|made| made.name.as_ptr()).collect();
+        let args: Vec<OneshotArgs> = made.iter().flat_map(|made| made.args.clone()).collect();
+        // SAFETY: as above, of each call.
+        let known = unsafe {
+            let (calls, ranks) = (works.len() as u32, self.ranks as u32);
+            (self.kernels.launch)(
+                calls,
+                names.as_ptr(),
+                ranks,
+                1,
+                args.as_ptr(),
+                pauses.as_ptr(),
+            )
+        };
+        assert!(known, "{works:?}");
+        made.iter().all(Made::is_right)
+    }
+
+    fn prepare(&mut self, work: &Work) -> Made {
+        let (ranks, size) = (self.ranks, work.dtype.size());
+        let [inputs, expected] = work.data(ranks, &mut self.rng);
+        let [sent, got] = work.does.blocks(ranks).map(|blocks| blocks * work.count);
+        let apart = (sent * size).next_multiple_of(16) + 16;
+        // Input and output of each.
+        let places = |rank: usize| match work.in_place {
+            true => work
+                .does
+                .places(rank)
+                .map(|block| (work.shift + block * work.count) * size),
+            false => [work.shift * size, apart + work.shift * size],
+        };
+        let outputs = (0..ranks).zip(expected).map(|(rank, expected)| {
+            let mut memory = Memory::new(apart + (got + work.shift) * size + 16);
+            memory.write(places(rank)[0], size, &inputs[rank]);
+            let at = places(rank)[1];
+            let end = at + got * size;
+            // Of ranks that get nothing all must stay.
+            let begin = if expected.is_empty() { at } else { end };
+            let around = (at.saturating_sub(16)..at).chain(begin..end + 8);
+            let around = around.map(|place| (place, memory.byte(place))).collect();
+            Output {
+                memory,
+                at,
+                size,
+                expected,
+                around,
+            }
+        });
+        let mut outputs: Vec<Output> = outputs.collect();
+        let args = (0..ranks).map(|rank| {
+            let base = outputs[rank].memory.address();
+            self.args(work, rank, places(rank).map(|at| base + at))
+        });
+        Made {
+            name: CString::new(work.kernel()).unwrap(),
+            args: args.collect(),
+            outputs,
+        }
+    }
+
+    fn args(&mut self, work: &Work, rank: usize, [input, output]: [usize; 2]) -> OneshotArgs {
+        let ranks = self.ranks;
+        let words = work.words(ranks);
+        let mut comm = CommView {
+            inbox: [0; 32],
+            outbox: [0; 32],
+            cursors: 0,
+            control: (&raw mut self.controls[rank]).addr() as u64,
+            // Of a clock that all threads of all ranks move on.
+            timeout_ns: 400_000_000,
+            rank: rank as u32,
+            nranks: ranks as u32,
+            fifo: Fifo::default(),
+            protocol: 0,
+            unused: 0,
+        };
+        for peer in (0..ranks).filter(|&peer| peer != rank) {
+            let mut address =
+                |from: usize, to: usize| self.boxes[from * ranks + to].as_mut_ptr().addr() as u64;
+            comm.inbox[peer] = address(peer, rank);
+            comm.outbox[peer] = address(rank, peer);
+        }
+        let aligned = match (input | output).is_multiple_of(16) {
+            true => ALIGNED,
+            false => 0,
+        };
+        OneshotArgs {
+            comm,
+            area: match work.by {
+                By::Packets => 0,
+                By::Lines => 2 * HALF as u64,
+            },
+            half: HALF as u64,
+            epoch: self.epochs[rank][work.by as usize].as_mut_ptr().addr() as u64,
+            input: input as u64,
+            output: output as u64,
+            count: work.count as u64,
+            factor: u64::from(0.5f32.to_bits()),
+            mark: 7 << 48,
+            signature: [0; 5],
+            words: words as u32,
+            share: work.by.share(words, work.blocks as usize) as u32,
+            combine: work.op.combine(),
+            flags: aligned | work.op.flags(),
+            element_bytes: work.dtype.size() as u8,
+            root: root(ranks) as u8,
+            unused: [0; 4],
+        }
+    }
+
+    pub fn call(&mut self, work: &Work) {
+        let before = self.epochs[0][work.by as usize][0];
+        let what = format!("{work:?} over {}, call {before}", self.ranks);
+        assert!(self.is_right(work), "{what}");
+        assert!(
+            self.epochs
+                .iter()
+                .all(|epochs| epochs[work.by as usize] == [before + 1, 0]),
+            "{what}"
+        );
+    }
+}
+
+/// A call whose memory is ready.
+struct Made {
+    name: CString,
+    args: Vec<OneshotArgs>,
+    outputs: Vec<Output>,
+}
+
+impl Made {
+    fn is_right(&self) -> bool {
+        self.outputs.iter().all(Output::is_right)
+    }
+}
+
+/// What a rank is to have in its memory.
+struct Output {
+    memory: Memory,
+    at: usize,
+    size: usize,
+    expected: Vec<u64>,
+    /// What is to stay as it was: places and bytes.
+    around: Vec<(usize, u64)>,
+}
+
+impl Output {
+    fn is_right(&self) -> bool {
+        let got = self.memory.read(self.at, self.size, self.expected.len());
+        let mut around = self.around.iter();
+        got == self.expected && around.all(|&(place, byte)| self.memory.byte(place) == byte)
+    }
+}

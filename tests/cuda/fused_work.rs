@@ -1,0 +1,337 @@
+//! What the fused kernels are asked to do, and what is right then.
+
+use super::common::Rng;
+use cinch::engine::gpu::abi::{AVERAGE, PREMULTIPLY};
+
+/// Bytes of a half of an area: more packets than a block has threads, and more tiles than it has warps.
+pub const HALF: usize = 12 << 10;
+
+/// What a kernel does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Does {
+    AllReduce,
+    AllReduceTwice,
+    ReduceScatter,
+    AllGather,
+    AllToAll,
+    Broadcast,
+    Reduce,
+}
+
+/// Of a broadcast or reduce.
+pub fn root(ranks: usize) -> usize {
+    ranks - 2
+}
+
+pub const ALL: [Does; 7] = [
+    Does::AllReduce,
+    Does::AllReduceTwice,
+    Does::ReduceScatter,
+    Does::AllGather,
+    Does::AllToAll,
+    // In lines alone.
+    Does::Broadcast,
+    Does::Reduce,
+];
+
+impl Does {
+    pub fn reduces(self) -> bool {
+        !matches!(self, Does::AllGather | Does::AllToAll | Does::Broadcast)
+    }
+
+    /// Elements of the input and of the output for a count, in units of it.
+    pub fn blocks(self, ranks: usize) -> [usize; 2] {
+        match self {
+            Does::AllReduce | Does::AllReduceTwice | Does::Broadcast | Does::Reduce => [1, 1],
+            Does::ReduceScatter => [ranks, 1],
+            Does::AllGather => [1, ranks],
+            Does::AllToAll => [ranks, ranks],
+        }
+    }
+
+    /// Where input and output of `rank` begin, in units of the count, if one lies inside the other.
+    pub fn places(self, rank: usize) -> [usize; 2] {
+        match self {
+            Does::ReduceScatter => [0, rank],
+            Does::AllGather => [rank, 0],
+            _ => [0, 0],
+        }
+    }
+}
+
+/// In what.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum By {
+    Packets,
+    Lines,
+}
+
+impl By {
+    /// Payload bytes of so much memory: half of a packet, 480 of the 512 of a tile.
+    pub fn payload(self, memory: usize) -> usize {
+        match self {
+            By::Packets => memory / 2,
+            By::Lines => memory / 512 * 480,
+        }
+    }
+
+    /// What each of `blocks` does of `words`: packets of one, tiles of 60.
+    pub fn share(self, words: usize, blocks: usize) -> usize {
+        match self {
+            By::Packets => words.div_ceil(blocks).next_multiple_of(32),
+            By::Lines => words.div_ceil(60).div_ceil(blocks),
+        }
+    }
+}
+
+/// Of what type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Type {
+    F32,
+    F16,
+    Bf16,
+    /// Of so many bytes, which are only moved.
+    Bytes(usize),
+}
+
+const FLOATS: [Type; 3] = [Type::F32, Type::F16, Type::Bf16];
+
+impl Type {
+    pub fn size(self) -> usize {
+        match self {
+            Type::F32 => 4,
+            Type::F16 | Type::Bf16 => 2,
+            Type::Bytes(size) => size,
+        }
+    }
+
+    /// The bits of a number that the type has, or of the NaN that arithmetic makes.
+    pub fn bits(self, number: f32) -> u64 {
+        let bits = u64::from(number.to_bits());
+        match self {
+            Type::F32 if number.is_nan() => 0x7fc0_0000,
+            Type::F16 if number.is_nan() => 0x7e00,
+            Type::Bf16 if number.is_nan() => 0x7fc0,
+            Type::F16 if number == 0.0 => 0,
+            Type::F32 => bits,
+            Type::Bf16 => bits >> 16,
+            Type::F16 => bits >> 16 & 0x8000 | ((bits >> 13 & 0x3ffff) - (112 << 10)),
+            Type::Bytes(_) => unreachable!("bytes are no numbers"),
+        }
+    }
+
+    /// A NaN with a payload of its own.
+    pub fn any_nan(self, rng: &mut Rng) -> u64 {
+        let payload = 1 + rng.below(100) as u64;
+        match self {
+            Type::F32 => 0xff80_0000 | payload,
+            Type::F16 => 0xfc00 | payload,
+            _ => 0xff80 | payload,
+        }
+    }
+}
+
+/// How contributions are put together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Op {
+    Sum,
+    Prod,
+    Max,
+    Min,
+    Avg,
+    HalfSum,
+}
+
+const OPS: [Op; 6] = [Op::Sum, Op::Prod, Op::Max, Op::Min, Op::Avg, Op::HalfSum];
+
+impl Op {
+    /// A number of which that of many is exact in all types.
+    pub fn number(self, dtype: Type, ranks: usize, rng: &mut Rng) -> f32 {
+        match self {
+            Op::Sum if dtype == Type::F32 => rng.below(1 << 20) as f32,
+            Op::Sum | Op::HalfSum => rng.below(16) as f32,
+            Op::Prod => rng.pick(&[0.5, 1.0, 2.0]),
+            Op::Max | Op::Min => rng.below(200) as f32 - 100.0,
+            Op::Avg => (ranks * rng.below(16)) as f32,
+        }
+    }
+
+    pub fn of(self, terms: impl Iterator<Item = f32>, ranks: usize) -> f32 {
+        let terms: Vec<f32> = terms.collect();
+        if terms.iter().any(|term| term.is_nan()) {
+            return f32::NAN;
+        }
+        let sum = terms.iter().sum::<f32>();
+        match self {
+            Op::Sum => sum,
+            Op::HalfSum => sum / 2.0,
+            Op::Avg => sum / ranks as f32,
+            Op::Prod => terms.iter().product(),
+            Op::Max => terms.into_iter().reduce(f32::max).unwrap(),
+            Op::Min => terms.into_iter().reduce(f32::min).unwrap(),
+        }
+    }
+
+    pub fn combine(self) -> u8 {
+        match self {
+            Op::Sum | Op::Avg | Op::HalfSum => 0,
+            Op::Prod => 1,
+            Op::Max => 2,
+            Op::Min => 3,
+        }
+    }
+
+    pub fn flags(self) -> u8 {
+        match self {
+            Op::Avg => AVERAGE,
+            Op::HalfSum => PREMULTIPLY,
+            _ => 0,
+        }
+    }
+}
+
+/// A call.
+#[derive(Clone, Copy, Debug)]
+pub struct Work {
+    pub does: Does,
+    pub by: By,
+    pub dtype: Type,
+    pub op: Op,
+    pub count: usize,
+    pub blocks: u32,
+    pub in_place: bool,
+    /// Elements from an address that is a multiple of 16 to the input and the output.
+    pub shift: usize,
+}
+
+impl Work {
+    pub fn new(does: Does, by: By, count: usize, blocks: u32) -> Work {
+        Work {
+            does,
+            by,
+            dtype: Type::F32,
+            op: Op::Sum,
+            count,
+            blocks,
+            in_place: false,
+            shift: 0,
+        }
+    }
+
+    pub fn kernel(&self) -> String {
+        let does = match self.does {
+            Does::AllReduce => "",
+            Does::AllReduceTwice => "twice_",
+            Does::ReduceScatter => "scatter_",
+            Does::AllGather => "move",
+            Does::AllToAll => "scatter_move",
+            Does::Broadcast => "from_root_move",
+            Does::Reduce => "to_root_",
+        };
+        let dtype = match self.dtype {
+            _ if !self.does.reduces() => "",
+            Type::F16 => "f16",
+            Type::Bf16 => "bf16",
+            _ => "f32",
+        };
+        let by = match self.by {
+            By::Packets => "",
+            By::Lines => "_ll128",
+        };
+        format!("{does}{dtype}{by}")
+    }
+
+    /// The most elements that there is room for.
+    pub fn most(&self, ranks: usize) -> usize {
+        let bytes = match self.does {
+            // Two trips share a half, and each rank has a part in whole granules.
+            Does::AllReduceTwice => self.by.payload(HALF / 2) / 64 * 64 * ranks,
+            _ => self.by.payload(HALF),
+        };
+        bytes / self.dtype.size()
+    }
+
+    /// Words of 8 bytes from a rank to another on a trip.
+    pub fn words(&self, ranks: usize) -> usize {
+        let bytes = self.count * self.dtype.size();
+        match self.does {
+            Does::AllReduceTwice => bytes.div_ceil(64 * ranks) * 8,
+            _ => bytes.div_ceil(8),
+        }
+    }
+
+    /// Inputs of all ranks, and the outputs that they make, where they make any: the bits of elements.
+    pub fn data(&self, ranks: usize, rng: &mut Rng) -> [Vec<Vec<u64>>; 2] {
+        let count = self.count;
+        let len = self.does.blocks(ranks)[0] * count;
+        if !self.does.reduces() {
+            let mask = u64::MAX >> (64 - 8 * self.dtype.size());
+            let inputs: Vec<Vec<u64>> = (0..ranks)
+                .map(|_| (0..len).map(|_| rng.next() & mask).collect())
+                .collect();
+            let block = |rank: usize| match self.does {
+                Does::AllGather => 0..count,
+                _ => rank * count..(rank + 1) * count,
+            };
+            let outputs = (0..ranks).map(|rank| {
+                if self.does == Does::Broadcast {
+                    return inputs[root(ranks)].clone();
+                }
+                let blocks = inputs.iter().map(|input| &input[block(rank)]);
+                blocks.flatten().copied().collect()
+            });
+            let outputs = outputs.collect();
+            return [inputs, outputs];
+        }
+        let numbers: Vec<Vec<f32>> = (0..ranks)
+            .map(|_| {
+                let number = |_| match rng.below(40) {
+                    0 => f32::NAN,
+                    _ => self.op.number(self.dtype, ranks, rng),
+                };
+                (0..len).map(number).collect()
+            })
+            .collect();
+        let result = |at: usize| {
+            let terms = numbers.iter().map(|numbers| numbers[at]);
+            self.dtype.bits(self.op.of(terms, ranks))
+        };
+        let outputs = (0..ranks)
+            .map(|rank| match self.does {
+                Does::ReduceScatter => (rank * count..(rank + 1) * count).map(result).collect(),
+                Does::Reduce if rank != root(ranks) => Vec::new(),
+                _ => (0..count).map(result).collect(),
+            })
+            .collect();
+        let bits = |number: &f32| match number.is_nan() {
+            true => self.dtype.any_nan(rng),
+            false => self.dtype.bits(*number),
+        };
+        let inputs = numbers.iter().flatten().map(bits).collect::<Vec<u64>>();
+        let inputs = inputs.chunks(len).map(<[u64]>::to_vec).collect();
+        [inputs, outputs]
+    }
+}
+
+/// Any call that there is a kernel for, in so many blocks.
+pub fn any(rng: &mut Rng, by: By, ranks: usize, blocks: usize) -> Work {
+    let does = match by {
+        By::Packets => rng.pick(&ALL[..5]),
+        By::Lines => rng.pick(&ALL),
+    };
+    let mut work = Work::new(does, by, 0, blocks as u32);
+    work.dtype = match work.does.reduces() {
+        true => rng.pick(&FLOATS),
+        false => Type::Bytes(rng.pick(&[1, 2, 4, 8])),
+    };
+    work.op = rng.pick(&OPS);
+    let most = work.most(ranks);
+    work.count = match rng.below(3) {
+        0 => 1 + rng.below(40),
+        1 => most - rng.below(40),
+        _ => 1 + rng.below(most),
+    };
+    work.in_place = rng.below(2) == 0;
+    work.shift = rng.pick(&[0, 0, 1, 3]);
+    work
+}
