@@ -63,6 +63,14 @@ static HANDLERS: AtLeastOnce = AtLeastOnce(AtomicBool::new(false));
 /// The thread that forks and has locked the table for it; 0: none.
 static FORKING: AtomicU64 = AtomicU64::new(0);
 
+/// Handlers of that thread that have run before a fork, less those after it. Beside additions that
+/// are there several times, a handler of another library may fork itself: the table stays locked
+/// until the fork around it is over too.
+static DEPTH: AtomicU64 = AtomicU64::new(0);
+
+/// Whether the first of a child's handlers has done their work.
+static FORGOTTEN: AtomicBool = AtomicBool::new(false);
+
 /// What is done once, or by several threads that come first together. None waits for another: a
 /// child of a fork has only the thread that forked.
 struct AtLeastOnce(AtomicBool);
@@ -132,20 +140,27 @@ extern "C" fn prepare() {
         unsafe { libc::pthread_mutex_lock(TABLE.lock.get()) };
         FORKING.store(this_thread(), Ordering::Relaxed);
     }
+    DEPTH.fetch_add(1, Ordering::Relaxed);
+    FORGOTTEN.store(false, Ordering::Relaxed);
 }
 
 extern "C" fn parent() {
-    if is_forking() {
+    if is_forking() && DEPTH.fetch_sub(1, Ordering::Relaxed) == 1 {
         FORKING.store(0, Ordering::Relaxed);
-        // SAFETY: `prepare` locked it on this thread.
+        // SAFETY: the first `prepare` locked it on this thread, and this is the last of what follows.
         unsafe { libc::pthread_mutex_unlock(TABLE.lock.get()) };
     }
 }
 
 extern "C" fn child() {
-    if !is_forking() {
-        return;
+    if is_forking() && !FORGOTTEN.swap(true, Ordering::Relaxed) {
+        forget();
     }
+    parent();
+}
+
+/// Closes what is not this child's.
+fn forget() {
     // SAFETY: the lock is held since `prepare`, by the thread that this one is a copy of, so the
     // table is whole; the numbers mean what they meant there. Closing and forgetting numbers
     // allocates nothing and waits for nobody.
@@ -157,7 +172,6 @@ extern "C" fn child() {
         descriptors.clear();
     }
     FORKS.fetch_add(1, Ordering::Relaxed);
-    parent();
 }
 
 /// The process that something was made in.
@@ -455,6 +469,27 @@ mod tests {
             let stays = is_open(number);
             drop(own);
             closed && stays && !is_open(number)
+        }));
+    }
+
+    /// The handlers as the C library calls them where another library's, which runs after ours,
+    /// forks.
+    #[test]
+    fn a_child_closes_what_is_not_its_own_although_its_parent_forked_while_it_forked() {
+        assert!(in_child(|| {
+            let shared = Unshared::from(null());
+            let number = shared.as_raw_fd();
+            let before = FORKS.load(Ordering::Relaxed);
+            prepare();
+            {
+                prepare();
+                parent();
+            }
+            child();
+            let closed = !is_open(number);
+            // The table is free.
+            drop(Unshared::from(null()));
+            closed && FORKS.load(Ordering::Relaxed) == before + 1
         }));
     }
 
