@@ -3,7 +3,7 @@
 use super::keys;
 use crate::config::Config;
 use crate::error::{Error, Result};
-use std::sync::OnceLock;
+use crate::sys::whole::First;
 
 /// What became of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -145,12 +145,12 @@ pub(super) fn host_id(config: &Config) -> [u8; 16] {
 
 /// Equal on two ranks exactly if they are threads of one process, fork included.
 pub(super) fn process_id() -> Result<[u8; 16]> {
-    static RANDOM: OnceLock<[u8; 12]> = OnceLock::new();
+    static RANDOM: First<[u8; 12]> = First::new();
     let random = match RANDOM.get() {
         Some(random) => random,
         None => {
             let fresh = keys::random()?;
-            RANDOM.get_or_init(|| fresh)
+            RANDOM.get_or_make(|| fresh)
         }
     };
     let mut id = [0; 16];

@@ -16,7 +16,7 @@ use crate::sys::log::{self, Level};
 use crate::transport::{self, ConnectContext, Links};
 use crate::types::{DeviceChoice, Subsystem, TransportKind};
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, Once, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
 pub(super) fn by_id(
@@ -36,38 +36,39 @@ pub(super) fn by_id(
     connect(exchange, fault, config)
 }
 
-/// Opens the log, and says which settings are misspelt: once a process.
+/// Opens the log, and says which settings are misspelt: once a process. Who comes meanwhile does not
+/// wait for that: a child of a fork has no thread that would end it.
 fn start_log(config: &Config) {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        log::configure(&log::Settings {
-            level: &config.log_level,
-            subsystems: config.log_subsystems,
-            file: config.log_file.as_deref(),
-            host: &bootstrap::host_name(),
-            as_nccl: config.as_nccl,
-        });
-        // As NCCL does: with nothing asked for, nothing is said.
-        if config.as_nccl && config.says("CINCH_LOG") {
-            let version = crate::VERSION;
-            log::line(
-                Level::Version,
-                format_args!("cinch {version} answers in NCCL's place"),
-            );
-        }
-        // All ranks of `cinch run` have one environment.
-        let told = launcher_environment("CINCH_LAUNCH_RANK").is_some_and(|rank| rank != "0");
-        for name in Config::unknown_names().into_iter().filter(|_| !told) {
-            log::line(
-                Level::Warn,
-                format_args!("no setting is called {name}; it has no effect"),
-            );
-        }
-        for note in &config.notes {
-            let level = if note.warns { Level::Warn } else { Level::Info };
-            log::line_of(Subsystem::Env, level, format_args!("{}", note.text));
-        }
+    let decided = log::configure(&log::Settings {
+        level: &config.log_level,
+        subsystems: config.log_subsystems,
+        file: config.log_file.as_deref(),
+        host: &bootstrap::host_name(),
+        as_nccl: config.as_nccl,
     });
+    if !decided {
+        return;
+    }
+    // As NCCL does: with nothing asked for, nothing is said.
+    if config.as_nccl && config.says("CINCH_LOG") {
+        let version = crate::VERSION;
+        log::line(
+            Level::Version,
+            format_args!("cinch {version} answers in NCCL's place"),
+        );
+    }
+    // All ranks of `cinch run` have one environment.
+    let told = launcher_environment("CINCH_LAUNCH_RANK").is_some_and(|rank| rank != "0");
+    for name in Config::unknown_names().into_iter().filter(|_| !told) {
+        log::line(
+            Level::Warn,
+            format_args!("no setting is called {name}; it has no effect"),
+        );
+    }
+    for note in &config.notes {
+        let level = if note.warns { Level::Warn } else { Level::Info };
+        log::line_of(Subsystem::Env, level, format_args!("{}", note.text));
+    }
 }
 
 /// One line about a communicator: what carries it, and how.

@@ -4,10 +4,11 @@ use super::{Device, ipc, kernels};
 use crate::error::{Error, ErrorKind, Result};
 use crate::sys::cuda::{Api, CuResult, Loaded, available_since};
 use crate::sys::log::{Level, line};
+use crate::sys::whole::First;
 use std::ffi::{CStr, c_char, c_int};
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 /// The CUDA driver, initialised.
 pub struct Driver {
@@ -29,9 +30,9 @@ impl Driver {
     /// Unsupported if there is no driver, or it is too old, or it finds no device; system if it
     /// does not start.
     pub fn load() -> Result<Arc<Driver>> {
-        static DRIVER: OnceLock<Result<Arc<Driver>>> = OnceLock::new();
+        static DRIVER: First<Result<Arc<Driver>>> = First::new();
         DRIVER
-            .get_or_init(|| Driver::with(Box::new(Loaded::open(LIBRARY)?)))
+            .get_or_make(|| Driver::with(Box::new(Loaded::open(LIBRARY)?)))
             .clone()
     }
 

@@ -174,6 +174,12 @@ fn forget() {
     FORKS.fetch_add(1, Ordering::Relaxed);
 }
 
+/// Runs `work`, which makes no [`Unshared`], drops none, does not fork and comes here no second time,
+/// while no other thread does any of that.
+pub(super) fn undisturbed<R>(work: impl FnOnce() -> R) -> R {
+    TABLE.with(|_| work())
+}
+
 /// The process that something was made in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Owner(u64);
@@ -332,7 +338,7 @@ impl<T: AsRawFd + fmt::Debug> fmt::Debug for Unshared<T> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use nix::sys::memfd::{MFdFlags, memfd_create};
     use std::os::fd::OwnedFd;
@@ -356,7 +362,7 @@ mod tests {
     }
 
     /// Runs `body` in a child; whether it said yes.
-    fn in_child(body: impl FnOnce() -> bool) -> bool {
+    pub(crate) fn in_child(body: impl FnOnce() -> bool) -> bool {
         // SAFETY: the child runs `body` only, and leaves by `_exit`, or by the kernel if it hangs.
         unsafe {
             match libc::fork() {

@@ -1,12 +1,14 @@
 //! The log: lines to standard error or a file, at a threshold that the first communicator of the
 //! process sets. Nothing is logged on the data path.
 
+use super::whole::First;
 use crate::types::{Subsystem, Subsystems};
 use std::fmt::Arguments;
 use std::fs::File;
 use std::io::Write;
+use std::mem::ManuallyDrop;
+use std::os::fd::FromRawFd;
 use std::path::Path;
-use std::sync::{Mutex, OnceLock};
 
 /// How much is said. Each level has an audience.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -55,17 +57,26 @@ pub struct Settings<'a> {
 struct Sink {
     level: Level,
     subsystems: Subsystems,
-    file: Option<Mutex<File>>,
+    /// Without a lock, which a forked child could find held: a line is one system call.
+    file: Option<File>,
     /// The host, if lines look as NCCL's.
     as_nccl: Option<String>,
 }
 
-static SINK: OnceLock<Sink> = OnceLock::new();
+static SINK: First<Sink> = First::new();
 
-/// Opens the log; the first call of a process decides. A file that cannot be opened is reported on
-/// standard error, where the log then goes.
-pub fn configure(settings: &Settings<'_>) {
-    SINK.get_or_init(|| Sink::new(settings));
+/// Opens the log; the first call of a process decides. Returns whether this one did. A file that
+/// cannot be opened is reported on standard error, where the log then goes.
+pub fn configure(settings: &Settings<'_>) -> bool {
+    if SINK.get().is_some() {
+        return false;
+    }
+    let (sink, complaint) = Sink::new(settings);
+    let decided = SINK.give(sink);
+    if decided && let Some(complaint) = complaint {
+        to_standard_error(&complaint);
+    }
+    decided
 }
 
 /// Whether lines of `level` about joining go anywhere.
@@ -89,21 +100,25 @@ pub fn line_of(subsystem: Subsystem, level: Level, text: Arguments<'_>) {
     if level == Level::None || !enabled_for(subsystem, level) {
         return;
     }
-    let sink = SINK.get();
-    let line = match sink {
-        Some(sink) => sink.format(level, text),
-        None => own_format(level, text),
-    };
+    match SINK.get() {
+        Some(sink) => sink.write(level, text),
+        None => to_standard_error(&own_format(level, text)),
+    }
+}
+
+/// Not by the standard library's handle: another thread may have its lock when a child is forked,
+/// which would wait for it for ever.
+fn to_standard_error(line: &str) {
+    // SAFETY: the number is standard error's for all who do not ask, and is not closed here.
+    let file = ManuallyDrop::new(unsafe { File::from_raw_fd(libc::STDERR_FILENO) });
     // A log that cannot be written must not stop a training run.
-    let file = sink.and_then(|sink| sink.file.as_ref());
-    let _ = match file.and_then(|file| file.lock().ok()) {
-        Some(mut file) => file.write_all(line.as_bytes()),
-        None => std::io::stderr().write_all(line.as_bytes()),
-    };
+    let _ = (&*file).write_all(line.as_bytes());
 }
 
 impl Sink {
-    fn new(settings: &Settings<'_>) -> Sink {
+    /// And what is wrong with the settings.
+    fn new(settings: &Settings<'_>) -> (Sink, Option<String>) {
+        let mut complaint = None;
         let level = Level::ALL.iter().find(|(_, name)| *name == settings.level);
         let file = settings.file.and_then(|path| {
             let path = path
@@ -111,18 +126,30 @@ impl Sink {
                 .replace("%h", settings.host)
                 .replace("%p", &std::process::id().to_string());
             match File::options().create(true).append(true).open(&path) {
-                Ok(file) => Some(Mutex::new(file)),
+                Ok(file) => Some(file),
                 Err(error) => {
-                    eprintln!("cinch: the log file {path} cannot be opened: {error}");
+                    complaint = Some(format!(
+                        "cinch: the log file {path} cannot be opened: {error}\n"
+                    ));
                     None
                 }
             }
         });
-        Sink {
+        let sink = Sink {
             level: level.map_or(Level::Warn, |(level, _)| *level),
             subsystems: settings.subsystems,
             file,
             as_nccl: settings.as_nccl.then(|| settings.host.to_string()),
+        };
+        (sink, complaint)
+    }
+
+    fn write(&self, level: Level, text: Arguments<'_>) {
+        let line = self.format(level, text);
+        match self.file.as_ref() {
+            // As above: what cannot be written is lost.
+            Some(mut file) => drop(file.write_all(line.as_bytes())),
+            None => to_standard_error(&line),
         }
     }
 
@@ -149,7 +176,9 @@ fn own_format(level: Level, text: Arguments<'_>) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::fork::tests::in_child;
     use super::*;
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     fn sink(level: &str, subsystems: &str, as_nccl: bool) -> Sink {
         Sink::new(&Settings {
@@ -159,6 +188,7 @@ mod tests {
             host: "node7",
             as_nccl,
         })
+        .0
     }
 
     #[test]
@@ -192,15 +222,52 @@ mod tests {
         let folder = std::env::temp_dir();
         let pattern = folder.join("cinch-log-test-%h-%p");
         let host = format!("host-{:x}", &raw const pattern as usize);
-        let sink = Sink::new(&Settings {
+        let (sink, complaint) = Sink::new(&Settings {
             level: "warn",
             subsystems: Subsystems::ALL,
             file: Some(&pattern),
             host: &host,
             as_nccl: false,
         });
-        assert!(sink.file.is_some());
+        assert!(sink.file.is_some() && complaint.is_none());
         let path = folder.join(format!("cinch-log-test-{host}-{}", std::process::id()));
         std::fs::remove_file(path).unwrap();
+    }
+
+    /// Also those that are forked while other threads write.
+    #[test]
+    fn children_write_lines_too() {
+        let (to_file, _) = Sink::new(&Settings {
+            level: "warn",
+            subsystems: Subsystems::ALL,
+            file: Some(Path::new("/dev/null")),
+            host: "node7",
+            as_nccl: false,
+        });
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !done.load(Ordering::Relaxed) {
+                    to_file.write(Level::Warn, format_args!("text"));
+                }
+            });
+            // Held while the child is forked, as any `eprintln` holds it for a moment.
+            scope.spawn(|| {
+                while !done.load(Ordering::Relaxed) {
+                    let lock = std::io::stderr().lock();
+                    std::thread::sleep(std::time::Duration::from_millis(1));
+                    drop(lock);
+                }
+            });
+            let written = (0..20).all(|_| {
+                in_child(|| {
+                    to_file.write(Level::Warn, format_args!("text"));
+                    to_standard_error("");
+                    true
+                })
+            });
+            done.store(true, Ordering::Relaxed);
+            assert!(written, "a child hangs");
+        });
     }
 }

@@ -11,3 +11,4 @@ pub mod memory;
 pub mod nccl;
 pub mod process;
 pub mod socket;
+pub mod whole;

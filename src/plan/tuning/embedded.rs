@@ -2,7 +2,8 @@
 
 use super::Table;
 use crate::error::Result;
-use std::sync::{Arc, OnceLock};
+use crate::sys::whole::First;
+use std::sync::Arc;
 
 /// Every table: its name, and its text, as `cinch tune` wrote it, but for lines that it says were left
 /// out or are of another run. This is the one list of them.
@@ -17,9 +18,9 @@ const TABLES: &[(&str, &str)] = &[
 /// # Errors
 /// Those of [`Table::parse`], which a test rules out.
 pub fn tables() -> Result<Vec<Arc<Table>>> {
-    static PARSED: OnceLock<Result<Vec<Arc<Table>>>> = OnceLock::new();
+    static PARSED: First<Result<Vec<Arc<Table>>>> = First::new();
     PARSED
-        .get_or_init(|| {
+        .get_or_make(|| {
             TABLES
                 .iter()
                 .map(|(name, text)| Table::parse(name, text).map(Arc::new))

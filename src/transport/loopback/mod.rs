@@ -2,11 +2,12 @@
 
 use crate::error::{Error, Result};
 use crate::mem::Region;
+use crate::sys::whole::Guarded;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 /// Regions of ranks that are connecting, by the number that their peers are told.
-static OFFERED: Mutex<Option<Offers>> = Mutex::new(None);
+static OFFERED: Guarded<Option<Offers>> = Guarded::new(None);
 
 #[derive(Default)]
 struct Offers {
@@ -24,21 +25,21 @@ pub(super) struct Offer {
 impl Offer {
     /// Offers `region`.
     pub fn new(region: Arc<Region>) -> Offer {
-        let mut offers = offered();
-        let offers = offers.get_or_insert_default();
-        offers.last += 1;
-        offers.regions.insert(offers.last, region);
-        Offer {
-            number: offers.last,
-        }
+        let number = OFFERED.with(|offers| {
+            let offers = offers.get_or_insert_default();
+            offers.last += 1;
+            offers.regions.insert(offers.last, region);
+            offers.last
+        });
+        Offer { number }
     }
 }
 
 impl Drop for Offer {
     fn drop(&mut self) {
-        if let Some(offers) = &mut *offered() {
-            offers.regions.remove(&self.number);
-        }
+        // A region closes what it has: not under the lock.
+        let region = OFFERED.with(|offers| offers.as_mut()?.regions.remove(&self.number));
+        drop(region);
     }
 }
 
@@ -47,17 +48,10 @@ impl Drop for Offer {
 /// # Errors
 /// Internal if there is none: the ranks only seem to be in one process.
 pub(super) fn take(number: u64, bytes: usize) -> Result<Arc<Region>> {
-    let region = offered()
-        .as_ref()
-        .and_then(|offers| offers.regions.get(&number).cloned());
+    let region = OFFERED.with(|offers| offers.as_ref()?.regions.get(&number).cloned());
     region
         .filter(|region| region.bytes() >= bytes)
         .ok_or_else(|| Error::internal(format!("no region {number} of {bytes} bytes is offered")))
-}
-
-fn offered() -> MutexGuard<'static, Option<Offers>> {
-    // Nothing is left half done by a panic: entries are whole.
-    OFFERED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(all(test, not(loom)))]
