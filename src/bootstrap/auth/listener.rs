@@ -10,6 +10,11 @@ use std::time::Instant;
 
 /// How long a stranger may take to prove itself.
 const PROOF_TIME: Duration = Duration::from_secs(2);
+/// How long a socket is left alone that cannot accept for want of descriptors or memory: a poll of it
+/// would not wait.
+const REST: Duration = Duration::from_millis(20);
+/// How long that is tried before it is an error.
+const SHORTAGE: Duration = Duration::from_secs(1);
 /// How often a wait looks at its fault.
 const GLANCE: Duration = Duration::from_millis(50);
 
@@ -23,6 +28,15 @@ pub struct Listener {
     pub(super) waiting: VecDeque<Stranger>,
     places: usize,
     proven: VecDeque<Result<Peer>>,
+    shortage: Option<Shortage>,
+}
+
+/// Why connections that wait in the kernel are not accepted.
+#[derive(Debug)]
+struct Shortage {
+    since: Instant,
+    /// When to try again.
+    next: Instant,
 }
 
 impl Listener {
@@ -83,6 +97,7 @@ impl Listener {
             waiting: VecDeque::new(),
             places: 64,
             proven: VecDeque::new(),
+            shortage: None,
         }
     }
 
@@ -158,17 +173,28 @@ impl Listener {
     /// What to poll: the sockets, then every stranger. For [`Listener::serve`].
     pub(in crate::bootstrap) fn descriptors(&self) -> impl Iterator<Item = PollFd<'_>> {
         let strangers = self.waiting.iter().map(|stranger| stranger.stream.as_fd());
+        let strangers = strangers.map(|fd| PollFd::new(fd, PollFlags::POLLIN));
+        let awaited = match self.rest(Instant::now()) {
+            Some(_) => PollFlags::empty(),
+            None => PollFlags::POLLIN,
+        };
         let sockets = self.sockets.iter().map(|socket| socket.as_fd());
-        sockets
-            .chain(strangers)
-            .map(|fd| PollFd::new(fd, PollFlags::POLLIN))
+        let sockets = sockets.map(move |fd| PollFd::new(fd, awaited));
+        sockets.chain(strangers)
     }
 
-    /// How long a poll may sleep before a stranger's time is up.
+    /// How long the sockets are left alone.
+    fn rest(&self, now: Instant) -> Option<Duration> {
+        let next = self.shortage.as_ref()?.next;
+        (now < next).then(|| next - now)
+    }
+
+    /// How long a poll may sleep before a stranger's time is up, or a socket is tried again.
     pub(in crate::bootstrap) fn patience(&self, now: Instant) -> Duration {
-        self.waiting.front().map_or(PROOF_TIME, |oldest| {
+        let patience = self.waiting.front().map_or(PROOF_TIME, |oldest| {
             oldest.until.saturating_duration_since(now)
-        })
+        });
+        self.rest(now).map_or(patience, |rest| rest.min(patience))
     }
 
     /// The next proven connection, if [`Listener::serve`] found one.
@@ -200,8 +226,10 @@ impl Listener {
             }
         }
         self.waiting = kept;
-        for (at, _) in sockets.iter().enumerate().filter(|(_, ready)| **ready) {
-            self.welcome(at, terms, now)?;
+        if self.rest(now).is_none() {
+            for (at, _) in sockets.iter().enumerate().filter(|(_, ready)| **ready) {
+                self.welcome(at, terms, now)?;
+            }
         }
         Ok(())
     }
@@ -219,7 +247,10 @@ impl Listener {
                 Ok(Some(pair)) => pair,
                 Ok(None) => continue,
                 Err(error) => match error.raw_os_error() {
-                    _ if error.kind() == Io::WouldBlock => return Ok(()),
+                    _ if error.kind() == Io::WouldBlock => {
+                        self.shortage = None;
+                        return Ok(());
+                    }
                     // Out of descriptors: the oldest stranger has to go, or poll would spin.
                     Some(nix::libc::EMFILE | nix::libc::ENFILE) if !self.waiting.is_empty() => {
                         self.waiting.pop_front();
@@ -229,16 +260,16 @@ impl Listener {
                         nix::libc::EMFILE
                         | nix::libc::ENFILE
                         | nix::libc::ENOBUFS
-                        | nix::libc::ENOMEM
-                        | nix::libc::EBADF
-                        | nix::libc::EINVAL,
-                    ) => {
+                        | nix::libc::ENOMEM,
+                    ) => return self.fall_short(now, error),
+                    Some(nix::libc::EBADF | nix::libc::EINVAL) => {
                         return Err(Error::system("cannot accept connections of ranks", error));
                     }
                     // The stranger is gone already, or a signal came.
                     _ => continue,
                 },
             };
+            self.shortage = None;
             if stream.set_nonblocking(true).is_err() || stream.set_nodelay(true).is_err() {
                 continue;
             }
@@ -266,6 +297,22 @@ impl Listener {
             }
         }
         Ok(())
+    }
+
+    /// A connection could not be accepted: it stays where it is, for what is lacking may be given back
+    /// soon.
+    fn fall_short(&mut self, now: Instant, cause: std::io::Error) -> Result<()> {
+        let since = self.shortage.as_ref().map_or(now, |known| known.since);
+        let next = Instant::now() + REST;
+        self.shortage = Some(Shortage { since, next });
+        if now.duration_since(since) < SHORTAGE {
+            return Ok(());
+        }
+        let tried = format!(
+            "cannot accept connections of ranks, and tried for {:.1} s",
+            now.duration_since(since).as_secs_f64()
+        );
+        Err(Error::system(tried, cause))
     }
 }
 

@@ -264,4 +264,4 @@ pub(super) fn poll_for(fds: &mut [PollFd<'_>], limit: Duration) -> bool {
 }
 
 #[cfg(test)]
-mod tests;
+pub(in crate::bootstrap) mod tests;

@@ -529,3 +529,21 @@ fn sixty_four_ranks_join() {
     assert!(all.iter().all(|one| *one == expected));
     on_all(&world, Star::leave);
 }
+
+/// The meeting of a process that lacks descriptors for a moment.
+#[test]
+fn a_meeting_waits_for_descriptors_and_does_not_spin() {
+    use crate::bootstrap::auth::tests::{limit_descriptors, processor_time, stranger};
+    assert!(crate::sys::fork::tests::in_child(|| {
+        let config = config(60.0);
+        let id = UniqueId::create_for_one_host(&config).unwrap();
+        let come = stranger(id.addresses()[0]);
+        let limit = limit_descriptors(3);
+        come();
+        let spent = processor_time(|| std::thread::sleep(Duration::from_millis(600)));
+        limit_descriptors(limit);
+        let faults = [Fault::new(), Fault::new()];
+        let stars = join_all(&id, &[(0, 2), (1, 2)], &faults, &config);
+        stars.iter().all(Result::is_ok) && spent < Duration::from_millis(200)
+    }));
+}
