@@ -15,6 +15,7 @@
 //! the star fail, and a rank on the same host whose process ends counts as departed from then
 //! on, since nobody can tell any more whether it said goodbye.
 
+mod gather;
 mod hub;
 mod leaf;
 mod monitor;
@@ -33,6 +34,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::sync::Fault;
 use crate::sys::fork::{Ours, Owner};
 use crate::types::SIGNATURE_WORDS;
+use gather::gather_leaves;
 use monitor::{Command, Monitor, Shared};
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
@@ -390,100 +392,23 @@ fn reach_hub(hub: &Member, terms: &Terms, deadline: Instant, fault: &Fault) -> R
     Ok(peer)
 }
 
-/// Accepts the control connections of all other ranks. They are told why that fails, and so are
-/// those who come within [`FAREWELL`] after it, before the deadline and the fault.
-fn gather_leaves(
-    mut listener: Listener,
-    members: &[Member],
-    terms: &Terms,
-    deadline: Instant,
-    fault: &Fault,
-) -> Result<Vec<(usize, Peer)>> {
-    let mut leaves: Vec<Option<Peer>> = members.iter().map(|_| None).collect();
-    let mut missing = members.len() - 1;
-    let result = loop {
-        if missing == 0 {
-            break Ok(());
-        }
-        // Short slices: a rank that dies here would be waited for until the deadline.
-        let slice = (Instant::now() + Duration::from_millis(200)).min(deadline);
-        match listener.accept_until(terms, slice, fault) {
-            Ok(Some(peer)) => match leaves.get_mut(peer.rank) {
-                Some(place @ None) if peer.rank != 0 => {
-                    *place = Some(peer);
-                    missing -= 1;
-                }
-                _ => {}
-            },
-            Ok(None) => {
-                let absent = || (1..members.len()).filter(|&rank| leaves[rank].is_none());
-                let dead = absent().find_map(|rank| {
-                    let member = &members[rank];
-                    match look(&members[0], member) {
-                        Fate::Dead(why) => Some(format!("{} died: {why}", member.info)),
-                        _ => None,
-                    }
-                });
-                if let Some(dead) = dead {
-                    break Err(Error::new(ErrorKind::Remote, dead));
-                }
-                if Instant::now() >= deadline {
-                    let names: Vec<String> = absent()
-                        .take(8)
-                        .map(|rank| members[rank].info.to_string())
-                        .collect();
-                    break Err(Error::new(
-                        ErrorKind::Timeout,
-                        format!(
-                            "{missing} ranks opened no control connection in time, among them {}",
-                            names.join(", ")
-                        ),
-                    ));
-                }
-            }
-            Err(error) => break Err(error),
-        }
-    };
-    let Err(error) = result else {
-        let leaves = leaves.into_iter().enumerate();
-        return Ok(leaves
-            .filter_map(|(rank, peer)| Some((rank, peer?)))
-            .collect());
-    };
-    // Those who came would see only that we are gone, and those about to come not even that.
-    let body = Body::new(write_error(&error));
-    let tell = |peer| {
-        if let Ok(mut channel) = Channel::new(peer) {
-            channel.queue(monitor::ANNOUNCE, &body);
-            channel.flush();
-        }
-    };
-    let is_dead = |rank: usize| matches!(look(&members[0], &members[rank]), Fate::Dead(_));
-    let mut awaited: Vec<usize> = (1..members.len())
-        .filter(|&rank| leaves[rank].is_none() && !is_dead(rank))
-        .collect();
-    leaves.into_iter().flatten().for_each(tell);
-    let until = (Instant::now() + FAREWELL).min(deadline);
-    while !awaited.is_empty()
-        && let Ok(Some(peer)) = listener.accept_until(terms, until, fault)
-    {
-        awaited.retain(|&rank| rank != peer.rank);
-        tell(peer);
-    }
-    Err(error)
-}
-
 /// What can be said here about the process of `member`.
 fn look(me: &Member, member: &Member) -> Fate {
-    let visible = member.info.host_id == me.info.host_id
-        && member.pid_namespace == me.pid_namespace
-        && member.info.process_id != me.info.process_id
-        && member.start_time != 0;
-    if visible {
-        process::fate(member.info.pid, member.start_time)
-    } else {
-        Fate::Alive
+    if is_this_process(me, member) || !is_visible(me, member) {
+        return Fate::Alive;
     }
+    process::fate(member.info.pid, member.start_time)
+}
+
+fn is_this_process(me: &Member, member: &Member) -> bool {
+    member.info.process_id == me.info.process_id
+}
+
+/// Whether /proc shows the process of `member` here.
+fn is_visible(me: &Member, member: &Member) -> bool {
+    member.info.host_id == me.info.host_id
+        && member.pid_namespace == me.pid_namespace
+        && member.start_time != 0
 }
 
 /// Ends a connection whose link is cut after 3 s, blocked or idle. Only between hosts: the kernel

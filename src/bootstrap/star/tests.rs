@@ -211,41 +211,6 @@ fn a_meeting_that_nobody_came_to_says_so() {
     assert!(error.message().contains(words), "{error}");
 }
 
-/// Rank 1 died after the meeting. Rank 2 is on its way when rank 0 gives up.
-#[test]
-fn who_comes_to_a_hub_that_gives_up_hears_why() {
-    let (listener, at) = Listener::bind(address::for_one_host()).unwrap();
-    let member = |rank| Member::this(rank, at.ip(), &config(60.0)).unwrap();
-    let mut members: Vec<Member> = (0..4).map(member).collect();
-    members[0].control_port = at.port();
-    // A process of our pid that began at another time.
-    members[1].info.process_id = [0; 16];
-    members[1].start_time += 1;
-    let terms = |rank| {
-        let me = Greeting {
-            role: Role::Control,
-            rank,
-            word: 0,
-        };
-        Terms::new(&[7; 32], me)
-    };
-    let (fault, deadline) = (Fault::new(), Instant::now() + Duration::from_secs(20));
-    let hears = |rank| {
-        let peer = reach_hub(&members[0], &terms(rank), deadline, &fault).unwrap();
-        let mut channel = Channel::new(peer).unwrap();
-        let told = channel.exchange(deadline, &fault).unwrap();
-        assert_eq!(told.kind, monitor::ANNOUNCE);
-        crate::bootstrap::wire::read_error(&told.body).unwrap()
-    };
-    std::thread::scope(|scope| {
-        let hub = scope.spawn(|| gather_leaves(listener, &members, &terms(0), deadline, &fault));
-        let told = [hears(3), hears(2)];
-        let found = hub.join().unwrap().unwrap_err();
-        assert!(found.message().starts_with("rank 1 ("), "{found}");
-        assert_eq!(told, [found.clone(), found]);
-    });
-}
-
 #[test]
 fn a_known_address_needs_no_id_and_serves_again() {
     let config = config(60.0);
