@@ -138,13 +138,13 @@ impl Gathering<'_> {
 
 /// Ranks that were told why there will be no communicator. To close a connection at once that has
 /// bytes of theirs to be read would reset it, and what is on its way would be lost.
-struct Told {
+pub(super) struct Told {
     body: Arc<Body>,
     channels: Vec<Channel>,
 }
 
 impl Told {
-    fn new(reason: &Error) -> Told {
+    pub(super) fn new(reason: &Error) -> Told {
         Told {
             body: Body::new(write_error(reason)),
             channels: Vec::new(),
@@ -157,7 +157,7 @@ impl Told {
         }
     }
 
-    fn tell_on(&mut self, mut channel: Channel) {
+    pub(super) fn tell_on(&mut self, mut channel: Channel) {
         channel.queue(monitor::ANNOUNCE, &self.body);
         send(&mut channel);
         self.channels.push(channel);
@@ -172,7 +172,7 @@ impl Told {
     }
 
     /// Returns when the others have hung up, [`LINGER`] later at the latest.
-    fn hang_up(mut self) {
+    pub(super) fn hang_up(mut self) {
         let until = Instant::now() + LINGER;
         loop {
             self.listen();
@@ -198,7 +198,9 @@ fn send(channel: &mut Channel) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bootstrap::auth::tests::open_no_more;
     use crate::bootstrap::auth::wait_ready;
+    use crate::sys::fork::tests::in_child;
     use nix::poll::PollFlags;
     use std::io::Read;
 
@@ -298,5 +300,29 @@ mod tests {
         let awaited = |blind| [0, 1, 2, 3].map(|rank| hub.may_come(rank, blind));
         assert_eq!(awaited(false), [true, false, true, true]);
         assert_eq!(awaited(true), [true, false, true, false]);
+    }
+
+    /// Rank 0 has all connections, and then no descriptors left.
+    #[test]
+    fn a_hub_that_lacks_descriptors_says_so() {
+        let said = in_child(|| {
+            let (listener, mut members) = ranks();
+            members.truncate(2);
+            let (fault, deadline) = (Fault::new(), Instant::now() + Duration::from_secs(10));
+            std::thread::scope(|scope| {
+                let leaf = scope.spawn(|| hear(&members[0], &terms(1), deadline));
+                let links = gather_leaves(listener, &members, &terms(0), deadline, &fault);
+                open_no_more();
+                let config = Config::default();
+                let begun = begin(0, members.clone(), links.unwrap(), |members| {
+                    Shared::new(0, members, fault.clone(), &config, Notice::log())
+                });
+                let error = begun.map(drop).unwrap_err();
+                let told = leaf.join().unwrap();
+                let lacks = |error: &Error| error.message().contains("os error 24");
+                lacks(&error) && lacks(&told) && told.message().starts_with("rank 0 (")
+            })
+        });
+        assert!(said);
     }
 }

@@ -34,11 +34,11 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::sync::Fault;
 use crate::sys::fork::{Ours, Owner};
 use crate::types::SIGNATURE_WORDS;
-use gather::gather_leaves;
+use gather::{Told, gather_leaves};
 use monitor::{Command, Monitor, Shared};
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -144,16 +144,8 @@ impl Star {
                 watch_link(peer);
             }
         }
-        let shared = Arc::new(Shared::new(rank, members, fault, config, notice)?);
-        let mut monitor = Monitor::new(shared.clone());
-        for (rank, peer) in links {
-            monitor.add_link(rank, Channel::new(peer)?);
-        }
-        let thread = std::thread::Builder::new()
-            .name("cinch-monitor".into())
-            .stack_size(256 << 10)
-            .spawn(move || monitor.run())
-            .map_err(|cause| Error::system("cannot start the control thread", cause))?;
+        let shared = |members| Shared::new(rank, members, fault, config, notice);
+        let (shared, thread) = begin(rank, members, links, shared)?;
         Ok(Star::with(shared, base, config, Some(thread)))
     }
 
@@ -378,6 +370,67 @@ impl std::fmt::Debug for Star {
 /// Signals are the program's business: its handlers do not run on our threads.
 pub(super) fn block_signals() {
     let _ = nix::sys::signal::SigSet::all().thread_block();
+}
+
+/// Starts the thread that serves the control connections. The others hear why that fails: without a
+/// word, they would take this rank for dead.
+fn begin(
+    rank: usize,
+    members: Vec<Member>,
+    links: Vec<(usize, Peer)>,
+    share: impl FnOnce(Vec<Member>) -> Result<Shared>,
+) -> Result<(Arc<Shared>, JoinHandle<()>)> {
+    let who = format!("{} reports", members[rank].info);
+    let mut channels = Vec::with_capacity(links.len());
+    for (rank, peer) in links {
+        channels.push((rank, Channel::new(peer)?));
+    }
+    let (error, channels) = match share(members) {
+        Ok(shared) => match start_monitor(Arc::new(shared), channels) {
+            Ok(started) => return Ok(started),
+            Err(failed) => failed,
+        },
+        Err(error) => (error, channels),
+    };
+    let mut told = Told::new(&error.clone().context(who));
+    for (_, channel) in channels {
+        told.tell_on(channel);
+    }
+    told.hang_up();
+    Err(error)
+}
+
+/// Connections by rank.
+type Channels = Vec<(usize, Channel)>;
+
+/// If there is no thread, the connections come back.
+fn start_monitor(
+    shared: Arc<Shared>,
+    channels: Channels,
+) -> std::result::Result<(Arc<Shared>, JoinHandle<()>), (Error, Channels)> {
+    let mut monitor = Monitor::new(shared.clone());
+    for (rank, channel) in channels {
+        monitor.add_link(rank, channel);
+    }
+    // What a thread that does not start was to run is lost.
+    let monitor = Arc::new(Mutex::new(Some(monitor)));
+    let take = |from: &Mutex<Option<Monitor>>| {
+        let mut monitor = from.lock().unwrap_or_else(PoisonError::into_inner);
+        monitor.take()
+    };
+    let given = monitor.clone();
+    std::thread::Builder::new()
+        .name("cinch-monitor".into())
+        .stack_size(256 << 10)
+        .spawn(move || take(&given).map_or((), Monitor::run))
+        .map(|thread| (shared, thread))
+        .map_err(|cause| {
+            let links = take(&monitor).map_or(Vec::new(), |monitor| monitor.links);
+            let links = links.into_iter();
+            let channels = links.filter_map(|link| Some((link.rank, link.channel?)));
+            let error = Error::system("cannot start the control thread", cause);
+            (error, channels.collect())
+        })
 }
 
 fn reach_hub(hub: &Member, terms: &Terms, deadline: Instant, fault: &Fault) -> Result<Peer> {
