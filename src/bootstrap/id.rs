@@ -204,6 +204,12 @@ impl UniqueId {
         rendezvous::cancel(self);
     }
 
+    /// The same where ranks may be on their way: those that have come and those that come soon hear
+    /// the reason.
+    pub(crate) fn cancel_because(&self, reason: &Error) {
+        rendezvous::fail(self, reason);
+    }
+
     /// Whether rank 0 opens the meeting at the address given.
     pub(super) fn rank_zero_opens(&self) -> bool {
         self.0[1] & RANK_ZERO_OPENS != 0

@@ -11,10 +11,12 @@ use super::{UniqueId, address, keys, process};
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::Fault;
+use crate::sys::fork::Owner;
+use crate::sys::whole::Guarded;
 use nix::poll::{PollFd, PollFlags};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 /// Most ranks of a communicator: the table of all must fit a frame.
@@ -36,8 +38,22 @@ pub(super) struct Met {
     pub(super) listener: Option<Listener>,
 }
 
-/// Meetings that this process serves, by nonce.
-static OPEN: Mutex<Vec<([u8; 16], Arc<AtomicBool>)>> = Mutex::new(Vec::new());
+/// Meetings that this process serves, and those that the process served which it is forked from.
+static OPEN: Guarded<Vec<Open>> = Guarded::new(Vec::new());
+
+struct Open {
+    owner: Owner,
+    nonce: [u8; 16],
+    orders: Arc<Orders>,
+}
+
+/// What others in its process tell a meeting.
+#[derive(Default)]
+struct Orders {
+    stop: AtomicBool,
+    /// Why the meeting has failed.
+    verdict: OnceLock<Error>,
+}
 
 /// Opens a meeting on a free port of `ip` for the id that `make` builds from the address.
 pub(super) fn open(
@@ -53,13 +69,34 @@ pub(super) fn open(
 
 /// Ends a meeting of this process. Returns whether there was one.
 pub(super) fn cancel(id: &UniqueId) -> bool {
-    let stop = {
-        let mut open = OPEN.lock().unwrap_or_else(|poison| poison.into_inner());
-        let at = open.iter().position(|(nonce, _)| nonce == id.nonce());
-        at.map(|at| open.swap_remove(at).1)
-    };
-    stop.inspect(|stop| stop.store(true, Ordering::Relaxed))
+    let cancelled = OPEN.with(|open| {
+        let at = open.iter().position(|one| one.is_of(id));
+        at.map(|at| open.swap_remove(at).orders)
+    });
+    cancelled
+        .inspect(|orders| orders.stop.store(true, Ordering::Relaxed))
         .is_some()
+}
+
+/// Fails a meeting of this process, if there is one.
+pub(super) fn fail(id: &UniqueId, reason: &Error) {
+    let found = OPEN.with(|open| {
+        let found = open.iter().find(|one| one.is_of(id));
+        found.map(|one| one.orders.clone())
+    });
+    if let Some(orders) = found {
+        let _ = orders.verdict.set(reason.clone());
+    }
+}
+
+impl Open {
+    fn is_of(&self, id: &UniqueId) -> bool {
+        self.nonce == id.nonce() && self.owner.is_this()
+    }
+}
+
+fn forget(orders: &Arc<Orders>) {
+    OPEN.with(|open| open.retain(|one| !Arc::ptr_eq(&one.orders, orders)));
 }
 
 /// Serves the meeting of `id` at the address where `listener` listens.
@@ -72,7 +109,7 @@ pub(super) fn serve(id: &UniqueId, listener: Listener, patience: Duration) -> Re
             word: 0,
         },
     );
-    let stop = Arc::new(AtomicBool::new(false));
+    let orders = Arc::<Orders>::default();
     let nonce: [u8; 16] = std::array::from_fn(|at| id.nonce()[at]);
     let root = Root {
         listener: Some(listener),
@@ -83,23 +120,26 @@ pub(super) fn serve(id: &UniqueId, listener: Listener, patience: Duration) -> Re
         verdict: None,
         deadline: Instant::now() + patience,
         patience,
-        stop: stop.clone(),
+        orders: orders.clone(),
     };
-    OPEN.lock()
-        .unwrap_or_else(|poison| poison.into_inner())
-        .push((nonce, stop.clone()));
+    let owner = Owner::this();
+    let listed = Open {
+        owner,
+        nonce,
+        orders: orders.clone(),
+    };
+    OPEN.with(|open| open.push(listed));
+    let ours = orders.clone();
     let spawned = std::thread::Builder::new()
         .name("cinch-meeting".into())
         .stack_size(256 << 10)
         .spawn(move || {
             super::star::block_signals();
             root.run();
-            let mut open = OPEN.lock().unwrap_or_else(|poison| poison.into_inner());
-            open.retain(|(_, other)| !Arc::ptr_eq(other, &stop));
+            forget(&ours);
         });
     spawned.map(drop).map_err(|cause| {
-        let mut open = OPEN.lock().unwrap_or_else(|poison| poison.into_inner());
-        open.retain(|(other, _)| *other != nonce);
+        forget(&orders);
         Error::system("cannot start the meeting's thread", cause)
     })
 }
@@ -117,7 +157,7 @@ struct Root {
     verdict: Option<Error>,
     deadline: Instant,
     patience: Duration,
-    stop: Arc<AtomicBool>,
+    orders: Arc<Orders>,
 }
 
 struct Guest {
@@ -129,14 +169,17 @@ struct Guest {
 impl Root {
     fn run(mut self) {
         while self.listener.is_some() {
-            if self.stop.load(Ordering::Relaxed) {
+            if self.orders.stop.load(Ordering::Relaxed) {
                 return;
             }
             self.turn();
             // A guest that came between the end of this meeting and its last turn is not served:
             // the id is used up.
-            if self.stop.load(Ordering::Relaxed) {
+            if self.orders.stop.load(Ordering::Relaxed) {
                 return;
+            }
+            if let Some(reason) = self.orders.verdict.get() {
+                self.fail(reason.clone());
             }
             if self.verdict.is_none() && Instant::now() >= self.deadline {
                 let missing = self.missing();
@@ -255,6 +298,8 @@ impl Root {
             guest.channel.queue(REFUSED, &body);
             guest.channel.flush();
             self.told += 1;
+            // The first to come after the verdict is perhaps not the last.
+            self.nranks = self.nranks.max(nranks);
             return Ok(());
         }
         // The earliest deadline counts, less what it takes to tell everybody who is missing.

@@ -312,7 +312,8 @@ pub(super) fn split_again(
     let all: Vec<usize> = (0..nranks).collect();
     let id = refuge(comm)?.meeting(&all, &config)?;
     // What ends the new communicator ends this meeting of all ranks, not the other way around.
-    let exchange = Star::join(&id, rank, nranks, &config, fault.child())?;
+    let exchange = Star::join(&id, rank, nranks, &config, fault.child())
+        .inspect_err(|error| cancel(&id, &comm.peers()[rank], error))?;
     let made = split_over(&*exchange, color, key, config, fault);
     match &made {
         Ok(_) => exchange.leave(),
@@ -354,11 +355,13 @@ fn split_over(
     }
     members.sort_unstable();
     let leads = members.first().is_some_and(|&(_, rank)| rank == own);
-    let said = match leads {
-        true => invitation(&UniqueId::create(&config)),
-        false => Vec::new(),
-    };
-    let all = exchange.all_gather(&said)?;
+    let opened = leads.then(|| UniqueId::create(&config));
+    let said = opened.as_ref().map_or(Vec::new(), invitation);
+    let all = exchange.all_gather(&said).inspect_err(|error| {
+        if let Some(Ok(id)) = &opened {
+            cancel(id, &peers[own], error);
+        }
+    })?;
     let Some(&(_, leader)) = members.first() else {
         return Ok(None);
     };
@@ -367,7 +370,16 @@ fn split_over(
         .iter()
         .position(|&(_, rank)| rank == own)
         .ok_or_else(|| Error::internal("a rank is missing from its own split"))?;
-    by_id(&id, rank, members.len(), config, fault).map(Some)
+    by_id(&id, rank, members.len(), config, fault)
+        .inspect_err(|error| cancel(&id, &peers[own], error))
+        .map(Some)
+}
+
+/// Where `me`, in the process that opened the meeting of `id`, cannot be part of the communicator
+/// that it is for: the others would wait there until their time is up, and hear why instead.
+fn cancel(id: &UniqueId, me: &PeerInfo, error: &Error) {
+    let who = format!("{me} cannot be part of the new communicator");
+    id.cancel_because(&error.clone().context(who));
 }
 
 /// First byte of what the leader of a split says: an id follows.
@@ -428,6 +440,7 @@ pub(super) fn shrink(
     let own = members.iter().take_while(|&&other| other < rank).count();
     let id = refuge(comm)?.meeting(&members, &config)?;
     by_id(&id, own, members.len(), config, fault)
+        .inspect_err(|error| cancel(&id, &comm.peers()[rank], error))
 }
 
 /// Where the ranks of `comm` can meet again.
@@ -464,6 +477,29 @@ mod tests {
             let told = faults[0].reason().expect("rank 0 hears of it");
             assert!(told.message().contains(word), "{told}");
         }
+    }
+
+    /// The leader cannot come to its own meeting. Rank 1 would wait for it for 20 s.
+    #[test]
+    fn the_others_hear_why_the_leader_of_a_split_does_not_come() {
+        let faults = [Fault::new(), Fault::new()];
+        let world = bootstrap::LocalExchange::world(2, &faults);
+        let config = || Config {
+            init_timeout: std::time::Duration::from_secs(20),
+            ..Config::default()
+        };
+        let fault = Fault::new();
+        fault.raise(Error::new(ErrorKind::Aborted, "enough"));
+        let made = std::thread::scope(|scope| {
+            let other = scope.spawn(|| split_over(&*world[1], Some(0), 0, config(), Fault::new()));
+            let leader = split_over(&*world[0], Some(0), 0, config(), fault);
+            [leader, other.join().unwrap()].map(|made| made.unwrap_err())
+        });
+        assert_eq!(made[0].message(), "enough");
+        assert_eq!(made[1].kind(), ErrorKind::Aborted, "{}", made[1]);
+        let me = &world[0].peers()[0];
+        let told = format!("{me} cannot be part of the new communicator: enough");
+        assert_eq!(made[1].message(), told);
     }
 
     /// Also a reason that is as long as an id.
