@@ -24,6 +24,7 @@ pub(super) const MAX_RANKS: usize = 4096;
 
 const REGISTER: u8 = 1;
 const TABLE: u8 = 2;
+/// Why there will be no communicator, from the meeting, or from a guest that cannot register.
 const REFUSED: u8 = 3;
 
 /// How long a failed meeting stays, to tell those who come late why it failed.
@@ -279,6 +280,9 @@ impl Root {
     }
 
     fn register(&mut self, at: usize, frame: &Frame) -> Result<()> {
+        if frame.kind == REFUSED && self.guests[at].member.is_none() {
+            return Err(read_error(&frame.body)?);
+        }
         if frame.kind != REGISTER || self.guests[at].member.is_some() {
             return Err(damaged().context(format!("rank {} at the meeting", self.guests[at].rank)));
         }
@@ -443,25 +447,14 @@ pub(super) fn meet(
     let at = peer.address;
     let mut channel = Channel::new(peer)?;
 
-    // The address by which we reach the meeting is one by which its other guests reach us.
-    let ip = match &config.interface {
-        Some(_) => address::choose(config)?,
-        None => {
-            let own = channel.stream().local_addr().map_err(|cause| {
-                Error::system("the connection to the meeting has no address", cause)
-            })?;
-            address_for_all(own.ip(), id)
-        }
-    };
-    let mut member = Member::this(rank, ip, config)?;
-    let listener = if rank == 0 {
-        let (mut listener, address) = Listener::bind(ip)?;
-        listener.expect_ranks(nranks);
-        member.control_port = address.port();
-        Some(listener)
-    } else {
-        None
-    };
+    // Nobody waits until the deadline for one that can come no further.
+    let introduced = introduce((&channel, id), rank, nranks, config);
+    let (member, listener) = introduced.inspect_err(|error| {
+        let who = format!("rank {rank} (host {})", process::host_name());
+        let told = error.clone().context(who);
+        channel.queue(REFUSED, &Body::new(write_error(&told)));
+        channel.flush();
+    })?;
     let patience = deadline.saturating_duration_since(Instant::now());
     let mut writer = Writer::default();
     writer.u32(nranks.min(u32::MAX as usize) as u32);
@@ -486,6 +479,33 @@ pub(super) fn meet(
         }
         _ => Err(damaged().context(&place)),
     }
+}
+
+/// This process as a rank, once it has reached the meeting. Rank 0 listens.
+fn introduce(
+    (meeting, id): (&Channel, &UniqueId),
+    rank: usize,
+    nranks: usize,
+    config: &Config,
+) -> Result<(Member, Option<Listener>)> {
+    // The address by which we reach the meeting is one by which its other guests reach us.
+    let ip = match &config.interface {
+        Some(_) => address::choose(config)?,
+        None => {
+            let own = meeting.stream().local_addr().map_err(|cause| {
+                Error::system("the connection to the meeting has no address", cause)
+            })?;
+            address_for_all(own.ip(), id)
+        }
+    };
+    let mut member = Member::this(rank, ip, config)?;
+    if rank != 0 {
+        return Ok((member, None));
+    }
+    let (mut listener, address) = Listener::bind(ip)?;
+    listener.expect_ranks(nranks);
+    member.control_port = address.port();
+    Ok((member, Some(listener)))
 }
 
 /// By which of this host's addresses all ranks reach it, where it met at `own`: a loopback address may have

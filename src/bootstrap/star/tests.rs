@@ -512,3 +512,33 @@ fn a_meeting_waits_for_descriptors_and_does_not_spin() {
         stars.iter().all(Result::is_ok) && spent < Duration::from_millis(200)
     }));
 }
+
+/// Rank 1 reaches the meeting, and can come no further. The others would wait for it for 20 s.
+#[test]
+fn the_others_hear_of_a_rank_that_cannot_register() {
+    let good = config(60.0);
+    let bad = Config {
+        interface: Some("=no-such-interface".into()),
+        ..config(60.0)
+    };
+    let join = |id, rank, config| Star::join(id, rank, 3, config, Fault::new()).unwrap_err();
+    let check = |own: &Error, told: [Error; 2]| {
+        assert_eq!(own.kind(), ErrorKind::InvalidArgument, "{own}");
+        for error in told {
+            let words = error.message();
+            assert!(words.starts_with("rank 1 (host "), "{words}");
+            assert!(words.ends_with(own.message()), "{words}");
+        }
+    };
+    // At the same time, and one after the other.
+    let id = UniqueId::create_for_one_host(&good).unwrap();
+    let (join, good, id) = (&join, &good, &id);
+    std::thread::scope(|scope| {
+        let others = [0, 2].map(|rank| scope.spawn(move || join(id, rank, good)));
+        let own = join(id, 1, &bad);
+        check(&own, others.map(|thread| thread.join().unwrap()));
+    });
+    let id = &UniqueId::create_for_one_host(good).unwrap();
+    let own = join(id, 1, &bad);
+    check(&own, [join(id, 0, good), join(id, 2, good)]);
+}
