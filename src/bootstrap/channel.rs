@@ -256,6 +256,8 @@ impl Channel {
     pub(super) fn exchange(&mut self, deadline: Instant, fault: &Fault) -> Result<Frame> {
         let mut frames = Vec::new();
         loop {
+            // Before the look at what has come: nothing is late that is there.
+            let now = Instant::now();
             self.flush();
             let end = self.receive(&mut frames);
             if !frames.is_empty() {
@@ -268,7 +270,6 @@ impl Channel {
                 ));
             }
             fault.check()?;
-            let now = Instant::now();
             if now >= deadline {
                 return Err(Error::new(ErrorKind::Timeout, "no answer came in time"));
             }

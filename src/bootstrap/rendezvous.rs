@@ -25,7 +25,7 @@ pub(super) const MAX_RANKS: usize = 4096;
 const REGISTER: u8 = 1;
 const TABLE: u8 = 2;
 /// Why there will be no communicator, from the meeting, or from a guest that cannot register.
-const REFUSED: u8 = 3;
+pub(super) const REFUSED: u8 = 3;
 
 /// How long a failed meeting stays, to tell those who come late why it failed.
 const AFTERWORD: Duration = Duration::from_secs(3);
@@ -163,6 +163,8 @@ struct Root {
 
 struct Guest {
     channel: Channel,
+    /// Before it was let in: no later than it reckons how long it can wait.
+    since: Instant,
     rank: usize,
     member: Option<Member>,
 }
@@ -231,6 +233,7 @@ impl Root {
             self.hear(at);
         }
         if let Some(listener) = &mut self.listener {
+            let since = Instant::now();
             let served = listener.serve(&self.terms, &strangers);
             let mut arrivals = Vec::new();
             while let Some(peer) = listener.next() {
@@ -244,6 +247,7 @@ impl Root {
                     Ok((rank, channel)) => {
                         self.guests.push(Guest {
                             channel,
+                            since,
                             rank,
                             member: None,
                         });
@@ -306,9 +310,9 @@ impl Root {
             self.nranks = self.nranks.max(nranks);
             return Ok(());
         }
-        // The earliest deadline counts, less what it takes to tell everybody who is missing.
-        let margin = (patience / 10).clamp(Duration::from_millis(20), Duration::from_millis(500));
-        let until = Instant::now() + patience.saturating_sub(margin);
+        // The earliest deadline counts, less what it takes to tell everybody who is missing. When
+        // this thread hears of it says nothing: it may have had to wait for a processor.
+        let until = guest.since + patience.saturating_sub(margin(patience));
         if self.nranks == 0 || until < self.deadline {
             self.deadline = until;
             self.patience = patience;
@@ -415,6 +419,11 @@ impl Root {
     }
 }
 
+/// How long before the deadline of a rank with this `patience` the meeting gives up.
+fn margin(patience: Duration) -> Duration {
+    (patience / 10).clamp(Duration::from_millis(20), Duration::from_millis(500))
+}
+
 /// Goes to the meeting as `rank` of `nranks` and returns when all have come.
 pub(super) fn meet(
     id: &UniqueId,
@@ -463,8 +472,10 @@ pub(super) fn meet(
     channel.queue(REGISTER, &Body::new(writer.0));
 
     let place = format!("the meeting at {at}");
+    // The meeting decides before our time is up. Where that has not come by then, it is late itself,
+    // and alone knows who is missing.
     let answer = channel
-        .exchange(deadline, fault)
+        .exchange(deadline + margin(patience), fault)
         .map_err(|error| error.context(&place))?;
     match answer.kind {
         REFUSED => Err(read_error(&answer.body)?),

@@ -542,3 +542,33 @@ fn the_others_hear_of_a_rank_that_cannot_register() {
     let own = join(id, 1, &bad);
     check(&own, [join(id, 0, good), join(id, 2, good)]);
 }
+
+/// The meeting's thread had to wait for a processor until a rank's time was up.
+#[test]
+fn a_verdict_that_is_late_is_heard() {
+    let deadline = Instant::now() + Duration::from_secs(5);
+    let (mut listener, at) = Listener::bind(address::for_one_host()).unwrap();
+    let id = crate::bootstrap::id::assemble(0, &[5; 32], &[1; 16], &[at]);
+    let verdict = Error::new(ErrorKind::Timeout, "rank 0 of 2 did not come");
+    let heard = std::thread::scope(|scope| {
+        let guest = scope.spawn(|| {
+            let fault = Fault::new();
+            rendezvous::meet(&id, 1, 2, &config(60.0), deadline, &fault).map(drop)
+        });
+        let me = Greeting {
+            role: Role::Meeting,
+            rank: 0,
+            word: 0,
+        };
+        let terms = Terms::new(&id.key(b"", "meeting"), me);
+        let fault = Fault::new();
+        let peer = listener.accept_until(&terms, deadline, &fault).unwrap();
+        let mut channel = Channel::new(peer.unwrap()).unwrap();
+        channel.exchange(deadline, &fault).unwrap();
+        std::thread::sleep(deadline - Instant::now() + Duration::from_millis(20));
+        channel.queue(rendezvous::REFUSED, &Body::new(write_error(&verdict)));
+        channel.flush();
+        guest.join().unwrap()
+    });
+    assert_eq!(heard.unwrap_err(), verdict);
+}
