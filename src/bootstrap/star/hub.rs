@@ -136,7 +136,11 @@ impl Monitor {
         if let Some(gather) = &mut state.gather
             && gather.generation == generation
         {
-            gather.present[rank] = true;
+            match rank == self.shared.rank {
+                // Others may have come before.
+                true => gather.present = self.hub.parts.iter().map(Option::is_some).collect(),
+                false => gather.present[rank] = true,
+            }
         }
     }
 
