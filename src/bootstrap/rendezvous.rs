@@ -453,6 +453,8 @@ pub(super) fn meet(
         },
     );
     let peer = reach(id, &addresses, &terms, config, deadline, fault)?;
+    // The meeting, too, counts from here on.
+    let patience = deadline.saturating_duration_since(Instant::now());
     let at = peer.address;
     let mut channel = Channel::new(peer)?;
 
@@ -464,7 +466,6 @@ pub(super) fn meet(
         channel.queue(REFUSED, &Body::new(write_error(&told)));
         channel.flush();
     })?;
-    let patience = deadline.saturating_duration_since(Instant::now());
     let mut writer = Writer::default();
     writer.u32(nranks.min(u32::MAX as usize) as u32);
     writer.u64(patience.as_millis() as u64);

@@ -20,7 +20,8 @@ impl<T> Guarded<T> {
     }
 
     /// Runs `work`, which neither waits nor forks, uses nothing else of this kind, and neither opens
-    /// nor closes a connection.
+    /// nor closes a connection. What it allocates must be little: an allocator that is loaded after this
+    /// library, and holds its own locks from its fork handler on, might wait for `work`, which waits for it.
     pub fn with<R>(&self, work: impl FnOnce(&mut T) -> R) -> R {
         // SAFETY: no other thread is in here, for whatever value; nor does `work` come back, which
         // would wait for itself.

@@ -14,7 +14,7 @@ const PROOF_TIME: Duration = Duration::from_secs(2);
 /// would not wait.
 const REST: Duration = Duration::from_millis(20);
 /// How long that is tried before it is an error.
-const SHORTAGE: Duration = Duration::from_secs(1);
+const SHORTAGE: Duration = Duration::from_secs(3);
 /// How often a wait looks at its fault.
 const GLANCE: Duration = Duration::from_millis(50);
 
@@ -302,7 +302,12 @@ impl Listener {
     /// A connection could not be accepted: it stays where it is, for what is lacking may be given back
     /// soon.
     fn fall_short(&mut self, now: Instant, cause: std::io::Error) -> Result<()> {
-        let since = self.shortage.as_ref().map_or(now, |known| known.since);
+        // Another one, if nobody has tried for a while.
+        let known = self.shortage.as_ref();
+        let since = match known.filter(|known| now < known.next + 10 * REST) {
+            Some(known) => known.since,
+            None => now,
+        };
         let next = Instant::now() + REST;
         self.shortage = Some(Shortage { since, next });
         if now.duration_since(since) < SHORTAGE {

@@ -120,8 +120,8 @@ impl Gathering<'_> {
                 }
                 Ok(None) => {}
                 Err(_) if self.fault.check().is_err() => return,
-                // One that is refused knows why: the others are still to come.
-                Err(_) => {}
+                // One that is refused knows why: the others are still to come. Or the socket fails.
+                Err(_) => std::thread::sleep(Duration::from_millis(1)),
             }
             told.listen();
         }
