@@ -343,6 +343,7 @@ pub(crate) mod tests {
     use nix::sys::memfd::{MFdFlags, memfd_create};
     use std::os::fd::OwnedFd;
     use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::time::Duration;
 
     /// Whether the function that is run at load has been.
     pub(super) static LOADED: AtomicBool = AtomicBool::new(false);
@@ -379,6 +380,39 @@ pub(crate) mod tests {
                 }
             }
         }
+    }
+
+    /// How many descriptors this process may have, from now on; it was as many as is returned. To be undone,
+    /// or for children.
+    pub(crate) fn limit_descriptors(to: u64) -> u64 {
+        let mut limit = libc::rlimit {
+            rlim_cur: 0,
+            rlim_max: 0,
+        };
+        // SAFETY: both read and write this one structure.
+        unsafe {
+            assert_eq!(libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit), 0);
+            let before = std::mem::replace(&mut limit.rlim_cur, to);
+            assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &limit), 0);
+            before
+        }
+    }
+
+    /// What `work` costs this process of its processors' time.
+    pub(crate) fn processor_time(work: impl FnOnce()) -> Duration {
+        let now = || {
+            let mut time = libc::timespec {
+                tv_sec: 0,
+                tv_nsec: 0,
+            };
+            // SAFETY: writes this one structure.
+            let code = unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &mut time) };
+            assert_eq!(code, 0);
+            Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+        };
+        let begin = now();
+        work();
+        now() - begin
     }
 
     #[test]

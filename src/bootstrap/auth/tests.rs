@@ -341,47 +341,6 @@ fn no_more_than_a_hello_is_read_from_a_stranger() {
     assert_eq!(listener.waiting.len(), 0, "garbage is dropped at once");
 }
 
-/// From here on, this process has no descriptors left. For children of a test.
-pub(in crate::bootstrap) fn open_no_more() {
-    limit_descriptors(3);
-}
-
-/// To be undone by the former limit, which is returned.
-#[allow(unsafe_code)] // a limit of the process
-pub(in crate::bootstrap) fn limit_descriptors(to: u64) -> u64 {
-    use nix::libc::{RLIMIT_NOFILE, getrlimit, rlimit, setrlimit};
-    let mut limit = rlimit {
-        rlim_cur: 0,
-        rlim_max: 0,
-    };
-    // SAFETY: both read and write this one structure.
-    unsafe {
-        assert_eq!(getrlimit(RLIMIT_NOFILE, &mut limit), 0);
-        let before = std::mem::replace(&mut limit.rlim_cur, to);
-        assert_eq!(setrlimit(RLIMIT_NOFILE, &limit), 0);
-        before
-    }
-}
-
-/// What `work` costs this process of its processors' time.
-#[allow(unsafe_code)] // a clock
-pub(in crate::bootstrap) fn processor_time(work: impl FnOnce()) -> Duration {
-    use nix::libc::{CLOCK_PROCESS_CPUTIME_ID, clock_gettime, timespec};
-    let now = || {
-        let mut time = timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        };
-        // SAFETY: writes this one structure.
-        let code = unsafe { clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &mut time) };
-        assert_eq!(code, 0);
-        Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
-    };
-    let begin = now();
-    work();
-    now() - begin
-}
-
 /// A socket that is there before descriptors run out, and a way to connect it.
 pub(in crate::bootstrap) fn stranger(to: SocketAddr) -> impl FnOnce() {
     use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrStorage, connect, socket};
@@ -396,10 +355,11 @@ pub(in crate::bootstrap) fn stranger(to: SocketAddr) -> impl FnOnce() {
 
 #[test]
 fn a_listener_without_descriptors_says_so_and_does_not_spin() {
+    use crate::sys::fork::tests::{limit_descriptors, processor_time};
     assert!(crate::sys::fork::tests::in_child(|| {
         let (mut listener, address) = Listener::bind(LOCAL).unwrap();
         let come = stranger(address);
-        open_no_more();
+        limit_descriptors(3);
         come();
         let deadline = Instant::now() + Duration::from_secs(10);
         let terms = Terms::new(&KEY, greeting(0, 0));

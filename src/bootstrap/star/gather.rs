@@ -198,9 +198,9 @@ fn send(channel: &mut Channel) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bootstrap::auth::tests::open_no_more;
     use crate::bootstrap::auth::wait_ready;
     use crate::sys::fork::tests::in_child;
+    use crate::sys::fork::tests::limit_descriptors;
     use nix::poll::PollFlags;
     use std::io::Read;
 
@@ -312,7 +312,7 @@ mod tests {
             std::thread::scope(|scope| {
                 let leaf = scope.spawn(|| hear(&members[0], &terms(1), deadline));
                 let links = gather_leaves(listener, &members, &terms(0), deadline, &fault);
-                open_no_more();
+                limit_descriptors(3);
                 let config = Config::default();
                 let begun = begin(0, members.clone(), links.unwrap(), |members| {
                     Shared::new(0, members, fault.clone(), &config, Notice::log())

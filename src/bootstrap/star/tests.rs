@@ -496,7 +496,8 @@ fn sixty_four_ranks_join() {
 /// The meeting of a process that lacks descriptors for a moment.
 #[test]
 fn a_meeting_waits_for_descriptors_and_does_not_spin() {
-    use crate::bootstrap::auth::tests::{limit_descriptors, processor_time, stranger};
+    use crate::bootstrap::auth::tests::stranger;
+    use crate::sys::fork::tests::{limit_descriptors, processor_time};
     assert!(crate::sys::fork::tests::in_child(|| {
         let config = config(60.0);
         let id = UniqueId::create_for_one_host(&config).unwrap();
