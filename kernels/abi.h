@@ -47,7 +47,7 @@ enum cinch_protocol {
   CINCH_SIMPLE = 0, /* payload, then a counter */
   CINCH_LL = 1,     /* 8 payload bytes and 8 flag bytes a packet */
   CINCH_LL128 = 2,  /* 120 payload bytes and 8 flag bytes a line; needs lines that arrive whole */
-  CINCH_PROTOCOLS = 3
+  CINCH_PROTOCOLS = 3, /* those with FIFOs; fused kernels report 3 (packets) and 4 (lines) */
 };
 
 /* Numbers of schedule::Op, in order. */

@@ -4,8 +4,8 @@
 // Two halves of the area are used in turn. A peer writes half h again two calls later; it has
 // finished the call in between by then, for which it needed this rank's messages of that call, and
 // those were sent after this rank had finished reading h: every call makes every rank wait for
-// every other, for a message without contents if need be. The number of the call lives in device memory, so that a graph may replay it; calls that
-// use another area have numbers of their own.
+// every other, for a message without contents if need be. The number of the call lives in device memory, so
+// that a graph may replay it; calls that use another area have numbers of their own.
 #pragma once
 
 #include "abi.h"

@@ -117,11 +117,11 @@ pub struct Trouble {
     pub step: u32,
     /// Pass of the schedule.
     pub pass: u32,
-    /// [`Protocol`], as a number.
+    /// [`Protocol`](crate::types::Protocol), as a number.
     pub protocol: u32,
-    /// Counter that was waited for.
+    /// Counter that was waited for; of a fused kernel, the number of the call.
     pub expected: u64,
-    /// Counter that was there.
+    /// Counter that was there; of a fused kernel nothing.
     pub seen: u64,
     /// Signature of the own call.
     pub mine: [u64; SIGNATURE_WORDS],

@@ -82,11 +82,11 @@ impl BoxShape {
     /// Unsupported for more than [`MAX_RANKS`] ranks; invalid argument if `max_lanes` is not 1 to
     /// [`MAX_LANES`], or, with the number that is needed, if the smallest boxes exceed the budget.
     pub fn new(nranks: usize, budget_bytes: usize, max_lanes: usize) -> Result<BoxShape> {
-        BoxShape::within(nranks, budget_bytes, max_lanes, BoxShape::taken_bytes)
+        BoxShape::within(nranks, budget_bytes, max_lanes, true, BoxShape::taken_bytes)
     }
 
     /// The same, where `need` says what boxes of a shape take of the budget, with all that goes
-    /// with them.
+    /// with them, and `has_lines` whether fused kernels may send lines: else there is no area for them.
     ///
     /// # Errors
     /// As for [`BoxShape::new`].
@@ -94,6 +94,7 @@ impl BoxShape {
         nranks: usize,
         budget_bytes: usize,
         max_lanes: usize,
+        has_lines: bool,
         need: impl Fn(&BoxShape) -> usize,
     ) -> Result<BoxShape> {
         if nranks == 0 || nranks > MAX_RANKS {
@@ -109,7 +110,10 @@ impl BoxShape {
             )));
         }
         let mut smallest = 0;
-        for sizes in ladder(nranks, max_lanes) {
+        for mut sizes in ladder(nranks, max_lanes) {
+            if !has_lines {
+                sizes.lines = 0;
+            }
             let shape = BoxShape::of(nranks, sizes);
             smallest = need(&shape);
             if smallest <= budget_bytes {
@@ -262,16 +266,22 @@ fn ladder(nranks: usize, max_lanes: usize) -> Vec<Sizes> {
         change(&mut sizes);
         ladder.push(sizes);
     };
-    for slot in [128, 64] {
+    for (slot, message) in [(128, 2 * LINES_MESSAGE), (64, LINES_MESSAGE)] {
         step(&|sizes| sizes.simple.0 = slot_of(kib(slot)));
+        // The longest lines between two ranks are worth less than larger slots.
+        step(&|sizes| sizes.lines = sizes.lines.min(lines_of(message)));
     }
     // What lines have made less of use goes before what large messages have.
     step(&|sizes| sizes.oneshot = kib(128));
     step(&|sizes| sizes.ll128.0 = kib(8));
     step(&|sizes| sizes.ll.0 = kib(8));
     step(&|sizes| sizes.depth = LESS_DEEP);
+    step(&|sizes| sizes.ll128.1 = max_lanes.min(32));
     for slot in [32, 16] {
-        step(&|sizes| (sizes.simple.0, sizes.depth) = (slot_of(kib(slot)), DEEP));
+        step(&|sizes| {
+            (sizes.simple.0, sizes.depth) = (slot_of(kib(slot)), DEEP);
+            sizes.ll128.1 = max_lanes.min(64);
+        });
         step(&|sizes| sizes.depth = LESS_DEEP);
         step(&|sizes| sizes.oneshot = kib(64));
     }
@@ -441,6 +451,32 @@ mod tests {
                 assert!(taken <= BUDGET, "{nranks} ranks, {lanes} lanes: {taken}");
             }
         }
+    }
+
+    /// Smaller budgets take from what two ranks have for long lines before they halve slots again.
+    #[test]
+    fn slots_of_two_ranks_go_before_long_lines() {
+        let sizes = |mib: usize| {
+            let shape = BoxShape::new(2, mib << 20, 64).unwrap();
+            let fifo = shape.fifo(Protocol::Simple);
+            let slot = fifo.slot_bytes / 33 * 32 / 1024;
+            (slot, fifo.lanes, shape.lines_bytes() >> 20)
+        };
+        assert_eq!(sizes(64), (128, 64, 8));
+        assert_eq!(sizes(48), (128, 64, 4));
+        assert_eq!(sizes(24), (64, 64, 2));
+        assert_eq!(sizes(16), (32, 64, 2));
+        assert_eq!(sizes(4).1, 64);
+    }
+
+    #[test]
+    fn what_cannot_send_lines_has_no_area_for_them() {
+        let need = BoxShape::device_bytes;
+        let shape = |has_lines| BoxShape::within(2, BUDGET, 64, has_lines, need).unwrap();
+        let (with, without) = (shape(true), shape(false));
+        assert_eq!((without.lines_bytes(), without.lines_area().1), (0, 0));
+        let saved = with.bytes() - without.bytes();
+        assert!(saved as u64 >= 2 * with.lines_area().1, "{saved}");
     }
 
     #[test]

@@ -159,7 +159,7 @@ pub enum Protocol {
     Ll128 = 2,
     /// A fused kernel, in packets of its own: something small from everybody to everybody, once or twice.
     Fused = 3,
-    /// The same in lines.
+    /// The same in lines, and a broadcast or reduce.
     Fused128 = 4,
 }
 

@@ -82,6 +82,9 @@ class Block {
 
   static Block &current() { return *current_; }
 
+  // A copy that takes so many turns more for a look at what others send, for its first few looks.
+  static inline uint32_t slow_copy = UINT32_MAX, slow_turns = 0;
+
   // Which of the blocks that run side by side this one is.
   uint32_t copy() const { return at_ / threads_; }
 
@@ -89,6 +92,16 @@ class Block {
   void pause() {
     const uint32_t own = at_;
     swapcontext(&fibers_[own].context, &home_);
+  }
+
+  // The same behind a look at what others send.
+  void pause_after_a_look() {
+    uint32_t &looks = fibers_[at_].slow_looks;
+    if (copy() == slow_copy && looks > 0) {
+      --looks;
+      for (uint32_t i = 0; i < slow_turns; ++i) pause();
+    }
+    pause();
   }
 
   // Waits for all threads, or for those of the warp.
@@ -139,6 +152,7 @@ class Block {
     ucontext_t context;
     std::unique_ptr<char[]> stack;
     bool done = false;
+    uint32_t slow_looks = 8;
     char said[8];
     char heard;
     void *to;

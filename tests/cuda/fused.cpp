@@ -56,9 +56,13 @@ const Named KERNELS[] = {SUMS(f32, F32),
 
 // Runs kernels by their names, one after the other, on all ranks, with the arguments of each call and of
 // each rank in it; whether there are such. Between its calls a rank lets all others go on so many times,
-// and waits for nobody. Several calls have one block.
+// and waits for nobody. Several calls have one block. Rank `slow` takes so many turns more for each look at
+// what others send in lines.
 extern "C" bool test_fused(uint32_t calls, const char *const *names, uint32_t ranks, uint32_t blocks,
-                           const cinch_oneshot_args *args, const uint32_t *pauses) {
+                           const cinch_oneshot_args *args, const uint32_t *pauses, uint32_t slow,
+                           uint32_t slow_turns) {
+  Block::slow_copy = slow;
+  Block::slow_turns = slow_turns;
   std::vector<void (*)(const cinch_oneshot_args &)> kernels;
   for (uint32_t call = 0; call < calls; ++call) {
     for (const Named &one : KERNELS) {

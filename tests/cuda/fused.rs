@@ -1,14 +1,15 @@
 //! Worlds of ranks that run the fused kernels on the host, side by side (`block.h`).
 
 use super::common::Rng;
-use super::fused_work::{By, HALF, Work, root};
+use super::fused_work::{By, Work, half};
 use super::library::{Library, starts};
 use cinch::engine::gpu::abi::{ALIGNED, OneshotArgs};
 use cinch::mem::abi::{CommView, Control, Fifo, Trouble};
 use std::ffi::{CString, c_char, c_void};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-/// Calls, their names; ranks, blocks of each; arguments, of call by call those of rank by rank; pauses.
+/// Calls, their names; ranks, blocks of each; arguments, of call by call those of rank by rank; pauses; a
+/// rank that looks slowly at what others send, and how slowly.
 type Launch = unsafe extern "C" fn(
     u32,
     *const *const c_char,
@@ -16,6 +17,8 @@ type Launch = unsafe extern "C" fn(
     u32,
     *const OneshotArgs,
     *const u32,
+    u32,
+    u32,
 ) -> bool;
 
 /// What the library has.
@@ -107,7 +110,7 @@ impl World {
         World {
             kernels,
             ranks,
-            boxes: vec![vec![0; 4 * HALF / 16]; ranks * ranks],
+            boxes: vec![vec![0; 4 * half(ranks) / 16]; ranks * ranks],
             epochs: vec![[[0; 2]; 2]; ranks],
             controls: vec![control; ranks],
             rng,
@@ -121,46 +124,39 @@ impl World {
 
     /// Makes a call, and says whether all ranks got what they should, and nothing beside it.
     pub fn is_right(&mut self, work: &Work) -> bool {
-        let made = self.prepare(work);
-        let names = [made.name.as_ptr()];
-        // SAFETY: the arguments of as many ranks; what they point to lives through the call, and is as
-        // large as they say.
-        let known = unsafe {
-            let args = made.args.as_ptr();
-            (self.kernels.launch)(
-                1,
-                names.as_ptr(),
-                self.ranks as u32,
-                work.blocks,
-                args,
-                [0].as_ptr(),
-            )
-        };
-        assert!(known, "{work:?}");
-        made.is_right()
+        let made = [self.prepare(work)];
+        self.launch(&made, work.blocks, &vec![0; self.ranks], None)
     }
 
     /// The same of calls of one block, which each rank makes one after the other, whatever the others do,
-    /// the next one so many turns of all fibers later: `pauses` are of call by call, of rank by rank.
-    pub fn are_right(&mut self, works: &[Work], pauses: &[u32]) -> bool {
-        assert_eq!(pauses.len(), works.len() * self.ranks);
+    /// the next one so many turns of all fibers later: `pauses` are of call by call, of rank by rank. Rank
+    /// `slow` takes long for each look at what others send in lines.
+    pub fn are_right(&mut self, works: &[Work], pauses: &[u32], slow: Option<usize>) -> bool {
         let made: Vec<Made> = works.iter().map(|work| self.prepare(work)).collect();
+        self.launch(&made, 1, pauses, slow)
+    }
+
+    fn launch(&self, made: &[Made], blocks: u32, pauses: &[u32], slow: Option<usize>) -> bool {
+        assert_eq!(pauses.len(), made.len() * self.ranks);
         let names: Vec<_> = made.iter().map(|made| made.name.as_ptr()).collect();
         let args: Vec<OneshotArgs> = made.iter().flat_map(|made| made.args.clone()).collect();
-        // SAFETY: as above, of each call.
+        // SAFETY: the names and arguments of each call, for as many ranks; what they point to lives
+        // through the calls, and is as large as they say.
         let known = unsafe {
-            let (calls, ranks) = (works.len() as u32, self.ranks as u32);
             (self.kernels.launch)(
-                calls,
+                made.len() as u32,
                 names.as_ptr(),
-                ranks,
-                1,
+                self.ranks as u32,
+                blocks,
                 args.as_ptr(),
                 pauses.as_ptr(),
+                slow.map_or(u32::MAX, |rank| rank as u32),
+                200,
             )
         };
-        assert!(known, "{works:?}");
-        made.iter().all(Made::is_right)
+        assert!(known, "{names:?}");
+        let in_time = self.controls.iter().all(|one| one.trouble.state == 0);
+        in_time && made.iter().all(Made::is_right)
     }
 
     fn prepare(&mut self, work: &Work) -> Made {
@@ -235,9 +231,9 @@ impl World {
             comm,
             area: match work.by {
                 By::Packets => 0,
-                By::Lines => 2 * HALF as u64,
+                By::Lines => 2 * half(ranks) as u64,
             },
-            half: HALF as u64,
+            half: half(ranks) as u64,
             epoch: self.epochs[rank][work.by as usize].as_mut_ptr().addr() as u64,
             input: input as u64,
             output: output as u64,
@@ -250,7 +246,7 @@ impl World {
             combine: work.op.combine(),
             flags: aligned | work.op.flags(),
             element_bytes: work.dtype.size() as u8,
-            root: root(ranks) as u8,
+            root: work.root as u8,
             unused: [0; 4],
         }
     }

@@ -3,8 +3,14 @@
 use super::common::Rng;
 use cinch::engine::gpu::abi::{AVERAGE, PREMULTIPLY};
 
-/// Bytes of a half of an area: more packets than a block has threads, and more tiles than it has warps.
-pub const HALF: usize = 12 << 10;
+/// Bytes of a half of an area: more packets than a block has threads, and more tiles than it has warps. Of
+/// two ranks, who send the next tile before they wait for the last one, more than four times as many.
+pub fn half(ranks: usize) -> usize {
+    match ranks {
+        2 => 40 << 10,
+        _ => 12 << 10,
+    }
+}
 
 /// What a kernel does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,11 +22,6 @@ pub enum Does {
     AllToAll,
     Broadcast,
     Reduce,
-}
-
-/// Of a broadcast or reduce.
-pub fn root(ranks: usize) -> usize {
-    ranks - 2
 }
 
 pub const ALL: [Does; 7] = [
@@ -198,6 +199,8 @@ pub struct Work {
     pub dtype: Type,
     pub op: Op,
     pub count: usize,
+    /// Of a broadcast or reduce.
+    pub root: usize,
     pub blocks: u32,
     pub in_place: bool,
     /// Elements from an address that is a multiple of 16 to the input and the output.
@@ -212,6 +215,7 @@ impl Work {
             dtype: Type::F32,
             op: Op::Sum,
             count,
+            root: 0,
             blocks,
             in_place: false,
             shift: 0,
@@ -245,8 +249,8 @@ impl Work {
     pub fn most(&self, ranks: usize) -> usize {
         let bytes = match self.does {
             // Two trips share a half, and each rank has a part in whole granules.
-            Does::AllReduceTwice => self.by.payload(HALF / 2) / 64 * 64 * ranks,
-            _ => self.by.payload(HALF),
+            Does::AllReduceTwice => self.by.payload(half(ranks) / 2) / 64 * 64 * ranks,
+            _ => self.by.payload(half(ranks)),
         };
         bytes / self.dtype.size()
     }
@@ -275,7 +279,7 @@ impl Work {
             };
             let outputs = (0..ranks).map(|rank| {
                 if self.does == Does::Broadcast {
-                    return inputs[root(ranks)].clone();
+                    return inputs[self.root].clone();
                 }
                 let blocks = inputs.iter().map(|input| &input[block(rank)]);
                 blocks.flatten().copied().collect()
@@ -299,7 +303,7 @@ impl Work {
         let outputs = (0..ranks)
             .map(|rank| match self.does {
                 Does::ReduceScatter => (rank * count..(rank + 1) * count).map(result).collect(),
-                Does::Reduce if rank != root(ranks) => Vec::new(),
+                Does::Reduce if rank != self.root => Vec::new(),
                 _ => (0..count).map(result).collect(),
             })
             .collect();
@@ -325,6 +329,7 @@ pub fn any(rng: &mut Rng, by: By, ranks: usize, blocks: usize) -> Work {
         false => Type::Bytes(rng.pick(&[1, 2, 4, 8])),
     };
     work.op = rng.pick(&OPS);
+    work.root = rng.below(ranks);
     let most = work.most(ranks);
     work.count = match rng.below(3) {
         0 => 1 + rng.below(40),

@@ -258,6 +258,8 @@ pub fn exchanges(rng: &mut Rng, nranks: usize) -> Vec<Case> {
             Collective::AllGather | Collective::ReduceScatter | Collective::AllToAll => {
                 &[Algorithm::Direct]
             }
+            // In lines.
+            Collective::Broadcast | Collective::Reduce => &[Algorithm::OneShot],
             _ => continue,
         };
         let calls = algorithms

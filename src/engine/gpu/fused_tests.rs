@@ -119,6 +119,7 @@ fn small_exchanges_go_in_lines_where_these_arrive_whole() {
         let tiles = words.div_ceil(60) as usize;
         let share = args.share as usize;
         assert!(share * report.channels >= tiles && (share - 1) * report.channels < tiles);
+        assert_eq!(args.comm.protocol, Announcement::Fused128 as u32);
         assert_eq!((args.mark << 16, report.algorithm), (0, algorithm));
         marks.push(args.mark);
     }

@@ -145,7 +145,10 @@ impl Fused {
             _ => (wiring.shape().oneshot_area(), packets),
         };
         let args = OneshotArgs {
-            comm: wiring.view(Fifo::Simple, timeout),
+            comm: CommView {
+                protocol: run.plan.protocol as u32,
+                ..wiring.view(Fifo::Simple, timeout)
+            },
             area,
             half,
             epoch,

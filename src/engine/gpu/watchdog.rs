@@ -6,7 +6,7 @@ use crate::bootstrap::{ExchangeRef, PeerInfo};
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::abi::{self, Trouble};
 use crate::sync::Fault;
-use crate::types::CallSignature;
+use crate::types::{CallSignature, Protocol};
 use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::JoinHandle;
@@ -121,17 +121,57 @@ fn describe(trouble: &Trouble, peers: &[PeerInfo], rank: usize, timeout: Duratio
             ),
         );
     }
-    let verb = if trouble.sends != 0 { "take" } else { "send" };
-    let protocol = abi::Protocol::ALL.get(trouble.protocol as usize);
-    Error::new(
-        ErrorKind::Timeout,
-        format!(
-            "{me} has waited {:.1} s (CINCH_TIMEOUT) for {peer} to {verb} message {} of {place} \
-             ({}), in {mine}; it was at {}",
-            timeout.as_secs_f64(),
-            trouble.expected,
-            protocol.map_or("unknown protocol", |protocol| protocol.name()),
-            trouble.seen
+    let waited = format!(
+        "{me} has waited {:.1} s (CINCH_TIMEOUT) for {peer}",
+        timeout.as_secs_f64()
+    );
+    let protocol = Protocol::ALL.get(trouble.protocol as usize);
+    let protocol_name = protocol.map_or("unknown protocol", |protocol| protocol.name());
+    let sentence = match protocol {
+        // Flags among the data are all that it knows: no lane, step or counter.
+        Some(protocol) if protocol.is_fused() => format!(
+            "{waited} to send its part of {mine} ({protocol_name}, call {} of that kind): it has not \
+             made that call, or has made another one",
+            trouble.expected
         ),
-    )
+        _ => {
+            let verb = if trouble.sends != 0 { "take" } else { "send" };
+            format!(
+                "{waited} to {verb} message {} of {place} ({protocol_name}), in {mine}; it was at {}",
+                trouble.expected, trouble.seen
+            )
+        }
+    };
+    Error::new(ErrorKind::Timeout, sentence)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a kernel has not seen is not said.
+    #[test]
+    fn a_fused_kernel_that_gives_up_knows_whom_it_waited_for() {
+        let said = |protocol: Protocol| {
+            let trouble = Trouble {
+                kind: abi::TROUBLE_TIMEOUT,
+                peer: 3,
+                protocol: protocol as u32,
+                expected: 5,
+                seen: 4,
+                ..Trouble::default()
+            };
+            let error = describe(&trouble, &[], 1, Duration::from_secs(2));
+            assert_eq!(error.kind(), ErrorKind::Timeout);
+            error.message().to_string()
+        };
+        for protocol in Protocol::ALL {
+            let sentence = said(protocol);
+            for word in ["rank 1 has waited 2.0 s", "rank 3", protocol.name(), "5"] {
+                assert!(sentence.contains(word), "{sentence}");
+            }
+            assert_eq!(sentence.contains("lane 0"), !protocol.is_fused());
+            assert_eq!(sentence.contains("it was at 4"), !protocol.is_fused());
+        }
+    }
 }

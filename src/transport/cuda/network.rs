@@ -61,7 +61,8 @@ pub(super) fn shape(hosts: &Hosts, config: &Config) -> Result<BoxShape> {
     let at_home = (0..hosts.count()).map(ranks).min().unwrap_or(nranks);
     let (near, far) = (at_home.saturating_sub(1), nranks - at_home);
     let lanes = config.lanes(hosts.count());
-    BoxShape::within(nranks, config.buffer_bytes, lanes, |shape| {
+    // What crosses hosts is carried in slots alone, and so are all calls of such a communicator.
+    BoxShape::within(nranks, config.buffer_bytes, lanes, false, |shape| {
         near * shape.bytes() + far * far_bytes(shape) + PRIVATE_BYTES
     })
 }

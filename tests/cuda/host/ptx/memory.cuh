@@ -31,7 +31,7 @@ inline void store_packet(void *at, uint4 v) { *(uint4 *)at = v; }
 inline uint4 load_line(const void *at) {
   uint4 line;
   Block::current().warp_loads(&line, at);
-  Block::current().pause();
+  Block::current().pause_after_a_look();
   return line;
 }
 inline void store_line(void *at, uint4 v) { Block::current().warp_stores(at, &v); }
