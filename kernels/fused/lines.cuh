@@ -13,7 +13,7 @@
 //
 // A rank that has nothing for a peer sends it a tile of flags all the same: the halves of the area may be
 // used in turn only if every call makes every rank wait for every other. A broadcast over 2 H200 takes
-// 2.2 us so, and 3.5 by an interpreter, whose counters need no such greeting.
+// 2.1 us so, and 3.5 by an interpreter, whose counters need no such greeting.
 //
 // A flag has 48 bits of the number of the call, and 16 of what the call is: in this area nothing but
 // flags is where flags are, and their number does not come round.

@@ -4,6 +4,7 @@ mod address;
 pub mod auth;
 mod channel;
 mod discover;
+mod guest;
 mod id;
 mod keys;
 mod local;

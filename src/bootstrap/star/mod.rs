@@ -22,11 +22,12 @@ mod monitor;
 
 use super::auth::{Greeting, Listener, Patience, Peer, Role, Terms, connect_with};
 use super::channel::{Body, Channel};
+use super::guest::{self, Met};
 use super::member::{Member, name_ranks};
 use super::notes::{self, Notes};
 use super::notice::Notice;
 use super::process::{self, Fate};
-use super::rendezvous::{self, MAX_RANKS, Met};
+use super::rendezvous::{self, MAX_RANKS};
 use super::wire::write_error;
 use super::{Exchange, PeerInfo, UniqueId, address, keys, pass_on};
 use crate::config::Config;
@@ -122,7 +123,7 @@ impl Star {
             members,
             salt,
             listener,
-        } = rendezvous::meet(id, rank, nranks, config, deadline, &fault)?;
+        } = guest::meet(id, rank, nranks, config, deadline, &fault)?;
         let base = id.key(&salt, "communicator");
         if nranks == 1 {
             let member = members.into_iter().next();

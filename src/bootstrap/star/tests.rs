@@ -552,7 +552,7 @@ fn a_verdict_that_is_late_is_heard() {
     let heard = std::thread::scope(|scope| {
         let guest = scope.spawn(|| {
             let fault = Fault::new();
-            rendezvous::meet(&id, 1, 2, &config(60.0), deadline, &fault).map(drop)
+            guest::meet(&id, 1, 2, &config(60.0), deadline, &fault).map(drop)
         });
         let me = Greeting {
             role: Role::Meeting,
