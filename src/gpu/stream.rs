@@ -72,6 +72,20 @@ impl Stream {
         self.handle
     }
 
+    /// The driver's number of it, which no other stream of the process has, before or after: its
+    /// handle another stream may get as soon as this one is destroyed, while its work still runs.
+    /// `None` where the driver does not say.
+    pub fn id(&self) -> Option<u64> {
+        let _bound = self.context.bind().ok()?;
+        let mut id = 0;
+        // SAFETY: a live stream; writes one number.
+        let asked = unsafe {
+            let api = self.context.driver().api();
+            api.cuStreamGetId(self.handle, &mut id)
+        };
+        (asked == CuResult::SUCCESS).then_some(id)
+    }
+
     /// Whether all its work is done.
     ///
     /// # Errors

@@ -20,13 +20,23 @@ pub(super) struct Order {
     /// Whether replays are ordered with what is outside of their graph.
     mixes: bool,
     /// The stream of the last launch that was no capture's.
-    stream: Option<usize>,
+    last: Option<Queue>,
+    /// The one that was entered last for one that is none.
+    entered: Option<Queue>,
     /// Behind that launch, or behind the last replay if it was launched later.
     launched: Arc<Event>,
     /// Captures whose graphs there are, that of the last captured launch at the end.
     captures: Vec<Captured>,
     /// Whether there are or were any.
     is_captured: bool,
+}
+
+/// A stream outside captures, told from others.
+#[derive(Clone, Copy, Debug)]
+struct Queue {
+    handle: usize,
+    /// Of no default stream: those have handles that no other gets.
+    id: Option<u64>,
 }
 
 /// What one capture has of the communicator.
@@ -54,7 +64,8 @@ impl Order {
         Ok(Order {
             context: context.clone(),
             mixes,
-            stream: None,
+            last: None,
+            entered: None,
             launched: Arc::new(Event::new(context)?),
             captures: Vec::new(),
             is_captured: false,
@@ -82,15 +93,17 @@ impl Order {
 
     /// Lets what is queued on `stream` from here on run behind the last launch.
     pub(super) fn enter(&mut self, stream: &Stream, capture: Option<u64>) -> Result<()> {
-        let own = stream.handle().0;
         let Some(id) = capture else {
+            let own = Queue::of(stream);
+            self.entered = Some(own);
             // The last replay's stream is not known.
-            let follows = self.stream.is_some_and(|last| !is_one(last, own));
+            let follows = self.last.is_some_and(|last| !last.is_surely(own));
             return match follows || self.is_replayed() {
                 true => stream.wait_event(&self.launched),
                 false => Ok(()),
             };
         };
+        let own = stream.handle().0;
         if let Some(found) = self.captures.iter().position(|one| one.id == id) {
             let captured = self.captures.remove(found);
             let follows = captured.stream.is_some_and(|last| !is_one(last, own));
@@ -122,7 +135,7 @@ impl Order {
         match (capture, self.captures.last_mut()) {
             (None, _) => {
                 self.launched.record(stream)?;
-                self.stream = Some(own);
+                self.last = self.entered;
             }
             (Some(id), Some(captured)) if captured.id == id => {
                 captured.reached.record(stream)?;
@@ -143,15 +156,36 @@ impl Order {
     /// Waits until all launches outside captures have ended, and replays if they are ordered with
     /// those, at most `deadline`.
     pub(super) fn wait(&self, deadline: Duration) -> Result<()> {
-        match self.stream.is_some() || self.is_replayed() {
+        match self.last.is_some() || self.is_replayed() {
             true => self.launched.wait(deadline),
             false => Ok(()),
         }
     }
 }
 
-/// Whether two handles are surely of one stream. That of a thread's own default stream is the same
-/// in every thread.
+impl Queue {
+    fn of(stream: &Stream) -> Queue {
+        let handle = stream.handle().0;
+        let id = match handle {
+            0..=2 => None,
+            _ => stream.id(),
+        };
+        Queue { handle, id }
+    }
+
+    /// Whether both are the same stream, so far as can be known: a handle alone may have been given to
+    /// another stream meanwhile.
+    fn is_surely(self, own: Queue) -> bool {
+        let named = match self.handle {
+            0 | 1 => true,
+            _ => self.id.is_some() && self.id == own.id,
+        };
+        is_one(self.handle, own.handle) && named
+    }
+}
+
+/// Whether two handles that are both in use are surely of one stream. That of a thread's own default
+/// stream is the same in every thread.
 fn is_one(last: usize, own: usize) -> bool {
     last == own && own != CuStream::PER_THREAD.0
 }

@@ -42,6 +42,37 @@ fn streams_of_one_communicator_follow_one_another() {
     assert_eq!(bench.take().len(), 6);
 }
 
+/// A driver gives the handle of a stream that was destroyed to the next one, while what is queued on
+/// the first still runs.
+#[test]
+fn a_handle_that_was_given_again_is_another_stream() {
+    let bench = Bench::new();
+    let mut ranks = bench.ranks(2, 16, &simple());
+    let engine = &mut ranks[0].engine;
+    let memory = bench.memory(4096);
+    let problem = Problem::new(Collective::AllReduce, DType::F32, 2, 1000);
+    let mut run = |stream: &Stream| {
+        let before = bench.process.calls("cuStreamWaitEvent");
+        let call = call(request(&problem, "raw"), &memory, &memory, stream);
+        engine.run(&[call]).unwrap();
+        bench.process.calls("cuStreamWaitEvent") - before
+    };
+    let one = bench.stream();
+    let handle = one.handle();
+    assert_eq!([run(&one), run(&one)], [0, 0]);
+    drop(one);
+    let two = bench.stream();
+    assert_eq!(two.handle(), handle);
+    assert_eq!([run(&two), run(&two)], [1, 0]);
+    // A driver that cannot tell them apart.
+    let missing = CuResult::FUNCTION_MISSING;
+    bench.process.fail("cuStreamGetId", 0, usize::MAX, missing);
+    assert_eq!([run(&two), run(&two)], [1, 1]);
+    // SAFETY: a default stream.
+    let legacy = unsafe { Stream::borrowed(&bench.context, CuStream(0)) };
+    assert_eq!([run(&legacy), run(&legacy)], [1, 0]);
+}
+
 /// Fused kernels and those of schedules; what only copies has none.
 #[test]
 fn kernels_of_calls_begin_early_unless_told_not_to() {

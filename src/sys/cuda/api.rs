@@ -215,6 +215,7 @@ driver_functions! {
             (graph: CuGraph, object: CuUserObject, count: c_uint, flags: c_uint);
     }
     optional {
+        cuStreamGetId = "cuStreamGetId" since "12.0" (stream: CuStream, id: *mut u64);
         cuFuncLoad = "cuFuncLoad" since "12.4" (function: CuFunction);
         cuModuleGetFunctionCount = "cuModuleGetFunctionCount" since "12.4"
             (count: *mut c_uint, module: CuModule);

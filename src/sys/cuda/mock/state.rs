@@ -60,6 +60,8 @@ pub(super) struct Area {
 
 pub(super) struct Stream {
     pub context: usize,
+    /// No other stream's, before or after.
+    pub id: u64,
     /// The graph that is being recorded, in which mode, and whether that still can succeed.
     pub capture: Option<(usize, c_uint, bool)>,
 }
@@ -122,6 +124,8 @@ pub(super) struct State {
     pub contexts: HashMap<usize, Context>,
     pub areas: BTreeMap<(usize, u64), Area>,
     pub streams: HashMap<usize, Stream>,
+    /// Handles of streams that were destroyed, which the next ones get, as a driver may do.
+    pub spare_streams: Vec<usize>,
     pub events: HashMap<usize, Event>,
     /// Their contexts.
     pub modules: HashMap<usize, usize>,
@@ -146,6 +150,7 @@ impl State {
             contexts: HashMap::new(),
             areas: BTreeMap::new(),
             streams: HashMap::new(),
+            spare_streams: Vec::new(),
             events: HashMap::new(),
             modules: HashMap::new(),
             functions: HashMap::new(),

@@ -12,9 +12,11 @@ impl Process {
     pub(super) fn cuStreamCreateWithPriority(&self, s: *mut CuStream, _: c_uint, _: c_int) -> Done {
         let entered = self.enter_context("cuStreamCreateWithPriority");
         entered.map(|(mut state, context)| {
-            let handle = state.number();
+            let id = state.number();
+            let handle = state.spare_streams.pop().unwrap_or(id);
             let stream = Stream {
                 context,
+                id: id as u64,
                 capture: None,
             };
             state.streams.insert(handle, stream);
@@ -25,7 +27,9 @@ impl Process {
     pub(super) fn cuStreamDestroy(&self, stream: CuStream) -> Done {
         self.enter("cuStreamDestroy").and_then(|mut state| {
             let gone = state.streams.remove(&stream.0);
-            gone.map(drop).ok_or(CuResult::INVALID_HANDLE)
+            gone.ok_or(CuResult::INVALID_HANDLE)?;
+            state.spare_streams.push(stream.0);
+            Ok(())
         })
     }
 
@@ -77,6 +81,13 @@ impl Process {
             .get(&stream.0)
             .ok_or(CuResult::INVALID_HANDLE)?;
         put(context, CuContext(found.context));
+        Ok(())
+    }
+
+    pub(super) fn cuStreamGetId(&self, stream: CuStream, id: *mut u64) -> Done {
+        let state = self.enter("cuStreamGetId")?;
+        let found = state.streams.get(&stream.0);
+        put(id, found.ok_or(CuResult::INVALID_HANDLE)?.id);
         Ok(())
     }
 
