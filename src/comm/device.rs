@@ -105,7 +105,7 @@ fn try_connect(
     if config.shm_disable {
         refuse_pinned(exchange, &links)?;
     }
-    let asked = config.gpu_channels.is_some();
+    let asked = config.gpu_channels.map(|_| config.lanes(hosts.count()));
     let resident = resident(exchange, &context, whole, asked)?;
     let info = info(&links, hosts);
     let network = links.take_network();
@@ -143,12 +143,12 @@ fn try_connect(
 /// share its multiprocessors, and the least of all ranks counts for all, since their channels must be
 /// as many. Half is left to what else runs there, another communicator's calls for one: kernels that
 /// wait for each other across GPUs must not keep one another out. A rank that is alone on its GPU may
-/// have `all_of_it`.
+/// have more than that if more channels were `asked` for, and no more than these.
 fn resident(
     exchange: &ExchangeRef,
     context: &Context,
     whole: Resident,
-    all_of_it: bool,
+    asked: Option<usize>,
 ) -> Result<Resident> {
     let mut said = context.device().uuid.to_vec();
     for blocks in [whole.channels, whole.fused] {
@@ -172,7 +172,7 @@ fn resident(
     let crowd = |uuid: &[u8]| seats.iter().filter(|(other, _)| *other == uuid).count();
     let least = |blocks: fn(&Resident) -> usize| {
         let shares = seats.iter().map(|(uuid, whole)| match crowd(uuid) {
-            1 if all_of_it => blocks(whole),
+            1 => blocks(whole).min(asked.unwrap_or(0).max(blocks(whole) / 2)),
             ranks => blocks(whole) / 2 / ranks,
         });
         shares.min().unwrap_or(0)

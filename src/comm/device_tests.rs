@@ -1,7 +1,9 @@
 //! Calls of communicators on a simulated GPU, whose kernels only take note.
 
 use super::*;
+use crate::bootstrap::LocalExchange;
 use crate::comm::Group;
+use crate::config::Origin;
 use crate::engine::gpu::tests::{Bench, WAIT, buffers};
 use crate::gpu::{Device, Stream};
 use crate::mem::UserBuffers;
@@ -275,6 +277,45 @@ fn a_dropped_group_takes_no_sample_with_it() {
         assert_eq!(error.kind(), ErrorKind::InvalidUsage, "{error}");
         assert_eq!(run(), if sampled { 2 } else { 1 });
     }
+}
+
+/// What two ranks may have resident, on these GPUs of 132 blocks, with so many channels asked for.
+fn resident_on(gpus: [u32; 2], channels: &str) -> usize {
+    let bench = Bench::new();
+    let mut config = Config::default();
+    config
+        .set("CINCH_GPU_CHANNELS", channels, Origin::Environment)
+        .unwrap();
+    let faults = [(); 2].map(|()| Fault::new());
+    let exchanges = LocalExchange::world_with(2, &faults, &config);
+    let said = std::thread::scope(|scope| {
+        let asking = exchanges.iter().zip(gpus).map(|(exchange, gpu)| {
+            let driver = bench.context.driver();
+            let asked = config.gpu_channels;
+            let exchange: ExchangeRef = exchange.clone();
+            scope.spawn(move || {
+                let context = Context::primary(&Device::at(driver, gpu).unwrap()).unwrap();
+                resident(&exchange, &context, Resident::both(132), asked).unwrap()
+            })
+        });
+        let asking: Vec<_> = asking.collect();
+        let said = asking.into_iter().map(|rank| rank.join().unwrap());
+        said.collect::<Vec<_>>()
+    });
+    assert_eq!(said[0], said[1]);
+    assert_eq!(said[0].channels, said[0].fused);
+    said[0].channels
+}
+
+/// Half of a GPU is left to what else runs there, unless more was asked for by a number.
+#[test]
+fn fewer_channels_take_no_more_of_a_gpu() {
+    for channels in ["auto", "1", "8", "64", "66"] {
+        assert_eq!(resident_on([0, 1], channels), 66, "{channels}");
+    }
+    assert_eq!(resident_on([0, 1], "100"), 100);
+    assert_eq!(resident_on([0, 1], "128"), 128);
+    assert_eq!(resident_on([0, 0], "128"), 33);
 }
 
 /// Ranks of other processes have their communicators at other addresses: on one stream all ranks must
