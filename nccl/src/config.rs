@@ -128,10 +128,8 @@ impl Asked {
 
     /// The settings of a communicator of which this is asked.
     pub(crate) fn apply(&self, mut config: Config) -> Result<Config> {
-        if let Some(blocks) = self.max_blocks
-            && blocks < config.lanes(1)
-        {
-            config.set("CINCH_GPU_CHANNELS", &blocks.to_string(), Origin::Program)?;
+        if let Some(blocks) = self.max_blocks {
+            config.bound_channels(blocks);
         }
         if self.graphs_alone {
             config.set("CINCH_GRAPH_MIXING", "0", Origin::Program)?;
@@ -289,14 +287,16 @@ mod tests {
         // An upper bound, which raises nothing.
         let applied = expected.apply(Config::default()).unwrap();
         assert_eq!(
-            (applied.gpu_channels, applied.graph_mixing),
-            (Some(7), false)
+            (applied.lanes(1), applied.lanes(2), applied.graph_mixing),
+            (7, 7, false)
         );
-        let wide = Asked {
-            max_blocks: Some(1000),
-            ..expected
+        let at_most = |blocks| Asked {
+            max_blocks: Some(blocks),
+            ..Asked::default()
         };
-        assert_eq!(wide.apply(applied.clone()).unwrap(), applied);
+        assert_eq!(at_most(1000).apply(applied.clone()).unwrap(), applied);
+        let wide = at_most(32).apply(Config::default()).unwrap();
+        assert_eq!((wide.lanes(1), wide.lanes(2)), (32, 8));
         type Change = fn(&mut ncclConfig_t);
         let wrong: [(Change, &str); 7] = [
             (|config| config.blocking = 2, "blocking is 2"),

@@ -232,11 +232,8 @@ fn tuning(
     table: Option<Arc<Table>>,
 ) -> Result<Tuning> {
     let ranks = own.ranks;
-    let channels = if config.gpu_channels.is_some() {
-        "1"
-    } else {
-        ""
-    };
+    let bounded = config.gpu_channels.is_some() || config.lanes(1) < Config::GPU_CHANNELS;
+    let channels = if bounded { "1" } else { "" };
     let said = [own.gpu.as_str(), &own.links, channels].join("\0");
     let mut sites = Vec::with_capacity(ranks);
     let mut asked = false;
@@ -267,7 +264,7 @@ fn tuning(
         (None, _) => Tuning::of_library(&sites),
     }
     .map(|tuning| match asked {
-        true => Tuning::Model("CINCH_GPU_CHANNELS is set".into()),
+        true => Tuning::Model("CINCH_GPU_CHANNELS or a bound of NCCL's is set".into()),
         false => tuning,
     })
 }

@@ -52,6 +52,9 @@ pub struct Config {
     /// [`Config::GPU_CHANNELS`], on several hosts [`Config::GPU_CHANNELS_BETWEEN_HOSTS`], and no
     /// more than half of what a GPU holds at once.
     pub gpu_channels: Option<usize>,
+    /// A bound of that which raises nothing, as programs for NCCL set it: see
+    /// [`Config::bound_channels`].
+    pub gpu_channels_most: Option<usize>,
     /// Algorithm to use, `None` = the cheapest by the cost model.
     pub algorithm: Option<Algorithm>,
     /// Protocol of kernels to use where it can be, `None` = the cheapest by the cost model.
@@ -186,6 +189,7 @@ impl Default for Config {
             early_launch: true,
             shm_disable: false,
             gpu_channels: None,
+            gpu_channels_most: None,
             algorithm: None,
             protocol: None,
             tuning: TuningChoice::Auto,
@@ -244,10 +248,20 @@ impl Config {
 
     /// Upper bound of the parallel lanes between two GPUs of a communicator on so many hosts.
     pub fn lanes(&self, hosts: usize) -> usize {
-        self.gpu_channels.unwrap_or(match hosts {
+        let lanes = self.gpu_channels.unwrap_or(match hosts {
             0 | 1 => Config::GPU_CHANNELS,
             _ => Config::GPU_CHANNELS_BETWEEN_HOSTS,
-        })
+        });
+        lanes.min(self.gpu_channels_most.unwrap_or(lanes))
+    }
+
+    /// Lets there be at most `most` lanes, also where fewer would be by default: of several bounds the
+    /// least counts.
+    pub fn bound_channels(&mut self, most: usize) {
+        if most < MOST_GPU_CHANNELS {
+            let least = self.gpu_channels_most.unwrap_or(most).min(most);
+            self.gpu_channels_most = Some(least);
+        }
     }
 
     /// The settings that the process environment asks for.

@@ -26,6 +26,9 @@ pub enum Meaning {
         /// Our value for NCCL's; `None` where it asks for what happens anyway.
         translate: fn(&str) -> std::result::Result<Option<String>, String>,
     },
+    /// It bounds a call's blocks, and raises nothing, unless `CINCH_GPU_CHANNELS` says how many there
+    /// are.
+    MostChannels,
     /// Nothing, for this reason.
     Nothing(&'static str),
 }
@@ -38,6 +41,13 @@ const fn setting(
     NcclName {
         name,
         means: Meaning::Setting { ours, translate },
+    }
+}
+
+const fn most_channels(name: &'static str) -> NcclName {
+    NcclName {
+        name,
+        means: Meaning::MostChannels,
     }
 }
 
@@ -57,8 +67,8 @@ pub const NCCL_NAMES: &[NcclName] = &[
     setting("NCCL_P2P_LEVEL", "CINCH_P2P_DISABLE", level),
     setting("NCCL_SHM_DISABLE", "CINCH_SHM_DISABLE", switch),
     setting("NCCL_GRAPH_MIXING_SUPPORT", "CINCH_GRAPH_MIXING", switch),
-    setting("NCCL_MAX_CTAS", "CINCH_GPU_CHANNELS", channels),
-    setting("NCCL_MAX_NCHANNELS", "CINCH_GPU_CHANNELS", channels),
+    most_channels("NCCL_MAX_CTAS"),
+    most_channels("NCCL_MAX_NCHANNELS"),
     setting("NCCL_ALGO", "CINCH_ALGO", algorithm),
     setting("NCCL_PROTO", "CINCH_PROTO", protocol),
     setting("NCCL_DEBUG", "CINCH_LOG", debug),
@@ -129,13 +139,11 @@ fn level(value: &str) -> std::result::Result<Option<String>, String> {
     }
 }
 
-/// An upper bound beyond ours is kept by ours.
-fn channels(value: &str) -> std::result::Result<Option<String>, String> {
-    match number(value)? {
-        value @ 1..=128 => Ok(Some(value.to_string())),
-        129.. => Ok(None),
-        _ => Err("it is not above 0".into()),
-    }
+fn channels(value: &str) -> std::result::Result<usize, String> {
+    let above_0 = usize::try_from(number(value)?)
+        .ok()
+        .filter(|&most| most > 0);
+    above_0.ok_or_else(|| "it is not above 0".into())
 }
 
 fn one_of(value: &str, known: &[(&str, &str)]) -> std::result::Result<Option<String>, String> {
@@ -265,6 +273,7 @@ impl Config {
             Meaning::Nothing(why) => {
                 return self.note(false, format!("{name} has no effect: {why}"));
             }
+            Meaning::MostChannels => return self.honour_bound(name, value),
             Meaning::Setting { ours, translate } => (ours, translate),
         };
         let translated = match translate(value) {
@@ -290,6 +299,22 @@ impl Config {
                     format!("{name}={value} asks for {ours}={later}, but {ours}={earlier} counts"),
                 );
             }
+        }
+    }
+
+    /// Bounds a call's blocks, unless ours has said how many there are.
+    fn honour_bound(&mut self, name: &str, value: &str) {
+        const OURS: &str = "CINCH_GPU_CHANNELS";
+        let most = match channels(value) {
+            Ok(most) => most,
+            Err(why) => return self.note(true, format!("{name}=\"{value}\" is left out: {why}")),
+        };
+        if !self.says(OURS) {
+            self.bound_channels(most);
+        } else if most < self.lanes(1) {
+            let counts = self.lanes(1);
+            let text = format!("{name}={value} is left out: {OURS} counts, with {counts}");
+            self.note(true, text);
         }
     }
 
@@ -350,7 +375,7 @@ mod tests {
         assert_eq!(config.ipv6, Some(true));
         assert_eq!(config.comm_id.as_deref(), Some("10.0.0.1:4000"));
         assert!(config.p2p_disable && config.shm_disable);
-        assert_eq!(config.gpu_channels, Some(16));
+        assert_eq!((config.gpu_channels, config.lanes(1)), (None, 16));
         assert_eq!(config.algorithm, Some(Algorithm::Ring));
         assert_eq!(config.protocol, Some(Protocol::Ll128));
         assert_eq!(config.log_level, "info");
@@ -401,9 +426,36 @@ mod tests {
         // The same wish is no conflict.
         let same = read(&[("CINCH_P2P_DISABLE", "1"), ("NCCL_P2P_DISABLE", "1")]).unwrap();
         assert!(same.p2p_disable && same.notes.is_empty());
-        // Two names of NCCL for one setting: the first of the table counts.
-        let two = read(&[("NCCL_MAX_CTAS", "8"), ("NCCL_MAX_NCHANNELS", "4")]).unwrap();
-        assert_eq!((two.gpu_channels, two.notes.len()), (Some(8), 1));
+        let ours = [("CINCH_GPU_CHANNELS", "16"), ("NCCL_MAX_CTAS", "8")];
+        let ours = read(&ours).unwrap();
+        assert_eq!((ours.lanes(1), ours.lanes(2)), (16, 16));
+        let [note] = &ours.notes[..] else {
+            panic!("{:?}", ours.notes)
+        };
+        assert!(note.text.contains("CINCH_GPU_CHANNELS counts, with 16"));
+    }
+
+    #[test]
+    fn bounds_of_channels_raise_nothing() {
+        let default = Config::default();
+        for (names, lanes) in [
+            (&[("NCCL_MAX_CTAS", "100")][..], [64, 8]),
+            (&[("NCCL_MAX_NCHANNELS", "32")], [32, 8]),
+            (&[("NCCL_MAX_CTAS", "4")], [4, 4]),
+            (
+                &[("NCCL_MAX_CTAS", "4"), ("NCCL_MAX_NCHANNELS", "2")],
+                [2, 2],
+            ),
+            (
+                &[("NCCL_MAX_CTAS", "2"), ("NCCL_MAX_NCHANNELS", "4")],
+                [2, 2],
+            ),
+        ] {
+            let config = read(names).unwrap();
+            assert_eq!([config.lanes(1), config.lanes(2)], lanes, "{names:?}");
+            assert_eq!(config.gpu_channels, default.gpu_channels);
+            assert_eq!(config.notes, []);
+        }
     }
 
     #[test]

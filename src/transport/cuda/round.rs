@@ -63,18 +63,26 @@ type Shared = (&'static str, fn(&Config) -> u64);
 const AUTO: u64 = 0;
 
 /// All of them.
-const SHARED: [Shared; 2] = [
+const SHARED: [Shared; 3] = [
     ("CINCH_BUFFER_BYTES", |config| config.buffer_bytes as u64),
     ("CINCH_GPU_CHANNELS", |config| {
         config.gpu_channels.map_or(AUTO, |number| number as u64)
     }),
+    (
+        "the bound of NCCL_MAX_CTAS, NCCL_MAX_NCHANNELS and maxCTAs",
+        |config| {
+            config
+                .gpu_channels_most
+                .map_or(AUTO, |number| number as u64)
+        },
+    ),
 ];
 
 /// Which GPU a rank sits on, and what it was told.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Seat {
     /// In the order of [`SHARED`].
-    pub settings: [u64; 2],
+    pub settings: [u64; SHARED.len()],
     /// The GPU's identity, the same in every process.
     pub uuid: [u8; 16],
     /// The GPU's number in the rank's process.
@@ -84,11 +92,11 @@ pub(super) struct Seat {
 }
 
 const MAGIC: &[u8; 8] = b"cinchgpu";
-const SEAT: usize = 8 + 16 + 16 + 4 + 1;
+const SEAT: usize = 8 + 8 * SHARED.len() + 16 + 4 + 1;
 
 impl Seat {
     /// The settings that [`Seat::settings`] holds.
-    pub fn settings_of(config: &Config) -> [u64; 2] {
+    pub fn settings_of(config: &Config) -> [u64; SHARED.len()] {
         SHARED.map(|(_, read)| read(config))
     }
 
@@ -109,7 +117,7 @@ impl Seat {
             return None;
         }
         Some(Seat {
-            settings: [reader.long()?, reader.long()?],
+            settings: [reader.long()?, reader.long()?, reader.long()?],
             uuid: reader.take(16)?.try_into().ok()?,
             ordinal: reader.word()?,
             p2p_disable: reader.take(1)? == [1],
