@@ -261,9 +261,16 @@ impl Connecting<'_> {
         };
         let abroad = reachable.iter().any(|&peer| !self.share_process(peer));
         let at_home = reachable.iter().any(|&peer| self.share_process(peer));
-        let handle = match &memory {
-            Some(memory) if abroad => Some(reach::export(memory)?),
-            _ => None,
+        // Where the driver shares no memory between processes (virtual GPUs, WSL 2) these pairs meet in
+        // host memory.
+        let (handle, refusal) = match memory
+            .as_ref()
+            .filter(|_| abroad)
+            .map(|own| reach::export(own))
+        {
+            None => (None, String::new()),
+            Some(Ok(handle)) => (Some(handle), String::new()),
+            Some(Err(error)) => (None, error.message().into()),
         };
         let offer = memory.clone().filter(|_| at_home).map(Offer::new);
         let memory_is_there = memory.is_some();
@@ -291,6 +298,7 @@ impl Connecting<'_> {
             whereabouts: Whereabouts {
                 offer: offer.as_ref().map_or(0, |offer| offer.number),
                 handle,
+                refusal,
             },
             offer,
         })

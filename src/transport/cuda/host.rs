@@ -149,6 +149,7 @@ impl Prepared {
         Whereabouts {
             offer: self.offer.as_ref().map_or(0, |offer| offer.number),
             handle: self.local.is_some().then_some(handle),
+            refusal: String::new(),
         }
     }
 }

@@ -162,9 +162,11 @@ impl Reached {
             }
             Reached::Near(memory)
         } else {
-            let handle = whereabouts
-                .handle
-                .ok_or_else(|| Error::internal("no IPC handle came"))?;
+            let none = || match &whereabouts.refusal[..] {
+                "" => Error::internal("no IPC handle came"),
+                why => Error::new(ErrorKind::Unsupported, why),
+            };
+            let handle = whereabouts.handle.ok_or_else(none)?;
             Reached::Mapped(IpcMemory::open(gpu, &IpcHandle::from_bytes(&handle))?)
         };
         let found = match &reached {

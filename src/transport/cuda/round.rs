@@ -211,12 +211,17 @@ pub(super) struct Whereabouts {
     pub offer: u64,
     /// How other processes open it: an IPC handle, or the name of a socket in the first 16 bytes.
     pub handle: Option<[u8; IPC_HANDLE_BYTES]>,
+    /// Why there is no handle although there should be one; empty otherwise.
+    pub refusal: String,
 }
 
 impl Whereabouts {
     /// As it travels.
     pub fn encode(&self) -> Vec<u8> {
+        let refusal = shortened(&self.refusal);
         let mut bytes = self.offer.to_le_bytes().to_vec();
+        bytes.extend((refusal.len() as u32).to_le_bytes());
+        bytes.extend(refusal.as_bytes());
         bytes.extend(self.handle.iter().flatten());
         bytes
     }
@@ -229,11 +234,17 @@ impl Whereabouts {
         let read = || {
             let mut reader = Reader(bytes);
             let offer = reader.long()?;
+            let len = reader.word()? as usize;
+            let refusal = String::from_utf8(reader.take(len)?.to_vec()).ok()?;
             let handle = match reader.0.is_empty() {
                 true => None,
                 false => Some(reader.take(IPC_HANDLE_BYTES)?.try_into().ok()?),
             };
-            reader.0.is_empty().then_some(Whereabouts { offer, handle })
+            reader.0.is_empty().then_some(Whereabouts {
+                offer,
+                handle,
+                refusal,
+            })
         };
         read().ok_or_else(|| foreign(peer))
     }
@@ -313,8 +324,16 @@ mod tests {
         let back = Findings::decode(&long.encode(), &one, 5).unwrap();
         assert_eq!(back.obstacles[0].1, "é".repeat(LONGEST / 2));
 
-        for handle in [None, Some([7; IPC_HANDLE_BYTES])] {
-            let whereabouts = Whereabouts { offer: 9, handle };
+        for (handle, refusal) in [
+            (None, ""),
+            (None, "no sharing"),
+            (Some([7; IPC_HANDLE_BYTES]), ""),
+        ] {
+            let whereabouts = Whereabouts {
+                offer: 9,
+                handle,
+                refusal: refusal.into(),
+            };
             let bytes = whereabouts.encode();
             assert_eq!(Whereabouts::decode(&bytes, &one).unwrap(), whereabouts);
             assert!(Whereabouts::decode(&bytes[..bytes.len() - 1], &one).is_err());

@@ -355,6 +355,21 @@ fn what_fails_after_the_promise_falls_back_too() {
             LinkClass::NvLink
         );
     });
+    let mut machine = Machine::new(2);
+    machine.export_fails = true;
+    Job::on(machine).check(&[(1, 0), (1, 1), (2, 1)], |links| {
+        let reason = host_reason(&links[0], 2);
+        assert!(
+            reason.contains("cannot map the memory of rank 2"),
+            "{reason}"
+        );
+        assert!(reason.contains("cuIpcGetMemHandle"), "{reason}");
+        assert_eq!(reason, host_reason(&links[2], 0));
+        assert_eq!(
+            links[0].paths[1].as_ref().unwrap().class(),
+            LinkClass::NvLink
+        );
+    });
 }
 
 #[test]

@@ -26,6 +26,8 @@ pub(super) struct Machine {
     pub atomics: bool,
     /// Whether IPC handles cannot be opened.
     pub ipc_fails: bool,
+    /// Whether there are none.
+    pub export_fails: bool,
     /// Bytes of device memory that a GPU has.
     pub memory: usize,
     /// Allocations: address -> bytes, ordinal (none for the host).
@@ -346,6 +348,9 @@ impl Api for Process {
         handle: *mut CuIpcMemHandle,
         address: CuDevicePtr,
     ) -> CuResult {
+        if self.machine.export_fails {
+            return CuResult::NOT_SUPPORTED;
+        }
         let mut bytes = [0; 64];
         bytes[..8].copy_from_slice(&address.to_le_bytes());
         give(handle, CuIpcMemHandle(bytes))
