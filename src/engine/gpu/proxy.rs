@@ -14,7 +14,7 @@
 //!
 //! It never calls the driver: another thread may hold the driver's locks until a kernel has ended
 //! (to free memory, to load a module), and that kernel may wait for the proxy. Whether launches are
-//! still in flight a second thread asks in its place ([`ask`]), and may be kept waiting.
+//! still in flight a second thread asks in its place ([`Asks`]), and may be kept waiting.
 //!
 //! A connection that breaks matters only to kernels that wait for it. So it becomes the
 //! communicator's fault when calls have been in flight for another 200 ms ([`GRACE`]), within which
@@ -111,8 +111,13 @@ impl Proxy {
             settled: AtomicU64::new(0),
         });
         let rank = parts.exchange.rank();
-        let (launched, asks) = (parts.launched.clone(), shared.clone());
-        let asker = Ending::spawn("cinch-proxy-ask", move || ask(&asks, &launched))?;
+        let asks = Asks {
+            shared: shared.clone(),
+            launched: parts.launched.clone(),
+            fault: parts.fault.clone(),
+            exchange: parts.exchange.clone(),
+        };
+        let asker = Ending::spawn("cinch-proxy-ask", move || asks.live())?;
         let carrying = Carrier::new(parts, shared.clone(), asker.thread.thread().clone())
             .and_then(|carrier| Ending::spawn("cinch-proxy", move || carrier.live()));
         match carrying {
@@ -134,7 +139,7 @@ impl Proxy {
     /// Something is about to be launched, or was: called once before and once after.
     #[inline]
     pub fn wake(&self) {
-        // SYNC POINT launches: pairs with the acquire in `ask`; the event of the launch was recorded
+        // SYNC POINT launches: pairs with the acquire in `Asks`; the event of the launch was recorded
         // before. A count that is seen late is seen at the next look.
         self.shared.launches.fetch_add(1, Ordering::Release);
         if let Some([carrier, _]) = &self.threads {
@@ -270,10 +275,7 @@ impl Carrier {
             Err(_) => Some(Error::internal("the proxy panicked")),
         };
         if let Some(error) = trouble {
-            self.fault.raise(error);
-            if let Some(reason) = self.fault.reason() {
-                self.exchange.announce(reason);
-            }
+            fail(&self.fault, &self.exchange, error);
         }
         while self.order() == CARRY {
             std::thread::park_timeout(GRACE);
@@ -368,16 +370,47 @@ impl Carrier {
 }
 
 /// The thread that asks the driver whether launches have ended, each time that it is woken.
-fn ask(shared: &Shared, launched: &Event) {
-    while shared.order.load(Ordering::Relaxed) == CARRY {
-        std::thread::park();
-        // SYNC POINT launches: pairs with the release in `Proxy::wake`: an older mark of the event would
-        // settle launches that still run. This thread was woken by the other one, not by the engine.
-        let launches = shared.launches.load(Ordering::Acquire);
-        // Of a launch that is being made the event may know nothing yet. One that failed is over.
-        if launches.is_multiple_of(2) && launched.has_happened().unwrap_or(true) {
-            shared.settled.store(launches, Ordering::Relaxed);
+struct Asks {
+    shared: Arc<Shared>,
+    launched: Arc<Event>,
+    fault: Arc<Fault>,
+    exchange: ExchangeRef,
+}
+
+impl Asks {
+    fn live(&self) {
+        while self.shared.order.load(Ordering::Relaxed) == CARRY {
+            std::thread::park();
+            // SYNC POINT launches: pairs with the release in `Proxy::wake`: an older mark of the event
+            // would settle launches that still run. This thread was woken by the other one, not by the
+            // engine.
+            let launches = self.shared.launches.load(Ordering::Acquire);
+            // Of a launch that is being made the event may know nothing yet.
+            if launches.is_multiple_of(2) && self.are_over() {
+                self.shared.settled.store(launches, Ordering::Relaxed);
+            }
         }
+    }
+
+    /// Whether launches have ended. One that failed has, and will not give other ranks its part: they
+    /// are told, since their kernels would wait for it until their deadline.
+    fn are_over(&self) -> bool {
+        self.launched.has_happened().unwrap_or_else(|error| {
+            fail(
+                &self.fault,
+                &self.exchange,
+                error.context("a call on the GPU"),
+            );
+            true
+        })
+    }
+}
+
+/// Fails the communicator, and tells the other ranks.
+fn fail(fault: &Fault, exchange: &ExchangeRef, error: Error) {
+    fault.raise(error);
+    if let Some(reason) = fault.reason() {
+        exchange.announce(reason);
     }
 }
 

@@ -9,6 +9,7 @@ use super::*;
 use crate::error::ErrorKind;
 use crate::gpu::{CaptureMode, Graph, Stream};
 use crate::mem::DeviceBuffers;
+use crate::sys::cuda::CuResult;
 use crate::testing::Problem;
 use crate::types::{Algorithm, Collective, DType, ReduceOp, TransportKind};
 use world::{World, inputs, small};
@@ -296,6 +297,28 @@ fn an_abort_frees_kernels_and_ends_the_proxy() {
             std::thread::sleep(Duration::from_millis(200));
         }
         rank.engine = None;
+    });
+}
+
+/// The driver says what became of a kernel; other ranks would wait for what it does not send.
+#[test]
+fn a_kernel_that_fails_fails_its_communicator() {
+    let world = World::new(&[0, 1], &small());
+    let died = CuResult(719);
+    world.run(|rank| {
+        let problem = Problem::new(Collective::AllReduce, DType::F32, 2, 1000);
+        let memory = rank.memory(4 * problem.count);
+        let call = rank.call(request(&problem, "raw"), &memory, &memory);
+        rank.exchange.barrier().unwrap();
+        world.process.fail("cuEventQuery", 0, usize::MAX, died);
+        rank.engine().run(&[call]).unwrap();
+        let begin = Instant::now();
+        while rank.fault.reason().is_none() {
+            assert!(begin.elapsed() < WAIT, "nobody noticed");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let error = rank.fault.check().unwrap_err();
+        assert!(error.message().contains("cuEventQuery"), "{error}");
     });
 }
 
