@@ -525,7 +525,7 @@ typedef struct {
      */
     cinch_algorithm_t algorithm;
     /**
-     * Slots of one connection: a power of two from 2 to 64.
+     * Slots of one connection in host memory: a power of two from 2 to 64.
      */
     uint32_t slots;
     /**
@@ -541,7 +541,7 @@ typedef struct {
      */
     uint32_t heartbeat_ms;
     /**
-     * Bytes of one slot: 4 KiB to 16 MiB, a multiple of 64.
+     * Bytes of one slot in host memory: 4 KiB to 16 MiB, a multiple of 64.
      */
     uint64_t slot_bytes;
     /**

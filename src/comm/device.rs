@@ -17,6 +17,7 @@ use crate::schedule::Hosts;
 use crate::simd::Isa;
 use crate::sync::Fault;
 use crate::sys::log::{self, Level};
+use crate::sys::whole::First;
 use crate::transport::ConnectContext;
 use crate::transport::cuda::{self, DeviceLinks, PeerPath};
 use crate::types::{Collective, DType, ReduceOp, Scalar};
@@ -89,6 +90,12 @@ fn try_connect(
     let default = Call::new(Collective::AllReduce, DType::F32, 1);
     kernels::check(&default.request(policy.codec))
         .map_err(|error| error.context(format!("the codec of this communicator ({policy})")))?;
+    if let Some(why) = without_effect(config) {
+        static SAID: First<()> = First::new();
+        if SAID.give(()) {
+            log::line(Level::Warn, format_args!("{why}"));
+        }
+    }
     let hosts = Hosts::new(exchange.peers().iter().map(|peer| peer.host_id));
     refuse_codec_by_level(&hosts, policy)?;
     let context = device::open(config.device)?;
@@ -137,6 +144,19 @@ fn try_connect(
         slices,
     };
     Ok((info, side))
+}
+
+/// What was set and means nothing to buffers on GPUs.
+fn without_effect(config: &Config) -> Option<String> {
+    let names = ["CINCH_SLOT_BYTES", "CINCH_SLOTS"];
+    let set: Vec<&str> = names.into_iter().filter(|name| config.says(name)).collect();
+    (!set.is_empty()).then(|| {
+        format!(
+            "without effect on buffers on GPUs, whose slots are as large as CINCH_BUFFER_BYTES lets \
+             them be: {}",
+            set.join(", ")
+        )
+    })
 }
 
 /// Blocks that each rank may have resident at once, where a GPU holds `whole`: the ranks of a GPU

@@ -307,6 +307,19 @@ fn resident_on(gpus: [u32; 2], channels: &str) -> usize {
     said[0].channels
 }
 
+#[test]
+fn what_only_host_memory_has_is_said_to_have_no_effect() {
+    let mut config = Config::default();
+    assert_eq!(without_effect(&config), None);
+    let said = Origin::Environment;
+    config.set("CINCH_SLOT_BYTES", "16K", said).unwrap();
+    let why = without_effect(&config).unwrap();
+    assert!(why.ends_with(": CINCH_SLOT_BYTES"), "{why}");
+    config.set("CINCH_SLOTS", "8", said).unwrap();
+    let why = without_effect(&config).unwrap();
+    assert!(why.ends_with(": CINCH_SLOT_BYTES, CINCH_SLOTS"), "{why}");
+}
+
 /// Half of a GPU is left to what else runs there, unless more was asked for by a number.
 #[test]
 fn fewer_channels_take_no_more_of_a_gpu() {

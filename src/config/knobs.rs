@@ -109,7 +109,7 @@ pub const KNOBS: &[Knob] = &[
     Knob {
         name: "CINCH_SLOT_BYTES",
         range: "4K to 16M, a multiple of 64",
-        help: "bytes of one slot; a chunk never encodes to more",
+        help: "bytes of one slot in host memory; a chunk never encodes to more",
         apply: |config, text| {
             let value = bytes_between(text, 4 << 10, 16 << 20)?;
             if value % 64 != 0 {
@@ -123,7 +123,7 @@ pub const KNOBS: &[Knob] = &[
     Knob {
         name: "CINCH_SLOTS",
         range: "a power of two from 2 to 64",
-        help: "slots of one connection",
+        help: "slots of one connection in host memory",
         apply: |config, text| {
             let value = count(text, 2, 64)?;
             if !value.is_power_of_two() {

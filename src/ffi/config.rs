@@ -31,7 +31,7 @@ pub struct cinch_config_t {
     pub transport: transport_number,
     /// Algorithm where the collective has it.
     pub algorithm: algorithm_number,
-    /// Slots of one connection: a power of two from 2 to 64.
+    /// Slots of one connection in host memory: a power of two from 2 to 64.
     pub slots: u32,
     /// Parallel lanes through all ranks: 1 to 16.
     pub channels: u32,
@@ -39,7 +39,7 @@ pub struct cinch_config_t {
     pub tcp_sockets: u32,
     /// Beat of the control connections in milliseconds: 10 to 60,000.
     pub heartbeat_ms: u32,
-    /// Bytes of one slot: 4 KiB to 16 MiB, a multiple of 64.
+    /// Bytes of one slot in host memory: 4 KiB to 16 MiB, a multiple of 64.
     pub slot_bytes: u64,
     /// Upper bound of slot memory per communicator and rank, in bytes: 64 KiB to 64 GiB.
     pub buffer_bytes: u64,
