@@ -37,8 +37,9 @@ impl Drop for GpuSide {
     /// As the engine leaves its memory to a kernel that does not end, so must what goes with it.
     fn drop(&mut self) {
         let engine = self.engine.get_mut();
-        if !engine.unwrap_or_else(PoisonError::into_inner).end() {
-            std::mem::forget(self.slices.take());
+        let engine = engine.unwrap_or_else(PoisonError::into_inner);
+        if !engine.end() {
+            engine.leave(self.slices.take());
         }
     }
 }

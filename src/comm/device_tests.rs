@@ -12,6 +12,7 @@ use crate::testing::try_local_world;
 use crate::types::{Algorithm, CodecSpec, TransportKind};
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicBool;
+use std::time::Instant;
 
 /// The communicators of two ranks, which sample every other coded sum.
 fn communicators(bench: &Bench) -> Vec<Communicator> {
@@ -372,10 +373,19 @@ fn samples_are_left_to_a_kernel_that_does_not_end() {
         // The caller's, and a slice of each rank.
         assert!(bench.process.leftovers().contains(&device(3)));
         bench.process.hang(hangs);
+        if hangs {
+            comms[0].abort();
+        }
         drop(comms.remove(0));
+        let left = if hangs { 3 } else { 2 };
+        assert!(bench.process.leftovers().contains(&device(left)));
         bench.process.hang(false);
         drop(comms);
-        let left = if hangs { 2 } else { 1 };
-        assert!(bench.process.leftovers().contains(&device(left)));
+        // Until the kernel has ended.
+        let begin = Instant::now();
+        while !bench.process.leftovers().contains(&device(1)) {
+            assert!(begin.elapsed() < WAIT, "nobody frees it");
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 }

@@ -3,6 +3,7 @@
 use super::context::Relaxed;
 use super::{Context, Event, Stream};
 use crate::error::{Error, Result};
+use crate::sys;
 use crate::sys::cuda::{
     CuGraph, CuGraphExec, CuGraphNode, CuUserObject, capture_mode, capture_status, flags,
 };
@@ -295,13 +296,5 @@ impl Stream {
 unsafe extern "C" fn release(data: *mut c_void) {
     // SAFETY: made from this type by `keep_for_replay`; the driver calls this once.
     let object: Box<Arc<dyn Any + Send + Sync>> = unsafe { Box::from_raw(data.cast()) };
-    let dropped = std::thread::Builder::new()
-        .name("cinch-release".into())
-        .spawn(move || drop(object));
-    if let Err(error) = dropped {
-        crate::sys::log::line(
-            crate::sys::log::Level::Warn,
-            format_args!("no thread to release what a graph kept: {error}"),
-        );
-    }
+    sys::release::release(object);
 }

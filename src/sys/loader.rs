@@ -54,6 +54,22 @@ impl Library {
     }
 }
 
+/// Keeps the library that this code is in loaded for good, where it is one: for threads that nobody
+/// waits for.
+pub(super) fn stay_loaded() {
+    // SAFETY: integers and pointers, for which zeros are values.
+    let mut found: libc::Dl_info = unsafe { std::mem::zeroed() };
+    let own = stay_loaded as fn() as *const c_void;
+    let flags = libc::RTLD_NOW | libc::RTLD_NOLOAD | libc::RTLD_NODELETE;
+    // SAFETY: writes one struct, whose name is a C string if the address was found; nothing is loaded
+    // that is not there already. A program is not found by its name, and is not unloaded.
+    unsafe {
+        if libc::dladdr(own, &mut found) != 0 && !found.dli_fname.is_null() {
+            libc::dlopen(found.dli_fname, flags);
+        }
+    }
+}
+
 /// Why the last `dlopen` of this thread failed.
 fn last_error() -> String {
     // SAFETY: `dlerror` returns NULL or a C string that lasts until this thread's next call of

@@ -10,5 +10,6 @@ pub mod log;
 pub mod memory;
 pub mod nccl;
 pub mod process;
+pub mod release;
 pub mod socket;
 pub mod whole;

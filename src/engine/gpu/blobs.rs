@@ -95,9 +95,9 @@ impl BlobPool {
         Ok((buffer.memory.address(), Placed::Pooled(index)))
     }
 
-    /// Gives up the memory: a kernel may still read it.
-    pub(super) fn leak(&mut self) {
-        std::mem::forget(std::mem::take(&mut self.buffers));
+    /// The memory, which a kernel may still read.
+    pub(super) fn take(&mut self) -> impl Send + use<> {
+        std::mem::take(&mut self.buffers)
     }
 
     /// The launch that reads buffer `index` was queued on `stream`.

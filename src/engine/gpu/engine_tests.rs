@@ -6,6 +6,7 @@ use super::interpreter::World;
 use super::*;
 
 use crate::bootstrap::LocalExchange;
+use crate::error::{Error, ErrorKind};
 use crate::gpu::{CaptureMode, Device, DeviceMemory, Driver, Graph, Module};
 use crate::mem::BoxShape;
 use crate::mem::abi::{CommView, Protocol, TROUBLE_MISMATCH, TROUBLE_TIMEOUT, Trouble};
@@ -15,6 +16,7 @@ use crate::testing::{Data, Pattern, Problem};
 use crate::types::{self, Algorithm, CodecSpec, DType, ReduceOp, Scalar};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 #[path = "fused_tests.rs"]
 mod fused;
@@ -496,10 +498,17 @@ fn a_call_that_does_not_end_is_left_behind_with_its_memory() {
     ranks[0].engine.run(&[call]).unwrap();
     bench.process.hang(true);
     let wires = ranks[0].wires.clone();
+    let aborted = Error::new(ErrorKind::Aborted, "a test");
+    ranks[0].fault.raise(aborted);
     drop(ranks);
     assert!(wires.aborted.load(Ordering::Relaxed), "it was told to stop");
     assert!(Arc::strong_count(&wires) > 1, "its memory is kept");
     let kept = "1 queued device allocations".to_string();
     assert!(bench.process.leftovers().contains(&kept), "residuals too");
     bench.process.hang(false);
+    let begin = Instant::now();
+    while Arc::strong_count(&wires) > 1 || bench.process.leftovers().contains(&kept) {
+        assert!(begin.elapsed() < WAIT, "nobody frees it");
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }

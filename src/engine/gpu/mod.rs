@@ -11,6 +11,7 @@ mod blobs;
 mod bridge;
 mod course;
 pub mod device;
+mod ending;
 pub mod host_copy;
 pub mod kernels;
 mod launch;
@@ -33,14 +34,13 @@ use super::Report;
 use super::numbers::CallNumbers;
 use crate::bootstrap::ExchangeRef;
 use crate::config::Config;
-use crate::error::{ErrorKind, Result};
+use crate::error::Result;
 use crate::gpu::{Begin, Context, DeviceMemory, Stream};
 use crate::mem::{DeviceBuffers, abi as shared};
 use crate::plan::{GpuLimits, Limits, Machine, Plan, Planner, Request, Resident, Tuning, Way};
 use crate::schedule::Hosts;
 use crate::simd::Isa;
 use crate::sync::Fault;
-use crate::sys::log::{self, Level};
 use crate::transport::cuda::Network;
 use crate::types::{Collective, SIGNATURE_WORDS, TransportKind};
 use blobs::{BlobPool, Placed};
@@ -107,9 +107,6 @@ pub struct GpuEngine {
 
 /// Plans whose packing is kept.
 const PREPARED: usize = 1024;
-
-/// How long a communicator that is dropped waits for kernels that were told to stop.
-const STOPPING: Duration = Duration::from_secs(2);
 
 /// What an engine is made of.
 #[derive(Debug)]
@@ -490,54 +487,6 @@ impl GpuEngine {
             input: None,
             fused: 1,
         }
-    }
-}
-
-impl GpuEngine {
-    /// Waits until the kernels of this rank have ended, which use memory that goes with it. One
-    /// that waits for a peer ends by its own deadline, or because the fault is raised. False if one still
-    /// runs all the same: what it uses must stay.
-    pub fn end(&mut self) -> bool {
-        if std::mem::replace(&mut self.ended, true) {
-            return !self.outlived;
-        }
-        let patience = if self.fault.is_raised() {
-            STOPPING
-        } else {
-            self.timeout
-        };
-        let mut ended = self.order.wait(patience);
-        if ended.is_err() {
-            self.wiring.abort();
-            ended = self.order.wait(STOPPING);
-        }
-        if let Some(mut proxy) = self.proxy.take() {
-            // What the last kernels sent is still to leave.
-            proxy.end(patience);
-        }
-        if let Err(error) = ended
-            && error.kind() == ErrorKind::Timeout
-        {
-            // Freeing would wait for the kernel without a deadline, or pull memory from under it.
-            log::line(
-                Level::Warn,
-                format_args!(
-                    "rank {}: a call has not ended, so its memory is kept: {error}",
-                    self.rank
-                ),
-            );
-            std::mem::forget((self.wiring.clone(), self.kernels.clone()));
-            self.blobs.leak();
-            self.residuals.leak();
-            self.outlived = true;
-        }
-        !self.outlived
-    }
-}
-
-impl Drop for GpuEngine {
-    fn drop(&mut self) {
-        self.end();
     }
 }
 

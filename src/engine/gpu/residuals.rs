@@ -257,12 +257,10 @@ impl DeviceResiduals {
         Ok(())
     }
 
-    /// Forgets all without freeing it: a kernel that does not end may use it.
-    pub fn leak(&mut self) {
-        std::mem::forget((
-            std::mem::take(&mut self.tensors),
-            std::mem::take(&mut self.outgrown),
-        ));
+    /// All of it, which a kernel that does not end may use.
+    pub fn take(&mut self) -> impl Send + use<> {
+        let tensors = std::mem::take(&mut self.tensors);
+        (tensors, std::mem::take(&mut self.outgrown))
     }
 }
 
