@@ -370,7 +370,8 @@ impl Communicator {
         }
     }
 
-    /// Waits until every rank has finalized: no rank's data is lost by the drop that follows.
+    /// Waits until every rank has finalized: no rank's data is lost by the drop that follows. On a GPU
+    /// this rank's calls end first, however long the work takes that is ahead of them on their streams.
     ///
     /// # Errors
     /// As [`Communicator::call`].
@@ -384,7 +385,7 @@ impl Communicator {
             // Whatever any rank has queued writes to the memory of others.
             Side::Gpu(side) => {
                 let engine = side.engine()?;
-                let ended = engine.wait(self.config.timeout);
+                let ended = engine.drain();
                 ended.and_then(|()| self.exchange.barrier())
             }
         };

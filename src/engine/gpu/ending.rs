@@ -1,10 +1,17 @@
 //! The end of an engine: its kernels end first, which use what goes with it.
 
 use super::GpuEngine;
-use crate::error::ErrorKind;
+use crate::error::{Error, ErrorKind, Result};
 use crate::sys::log::{self, Level};
 use crate::sys::release::release_when;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+/// How long the work of the caller's streams may take that his last calls wait for when a communicator
+/// ends. The deadline of calls is not for that: it is for peers.
+const QUEUED: Duration = Duration::from_secs(3600);
+
+/// Time between two looks at the fault meanwhile.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// How long a communicator that is dropped waits for kernels that were told to stop.
 const STOPPING: Duration = Duration::from_secs(2);
@@ -17,19 +24,24 @@ impl GpuEngine {
         if std::mem::replace(&mut self.ended, true) {
             return !self.outlived;
         }
-        let patience = if self.fault.is_raised() {
-            STOPPING
-        } else {
-            self.timeout
+        let mut ended = match self.fault.is_raised() {
+            true => self.order.wait(STOPPING),
+            false => self.drain(),
         };
-        let mut ended = self.order.wait(patience);
-        if ended.is_err() {
+        if let Err(error) = &ended {
+            // Others may wait for what is ended here: it is no leave in good order.
+            if error.kind() == ErrorKind::Timeout && self.fault.raise(error.clone()) {
+                self.exchange.announce(error);
+            }
             self.wiring.abort();
             ended = self.order.wait(STOPPING);
         }
         if let Some(mut proxy) = self.proxy.take() {
             // What the last kernels sent is still to leave.
-            proxy.end(patience);
+            proxy.end(match self.fault.is_raised() {
+                true => STOPPING,
+                false => self.timeout,
+            });
         }
         if let Err(error) = ended
             && error.kind() == ErrorKind::Timeout
@@ -47,6 +59,40 @@ impl GpuEngine {
             self.outlived = true;
         }
         !self.outlived
+    }
+
+    /// Waits until what this communicator launched has ended, however long other work of the caller's
+    /// streams ahead of it takes: its kernels have a deadline of their own for each wait, and raise the
+    /// fault, which ends this.
+    ///
+    /// # Errors
+    /// The fault's reason; timeout after an hour, or the deadline of waits if that is longer; those
+    /// of the driver.
+    pub fn drain(&self) -> Result<()> {
+        let begin = Instant::now();
+        let patience = self.timeout.max(QUEUED);
+        let mut is_said = false;
+        loop {
+            match self.order.wait(LOOK) {
+                Err(error) if error.kind() == ErrorKind::Timeout => {}
+                ended => return ended,
+            }
+            self.fault.ends_waits()?;
+            let waited = begin.elapsed();
+            let what = || {
+                format!(
+                    "rank {}: calls that wait for other work of their streams have not ended in {:.0} s",
+                    self.rank,
+                    waited.as_secs_f64()
+                )
+            };
+            if waited >= patience {
+                return Err(Error::new(ErrorKind::Timeout, what()));
+            }
+            if waited >= self.timeout && !std::mem::replace(&mut is_said, true) {
+                log::line(Level::Warn, format_args!("{}; waiting on", what()));
+            }
+        }
     }
 
     /// Drops `thing`, which a kernel may still use, when that has ended.

@@ -512,3 +512,35 @@ fn a_call_that_does_not_end_is_left_behind_with_its_memory() {
         std::thread::sleep(Duration::from_millis(1));
     }
 }
+
+/// The deadline of calls is for peers, not for what the caller has queued ahead of them.
+#[test]
+fn an_end_waits_for_what_is_ahead_of_its_calls() {
+    let bench = Bench::new();
+    let stream = bench.stream();
+    let config = Config {
+        timeout: Duration::from_millis(10),
+        ..simple()
+    };
+    let memory = bench.memory(4096);
+    let problem = Problem::new(Collective::AllReduce, DType::F32, 2, 1000);
+    for fails in [false, true] {
+        let mut ranks = bench.ranks(2, 16, &config);
+        let call = call(request(&problem, "raw"), &memory, &memory, &stream);
+        ranks[0].engine.run(&[call]).unwrap();
+        let (wires, fault) = (ranks[0].wires.clone(), ranks[0].fault.clone());
+        bench.process.hang(true);
+        std::thread::scope(|scope| {
+            scope.spawn(|| drop(ranks));
+            std::thread::sleep(20 * config.timeout);
+            assert!(!wires.aborted.load(Ordering::Relaxed));
+            assert!(fault.reason().is_none());
+            match fails {
+                true => _ = fault.raise(Error::new(ErrorKind::Aborted, "a test")),
+                false => bench.process.hang(false),
+            }
+        });
+        assert_eq!(wires.aborted.load(Ordering::Relaxed), fails);
+        bench.process.hang(false);
+    }
+}
