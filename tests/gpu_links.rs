@@ -160,7 +160,7 @@ fn be_a_rank(id: &UniqueId, rank: usize, nranks: usize, gpu: u32) -> Result<()> 
         },
         &gpu,
     );
-    let mut links = connected.inspect_err(|error| exchange.announce(error))?;
+    let links = connected.inspect_err(|error| exchange.announce(error))?;
     let took = begin.elapsed();
     if rank == 0 {
         let ways: Vec<String> = links

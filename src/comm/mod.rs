@@ -371,7 +371,9 @@ impl Communicator {
     }
 
     /// Waits until every rank has finalized: no rank's data is lost by the drop that follows. On a GPU
-    /// this rank's calls end first, however long the work takes that is ahead of them on their streams.
+    /// this rank's calls end first, however long the work takes that is ahead of them on their streams;
+    /// it takes no more calls then, and no rank maps memory of another any more, unless a graph with its
+    /// calls is left.
     ///
     /// # Errors
     /// As [`Communicator::call`].
@@ -384,9 +386,12 @@ impl Communicator {
             }
             // Whatever any rank has queued writes to the memory of others.
             Side::Gpu(side) => {
-                let engine = side.engine()?;
-                let ended = engine.drain();
-                ended.and_then(|()| self.exchange.barrier())
+                let mut engine = side.engine()?;
+                let ended = engine.drain().and_then(|()| self.exchange.barrier());
+                ended.and_then(|()| {
+                    engine.close();
+                    self.exchange.barrier()
+                })
             }
         };
         self.settle(result)

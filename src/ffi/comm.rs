@@ -128,8 +128,10 @@ pub unsafe extern "C" fn cinch_barrier(comm: *mut cinch_comm_t) -> cinch_result_
 
 /// Waits until every rank has finalized, so that no rank's data is lost by the destroy that
 /// follows. Optional; a rank that destroys without it may fail others that still communicate. On a
-/// GPU it waits for the calls that are queued, and it is due where ranks are processes: they write
-/// into each other's memory. Graphs that hold calls of the communicator go before it is destroyed.
+/// GPU it waits for the calls that are queued, however long the work takes that is ahead of them, and
+/// the communicator takes no more then. It is due where ranks are processes: they map each other's
+/// memory, which must not be freed before all have given it up. Graphs that hold calls of the
+/// communicator go first: they keep it mapped.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cinch_comm_finalize(comm: *mut cinch_comm_t) -> cinch_result_t {
     guard!("cinch_comm_finalize", {

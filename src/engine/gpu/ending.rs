@@ -4,6 +4,7 @@ use super::GpuEngine;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sys::log::{self, Level};
 use crate::sys::release::release_when;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How long the work of the caller's streams may take that his last calls wait for when a communicator
@@ -92,6 +93,17 @@ impl GpuEngine {
             if waited >= self.timeout && !std::mem::replace(&mut is_said, true) {
                 log::line(Level::Warn, format_args!("{}; waiting on", what()));
             }
+        }
+    }
+
+    /// Takes no more calls, and gives up what other processes own, unless graphs may still use it. When
+    /// all ranks have done so and met, none frees memory that another one maps. Nothing that was launched
+    /// may run any more.
+    pub fn close(&mut self) {
+        self.closed = true;
+        // This value and the watchdog have it; graphs have it besides.
+        if Arc::strong_count(&self.wiring) <= 2 {
+            self.wiring.unmap();
         }
     }
 

@@ -184,6 +184,7 @@ struct Wires {
     rank: usize,
     whole_lines: bool,
     aborted: AtomicBool,
+    unmapped: Arc<AtomicBool>,
     trouble: Mutex<Option<Trouble>>,
 }
 
@@ -194,6 +195,7 @@ impl Wires {
             rank,
             whole_lines: false,
             aborted: AtomicBool::new(false),
+            unmapped: Arc::default(),
             trouble: Mutex::new(None),
         }
     }
@@ -222,6 +224,9 @@ impl Wiring for Wires {
     }
     fn abort(&self) {
         self.aborted.store(true, Ordering::Relaxed);
+    }
+    fn unmap(&self) {
+        self.unmapped.store(true, Ordering::Relaxed);
     }
     fn trouble(&self) -> Option<Trouble> {
         *self.trouble.lock().unwrap()
@@ -270,6 +275,38 @@ pub(crate) fn buffers<'a>(
     let place = |memory: &DeviceMemory| (memory.address(), memory.bytes());
     // SAFETY: live until the call has run, which it has when it returns.
     unsafe { DeviceBuffers::new(place(input), place(output), stream.handle().0) }
+}
+
+/// What CUDA does with memory that another process maps while it is freed is not defined.
+#[test]
+fn a_closed_engine_maps_nothing_and_takes_no_calls() {
+    let bench = Bench::new();
+    let stream = bench.stream();
+    let memory = bench.memory(4096);
+    let problem = Problem::new(Collective::AllReduce, DType::F32, 2, 1000);
+    for is_captured in [false, true] {
+        let mut ranks = bench.ranks(2, 16, &simple());
+        let Rank {
+            mut engine, wires, ..
+        } = ranks.remove(0);
+        let unmapped = wires.unmapped.clone();
+        drop(wires);
+        let mut run = |stream: &Stream| {
+            let call = call(request(&problem, "raw"), &memory, &memory, stream);
+            engine.run(&[call]).map(drop)
+        };
+        run(&stream).unwrap();
+        let capture = || Graph::capture(&stream, CaptureMode::Relaxed, &mut run).unwrap();
+        let graph = is_captured.then(capture);
+        engine.close();
+        // A replay would use the connections.
+        assert_eq!(unmapped.load(Ordering::Relaxed), !is_captured);
+        let call = call(request(&problem, "raw"), &memory, &memory, &stream);
+        let error = engine.run(&[call]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidUsage, "{error}");
+        assert!(engine.is_untouched());
+        drop(graph);
+    }
 }
 
 /// A launch as the interpreter of the tests takes it.

@@ -34,7 +34,7 @@ use super::Report;
 use super::numbers::CallNumbers;
 use crate::bootstrap::ExchangeRef;
 use crate::config::Config;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::gpu::{Begin, Context, DeviceMemory, Stream};
 use crate::mem::{DeviceBuffers, abi as shared};
 use crate::plan::{GpuLimits, Limits, Machine, Plan, Planner, Request, Resident, Tuning, Way};
@@ -100,6 +100,8 @@ pub struct GpuEngine {
     nranks: usize,
     /// Whether the last [`GpuEngine::run`] left nothing behind.
     untouched: bool,
+    /// Whether it takes no more calls.
+    closed: bool,
     ended: bool,
     /// Whether a kernel still ran when this was ended.
     outlived: bool,
@@ -199,6 +201,7 @@ impl GpuEngine {
             rank,
             nranks,
             untouched: true,
+            closed: false,
             ended: false,
             outlived: false,
         })
@@ -267,7 +270,7 @@ impl GpuEngine {
     ///
     /// # Errors
     /// Before anything is launched: unsupported if a call cannot run on a GPU; invalid usage if
-    /// streams are of another context, or mix captures in a way that has no order. What a launch
+    /// the communicator was finalized, or streams are of another context, or mix captures in a way that has no order. What a launch
     /// fails with after that fails the communicator.
     pub fn run(&mut self, calls: &[GpuCall<'_>]) -> Result<Vec<Report>> {
         let (prepared, capture) = self.admit(calls)?;
@@ -277,6 +280,12 @@ impl GpuEngine {
     /// Refuses what cannot run. What each call takes that can, and the capture that all belong to.
     fn admit(&mut self, calls: &[GpuCall<'_>]) -> Result<(Vec<Arc<Prepared>>, Option<u64>)> {
         self.untouched = true;
+        if self.closed {
+            return Err(Error::invalid_usage(format!(
+                "rank {}: the communicator was finalized, and takes no more calls",
+                self.rank
+            )));
+        }
         let mut prepared = Vec::with_capacity(calls.len());
         for call in calls {
             prepared.push(self.prepare(&call.request)?);

@@ -21,6 +21,9 @@ pub trait Wiring: Send + Sync + Debug {
     /// Ends every wait of this rank's kernels, now and later.
     fn abort(&self);
 
+    /// Gives up what other processes own: no kernel may use the connections from here on.
+    fn unmap(&self);
+
     /// What went wrong first, once a kernel has said so.
     fn trouble(&self) -> Option<Trouble>;
 
@@ -43,6 +46,10 @@ impl Wiring for DeviceLinks {
 
     fn abort(&self) {
         self.control().abort();
+    }
+
+    fn unmap(&self) {
+        DeviceLinks::unmap(self);
     }
 
     fn trouble(&self) -> Option<Trouble> {

@@ -32,7 +32,7 @@ use crate::schedule::Hosts;
 use crate::sys::log::{Level, line};
 use crate::transport::ConnectContext;
 use crate::types::TransportKind;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Connects this rank, whose buffers are on `gpu`, with all others. All ranks call it together,
@@ -184,7 +184,9 @@ impl Connecting<'_> {
         links.paths = self.paths(&ways, &obstacles);
         if !obstacles.is_empty() {
             links.slowest = LinkClass::Host;
-            links.reached.retain(|(peer, _)| links.outbox[*peer] != 0);
+            let reached = links.reached.get_mut();
+            let reached = reached.unwrap_or_else(PoisonError::into_inner);
+            reached.retain(|(peer, _)| links.outbox[*peer] != 0);
             self.log(&obstacles);
             host::connect(self, &mut links, &obstacles)?;
         } else {
@@ -214,7 +216,9 @@ impl Connecting<'_> {
                 Ok(reached) => {
                     let at = place(candidates, peer, self.me, &links.shape);
                     links.outbox[peer] = reached.address() + at;
-                    links.reached.push((peer, reached));
+                    let all = links.reached.get_mut();
+                    let all = all.unwrap_or_else(PoisonError::into_inner);
+                    all.push((peer, reached));
                 }
                 Err(error) => failed.push((peer, self.unmapped(peer, &error))),
             }
@@ -275,7 +279,7 @@ impl Connecting<'_> {
         let offer = memory.clone().filter(|_| at_home).map(Offer::new);
         let memory_is_there = memory.is_some();
         let links = DeviceLinks {
-            reached: Vec::new(),
+            reached: Mutex::default(),
             host: None,
             network: Mutex::default(),
             staging: Vec::new(),

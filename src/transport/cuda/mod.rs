@@ -43,12 +43,12 @@ use std::time::Duration;
 ///
 /// Drop it when no kernel of this rank uses it any more: kernels that wait for a peer have ended,
 /// or were told to abort and have ended. Peers of this process keep each other's memory alive;
-/// peers of other processes should have stopped too (leave the communicator together), or their
-/// kernels write to memory that only their own mappings still hold.
+/// peers of other processes should have unmapped it ([`DeviceLinks::unmap`]): what CUDA does with
+/// memory that is freed while another process maps it is not defined.
 #[derive(Debug)]
 pub struct DeviceLinks {
     // Dropped from first to last: mappings of others' memory before our own.
-    reached: Vec<(usize, Reached)>,
+    reached: Mutex<Vec<(usize, Reached)>>,
     host: Option<HostBoxes>,
     network: Mutex<Option<Network>>,
     staging: Vec<Arc<Staging>>,
@@ -138,8 +138,8 @@ impl DeviceLinks {
     /// Gives up this rank's mappings of other processes' memory. Ranks that all do so, meet once
     /// more, and drop their links only then, never free memory that another still maps. No kernel
     /// may use the links from here on.
-    pub fn unmap(&mut self) {
-        self.outbox = [0; MAX_RANKS];
-        self.reached.clear();
+    pub fn unmap(&self) {
+        let mut reached = self.reached.lock().unwrap_or_else(PoisonError::into_inner);
+        reached.clear();
     }
 }

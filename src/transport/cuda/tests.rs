@@ -509,9 +509,9 @@ fn kernels_are_told_what_they_need() {
 #[test]
 fn mappings_of_other_processes_can_go_first() {
     let job = Job::on(Machine::new(2));
-    let mut links = job.links(&[(1, 0), (2, 1)]);
+    let links = job.links(&[(1, 0), (2, 1)]);
     assert_eq!(job.machine.left()[2], 2);
-    for one in &mut links {
+    for one in &links {
         one.unmap();
     }
     assert_eq!(job.machine.left()[2], 0);
