@@ -7,6 +7,7 @@ use crate::config::Origin;
 use crate::engine::gpu::tests::{Bench, WAIT, buffers};
 use crate::gpu::{Device, Stream};
 use crate::mem::UserBuffers;
+use crate::sys::cuda::CuResult;
 use crate::sys::fork::{Ours, Owner};
 use crate::testing::try_local_world;
 use crate::types::{Algorithm, CodecSpec, TransportKind};
@@ -277,6 +278,45 @@ fn a_dropped_group_takes_no_sample_with_it() {
         let error = group.run().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidUsage, "{error}");
         assert_eq!(run(), if sampled { 2 } else { 1 });
+    }
+}
+
+/// A driver keeps a thread waiting that makes more launches than it takes, and what those wait for may be
+/// that thread's next ones, on another GPU.
+#[test]
+fn large_groups_take_turns_on_several_gpus() {
+    let benches = [Bench::new(), Bench::new()];
+    let memory = benches.each_ref().map(|bench| bench.memory(4000));
+    let streams = benches.each_ref().map(|bench| bench.stream());
+    let worlds = benches.each_ref().map(communicators);
+    let exact = |dtype| Call {
+        codec: None,
+        ..sum(dtype)
+    };
+    let group = |dtype| {
+        let mut group = Group::new();
+        for at in [0, 1] {
+            for index in 0..200 {
+                let last = [DType::F32, dtype][usize::from(at == 1 && index == 199)];
+                let on = buffers(&memory[at], &memory[at], &streams[at]);
+                group.add_on(&worlds[at][0], &exact(last), on).unwrap();
+            }
+        }
+        group.run()
+    };
+    let launches = || benches.each_ref().map(|bench| bench.counts().len());
+    assert_eq!(group(DType::F32).unwrap().len(), 400);
+    assert_eq!(launches(), [200, 200]);
+    let error = group(DType::F16).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+    assert_eq!(launches(), [0, 0]);
+    assert_eq!(worlds[0][0].async_error(), None);
+    let refuse = CuResult::INVALID_VALUE;
+    benches[1].process.fail("cuLaunchKernel", 0, 1, refuse);
+    group(DType::F32).unwrap_err();
+    assert_eq!(launches(), [64, 0]);
+    for comms in &worlds {
+        assert!(comms[0].async_error().is_some());
     }
 }
 

@@ -3,6 +3,7 @@
 use super::check::{self, Places};
 use super::fuse::{self, Parcel};
 use super::sample::Picked;
+use super::turns::{Waiting, turns};
 use super::{Call, Communicator, PanicGuard, Report};
 use crate::codec::EncodeStats;
 use crate::engine::Batch;
@@ -11,6 +12,7 @@ use crate::error::{Error, Result};
 use crate::mem::{Buffers, DeviceBuffers, UserBuffers};
 use crate::plan::Request;
 use crate::types::Collective;
+use std::sync::Arc;
 
 /// Calls that run together: needed for sends and receives that depend on each other, and for one
 /// thread that holds several ranks.
@@ -89,7 +91,8 @@ impl<'a> Group<'a> {
     /// Calls on GPUs are queued, those of all communicators before anything waits, in the order in which
     /// the communicators were first named: it is the same on all ranks where they share a stream. Those
     /// of one communicator run on the stream of the first of them, behind what is on the streams of all,
-    /// which go on behind them. Then the calls on host memory run to their ends.
+    /// which go on behind them. A driver takes some 1,000 launches of a stream before it keeps this thread
+    /// waiting: ranks of one thread on several GPUs get theirs in turns, those on one GPU do not. Then the calls on host memory run to their ends.
     ///
     /// # Errors
     /// What refuses a call, before anything of the group moves; then the first failure, with which
@@ -262,32 +265,38 @@ impl<'a> Group<'a> {
 
     /// Queues what is on GPUs, communicator by communicator in the order in which they were first named:
     /// no launch waits for another. On one stream their kernels run one after the other, so ranks that
-    /// took them in orders of their own, by address say, would wait for each other for ever. A group that
-    /// cannot be queued as a whole fails its communicators, unless nothing of it was.
+    /// took them in orders of their own, by address say, would wait for each other for ever. Those of
+    /// several GPUs take turns ([`turns`]). A group that cannot be queued as a whole fails its
+    /// communicators, unless nothing of it was.
     fn queue(&mut self, comms: &[&Communicator], reports: &mut [Option<Report>]) -> Result<()> {
-        let mut has_begun = false;
+        let mut all: Vec<Queued<'_, '_>> = Vec::new();
         for comm in comms.iter().filter(|comm| comm.gpu().is_some()) {
-            let mut indices = Vec::new();
-            let mut calls = Vec::new();
-            for (index, entry) in self.calls.iter_mut().enumerate() {
-                if std::ptr::eq(entry.comm, *comm)
-                    && let Some(Buffers::Gpu(buffers)) = entry.buffers.take()
-                {
-                    indices.push(index);
-                    let call = GpuCall {
-                        request: entry.call.request(entry.picked.choice.codec),
-                        buffers,
-                    };
-                    calls.push((call, entry.picked));
-                }
+            all.push(self.queued(comm));
+        }
+        let turns = turns(&waiting(&all));
+        if turns.len() > all.len() {
+            // What is found in a later turn would find the others under way.
+            for queued in &all {
+                queued.check()?;
+            }
+        }
+        let mut has_begun = false;
+        for (which, part) in turns {
+            let Queued {
+                comm,
+                indices,
+                calls,
+            } = &all[which];
+            for &index in &indices[part.clone()] {
+                self.calls[index].buffers = None;
             }
             let side = comm.gpu_side()?;
             let ran = side
                 .engine()
-                .and_then(|mut engine| comm.queue(side, &mut engine, &calls));
+                .and_then(|mut engine| comm.queue(side, &mut engine, &calls[part.clone()]));
             match ran {
                 Ok(ran) => {
-                    for (index, report) in indices.into_iter().zip(ran) {
+                    for (&index, report) in indices[part].iter().zip(ran) {
                         reports[index] = Some(report);
                     }
                     has_begun = true;
@@ -305,6 +314,28 @@ impl<'a> Group<'a> {
             }
         }
         Ok(())
+    }
+
+    /// The calls of `comm`, which is on a GPU.
+    fn queued<'c>(&self, comm: &'c Communicator) -> Queued<'a, 'c> {
+        let mut queued = Queued {
+            comm,
+            indices: Vec::new(),
+            calls: Vec::new(),
+        };
+        for (index, entry) in self.calls.iter().enumerate() {
+            if std::ptr::eq(entry.comm, comm)
+                && let Some(Buffers::Gpu(buffers)) = entry.buffers
+            {
+                queued.indices.push(index);
+                let call = GpuCall {
+                    request: entry.call.request(entry.picked.choice.codec),
+                    buffers,
+                };
+                queued.calls.push((call, entry.picked));
+            }
+        }
+        queued
     }
 
     /// Joins each message of a rank to itself with its receive: the first send with the first
@@ -384,6 +415,53 @@ impl<'a> Group<'a> {
             ))),
         }
     }
+}
+
+/// What a group has for one communicator on a GPU.
+struct Queued<'a, 'c> {
+    comm: &'c Communicator,
+    /// Of the calls in the group.
+    indices: Vec<usize>,
+    calls: Vec<(GpuCall<'a>, Picked)>,
+}
+
+impl Queued<'_, '_> {
+    /// Refuses what would be refused when it is queued.
+    fn check(&self) -> Result<()> {
+        let side = self.comm.gpu_side()?;
+        let _bound = side.context().bind()?;
+        let calls: Vec<GpuCall<'_>> = self.calls.iter().map(|(call, _)| *call).collect();
+        side.engine()?.check(&calls)
+    }
+
+    /// Whether a turn may begin with each call: a collective launches by itself on all ranks, messages
+    /// between two of these go together. On several streams all calls have one place in each.
+    fn may_begin(&self) -> Vec<bool> {
+        let launches = |at: usize| {
+            let request = &self.calls[at].0.request;
+            request.collective != Collective::SendRecv && request.count > 0
+        };
+        let stream = |at: usize| self.calls[at].0.buffers.stream();
+        let is_one = (0..self.calls.len()).all(|at| stream(at) == stream(0));
+        let may_begin = |at: usize| is_one && (at == 0 || launches(at - 1) || launches(at));
+        (0..self.calls.len()).map(may_begin).collect()
+    }
+}
+
+/// What the turns of these depend on.
+fn waiting(all: &[Queued<'_, '_>]) -> Vec<Waiting> {
+    let gpu = |queued: &Queued<'_, '_>| {
+        let gpu = queued.comm.gpu()?;
+        Some((Arc::as_ptr(gpu.driver()), gpu.handle()))
+    };
+    let waiting = |queued: &Queued<'_, '_>| Waiting {
+        gpu: all
+            .iter()
+            .position(|other| gpu(other) == gpu(queued))
+            .unwrap_or_default(),
+        may_begin: queued.may_begin(),
+    };
+    all.iter().map(waiting).collect()
 }
 
 impl Drop for Group<'_> {

@@ -11,6 +11,7 @@ mod group;
 mod init;
 mod sample;
 mod stats;
+mod turns;
 mod typed;
 
 pub use call::{Call, Report};

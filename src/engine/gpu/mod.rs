@@ -269,12 +269,20 @@ impl GpuEngine {
     /// several streams begin when all of these have come so far, and hold all of them until they end.
     ///
     /// # Errors
-    /// Before anything is launched: unsupported if a call cannot run on a GPU; invalid usage if
-    /// the communicator was finalized, or streams are of another context, or mix captures in a way that has no order. What a launch
-    /// fails with after that fails the communicator.
+    /// Before anything is launched: unsupported if a call cannot run on a GPU; invalid usage if the
+    /// communicator was finalized, or if streams are of another context, or mix captures in a way that
+    /// has no order. What a launch fails with after that fails the communicator.
     pub fn run(&mut self, calls: &[GpuCall<'_>]) -> Result<Vec<Report>> {
         let (prepared, capture) = self.admit(calls)?;
         self.start(calls, &prepared, capture)
+    }
+
+    /// Refuses what [`GpuEngine::run`] would refuse before it launches anything, and queues nothing.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn check(&mut self, calls: &[GpuCall<'_>]) -> Result<()> {
+        self.admit(calls).map(drop)
     }
 
     /// Refuses what cannot run. What each call takes that can, and the capture that all belong to.
