@@ -1,6 +1,7 @@
 //! Which codecs CUDA kernels have, and what a kernel is told about one.
 
 use super::Random;
+use crate::simd::FloatEnvironment;
 use crate::types::{CodecKind, CodecSpec, ScaleRule};
 
 /// The lossy codecs that kernels have too; on GPUs there are no others. Names of kernels, what a
@@ -55,6 +56,7 @@ pub const fn array_family(kind: CodecKind) -> &'static str {
 /// A decimal unit is a sum of two fp32 numbers, so that a kernel rounds the values of the table
 /// from it as the parser does. `tests/cuda_codecs.rs` holds them to that for every offset.
 pub fn kernel_params(spec: CodecSpec, scale: f32, draws: [Random; 2]) -> [u32; 8] {
+    let _environment = FloatEnvironment::standard();
     let mut words = [0; 8];
     match spec.scale {
         ScaleRule::Block(block) if spec.kind.has_scale() => words[0] = block.ilog2(),

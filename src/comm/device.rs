@@ -14,7 +14,7 @@ use crate::mem::DeviceBuffers;
 use crate::mem::abi::Protocol;
 use crate::plan::{Resident, Site, Table, Tuning, Way, links};
 use crate::schedule::Hosts;
-use crate::simd::Isa;
+use crate::simd::{FloatEnvironment, Isa};
 use crate::sync::Fault;
 use crate::sys::log::{self, Level};
 use crate::sys::whole::First;
@@ -353,6 +353,7 @@ impl Communicator {
     /// or not on this GPU; unsupported if a GPU cannot run it. Otherwise the reason why the
     /// communicator has failed.
     pub fn call_on(&self, call: &Call, buffers: DeviceBuffers<'_>) -> Result<Report> {
+        let _environment = FloatEnvironment::standard();
         self.check_fault()?;
         let side = self.gpu_side()?;
         let _bound = side.context().bind()?;

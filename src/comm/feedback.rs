@@ -3,6 +3,7 @@
 use super::{Communicator, Side};
 use crate::adapt::Feedback;
 use crate::error::Result;
+use crate::simd::FloatEnvironment;
 
 impl Communicator {
     /// This rank's residuals of error feedback, to be stored with a checkpoint. See
@@ -44,6 +45,7 @@ impl Communicator {
     /// # Errors
     /// Invalid argument if the factor is negative or not finite.
     pub fn rescale_residuals(&self, factor: f32) -> Result<()> {
+        let _environment = FloatEnvironment::standard();
         match &self.side {
             Side::Host(_) => self.engine()?.feedback().rescale(factor),
             Side::Gpu(side) => {

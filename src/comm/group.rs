@@ -11,6 +11,7 @@ use crate::engine::gpu::GpuCall;
 use crate::error::{Error, Result};
 use crate::mem::{Buffers, DeviceBuffers, UserBuffers};
 use crate::plan::Request;
+use crate::simd::FloatEnvironment;
 use crate::types::Collective;
 use std::sync::Arc;
 
@@ -98,6 +99,7 @@ impl<'a> Group<'a> {
     /// What refuses a call, before anything of the group moves; then the first failure, with which
     /// the communicators of the group fail, those of its other calls too.
     pub fn run(mut self) -> Result<Vec<Report>> {
+        let _environment = FloatEnvironment::standard();
         let mut comms: Vec<&Communicator> = Vec::new();
         for entry in &self.calls {
             if !comms.iter().any(|comm| std::ptr::eq(*comm, entry.comm)) {

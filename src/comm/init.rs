@@ -9,7 +9,7 @@ use crate::engine::HostEngine;
 use crate::error::{Error, ErrorKind, Result};
 use crate::plan::{Machine, Table};
 use crate::schedule::Hosts;
-use crate::simd::Isa;
+use crate::simd::{FloatEnvironment, Isa};
 use crate::sync::Fault;
 use crate::sys::fork::{Ours, Owner};
 use crate::sys::log::{self, Level};
@@ -138,6 +138,8 @@ pub(super) fn connect(
     fault: Arc<Fault>,
     config: Config,
 ) -> Result<Communicator> {
+    // Costs that differ by a rounding may select otherwise.
+    let _environment = FloatEnvironment::standard();
     // What this rank alone finds wrong, the others must hear: they wait for it in what follows.
     let (isa, table) = Isa::from_setting(&config.simd)
         .and_then(|isa| Ok((isa, table(&config)?)))

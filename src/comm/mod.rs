@@ -5,6 +5,8 @@ mod check;
 mod choice;
 mod costs;
 mod device;
+#[cfg(test)]
+mod environment_tests;
 mod feedback;
 mod fuse;
 mod group;
@@ -27,6 +29,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::mem::UserBuffers;
 use crate::plan::{Limits, MeasuredCosts};
 use crate::schedule::Hosts;
+use crate::simd::FloatEnvironment;
 use crate::sync::Fault;
 use crate::sys::fork::{Ours, Owner};
 use crate::sys::log::{self, Level};
@@ -182,6 +185,7 @@ impl Communicator {
     /// mismatch, remote, timeout or aborted otherwise, after which the communicator is only good
     /// for [`Communicator::abort`] and drop, and the output is undefined.
     pub fn call(&self, call: &Call, buffers: UserBuffers<'_>) -> Result<Report> {
+        let _environment = FloatEnvironment::standard();
         self.check_fault()?;
         self.host_side()?;
         check::call(self, call, &Places::from(&buffers))?;
@@ -221,6 +225,7 @@ impl Communicator {
     /// # Errors
     /// Invalid argument if the call is impossible.
     pub fn explain(&self, call: &Call) -> Result<String> {
+        let _environment = FloatEnvironment::standard();
         check::shape(self, call)?;
         let request = call.request(self.choose(call)?.codec);
         match &self.side {
@@ -234,6 +239,7 @@ impl Communicator {
     /// # Errors
     /// Invalid argument if the call is impossible.
     pub fn predict(&self, call: &Call) -> Result<f64> {
+        let _environment = FloatEnvironment::standard();
         check::shape(self, call)?;
         let request = call.request(self.choose(call)?.codec);
         match &self.side {

@@ -18,7 +18,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::mem::UserBuffers;
 use crate::plan::Slice;
 use crate::reduce;
-use crate::simd::Isa;
+use crate::simd::{FloatEnvironment, Isa};
 use crate::sys::log::{self, Level};
 use crate::types::{DType, Subsystem};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -83,6 +83,7 @@ impl Communicator {
 
     /// Decides about a call that is to run, in the order of calls. `sampled`: whether it may be.
     pub(super) fn pick(&self, call: &Call, sampled: bool) -> Result<Picked> {
+        let _environment = FloatEnvironment::standard();
         let choice = self.choose(call)?;
         let every = u64::from(self.policy.sample);
         let request = call.request(choice.codec);

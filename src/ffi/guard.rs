@@ -3,6 +3,7 @@
 use super::error::{cinch_result_t, remember};
 use super::group;
 use crate::error::{Error, Result};
+use crate::simd::FloatEnvironment;
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -35,6 +36,7 @@ pub(super) fn enter(name: &str, body: impl FnOnce() -> Result<()>) -> cinch_resu
 /// # Errors
 /// Those of `body`, with the name in front; internal if it panics.
 pub fn caught<T>(name: &str, body: impl FnOnce() -> Result<T>) -> Result<T> {
+    let _environment = FloatEnvironment::standard();
     // A panic leaves shared state whole: locks are taken for single inserts and removals, and the
     // thread's open group, which may have been interrupted, is poisoned by every error.
     match catch_unwind(AssertUnwindSafe(body)) {
@@ -71,6 +73,7 @@ fn panicked(name: &str, payload: Box<dyn Any + Send>) -> Error {
 mod tests {
     use super::super::error::cinch_last_error;
     use super::*;
+    use crate::simd;
     use std::ffi::CStr;
 
     fn last_error() -> String {
@@ -95,6 +98,14 @@ mod tests {
         std::thread::spawn(|| assert_eq!(last_error(), ""))
             .join()
             .unwrap();
+    }
+
+    #[test]
+    fn arithmetic_is_the_standard_one() {
+        simd::under(simd::STRANGE[0], || {
+            let body = || Ok(simd::is_standard());
+            assert!(caught("cinch_f", body).unwrap());
+        });
     }
 
     #[test]

@@ -67,7 +67,10 @@
 //! encoded bytes are forwarded unchanged, and who encodes decodes its own encoding. Repeated runs
 //! with the same ranks, settings, codec and algorithm give the same bits: contributions are added
 //! in a fixed order, never in order of arrival. The instruction set and the transport do not
-//! matter. Another number of ranks or another algorithm may give other last bits.
+//! matter, nor does what a program has set for the arithmetic of its threads, as
+//! `torch.set_flush_denormal(True)` and libraries linked with `-ffast-math` do: a call computes by
+//! IEEE 754's defaults and leaves the thread as it was. Another number of ranks or another algorithm
+//! may give other last bits.
 //!
 //! **Error feedback.** With `Call::feedback`, v = x + r is encoded in the place of every x, and
 //! r = v - dec(enc(v)) waits for the next call of that tensor: on each rank one residual for each

@@ -1,9 +1,14 @@
-//! Instruction sets: what the machine has, and how wide a caller may go.
+//! Instruction sets: what the machine has, and how wide a caller may go. What arithmetic a thread
+//! does by is [`FloatEnvironment`].
 //!
 //! Vector code is chosen once, when a codec or reducer is built, never per call.
 
+mod environment;
 mod tile;
 
+pub use environment::FloatEnvironment;
+#[cfg(test)]
+pub(crate) use environment::{STRANGE, is_standard, under};
 pub use tile::Tile;
 
 use crate::error::{Error, Result};

@@ -11,7 +11,7 @@ mod threads;
 use super::simd::Available;
 use super::{Codec, EncodeStats, Random, Span, abs_max, build};
 use crate::error::{Error, ErrorKind, Result};
-use crate::simd::Isa;
+use crate::simd::{FloatEnvironment, Isa};
 use crate::types::{CodecKind, CodecSpec, ScaleRule};
 use bitpack::Bitpack;
 use compll::CompLl;
@@ -63,6 +63,7 @@ impl StandAlone {
     /// Invalid argument for bad parameters and for raw, which is the elements as they are;
     /// unsupported if the machine lacks `isa`, or if the codec's source published no layout.
     pub fn new(spec: CodecSpec, layout: Layout, isa: Isa) -> Result<StandAlone> {
+        let _environment = FloatEnvironment::standard();
         let Some(codec) = build(spec, isa)? else {
             return Err(Error::invalid_argument(
                 "codec raw is the elements as they are; copy them",
@@ -114,6 +115,7 @@ impl StandAlone {
     /// # Errors
     /// Invalid argument if `to` is too short; nothing is written.
     pub fn encode(&self, x: &[f32], draw: u64, to: &mut [u8]) -> Result<EncodeStats> {
+        let _environment = FloatEnvironment::standard();
         let bytes = self.bytes(x.len());
         let to = self
             .room(to.len(), bytes, x.len())
@@ -135,6 +137,7 @@ impl StandAlone {
     /// # Errors
     /// As [`StandAlone::encode`].
     pub fn encode_drawing(&self, x: &[f32], random: Random, to: &mut [u8]) -> Result<()> {
+        let _environment = FloatEnvironment::standard();
         let bytes = self.bytes(x.len());
         let to = self
             .room(to.len(), bytes, x.len())
@@ -166,6 +169,7 @@ impl StandAlone {
     /// Invalid argument if `from` is too short, or in a published layout holds another number of
     /// elements; nothing is written.
     pub fn decode(&self, from: &[u8], y: &mut [f32]) -> Result<()> {
+        let _environment = FloatEnvironment::standard();
         let bytes = self.bytes(y.len());
         let from = self
             .room(from.len(), bytes, y.len())

@@ -1,6 +1,7 @@
 //! Published bytes, counts that lie, and any length.
 
 use super::*;
+use crate::simd::{self, STRANGE};
 
 fn stand_alone(text: &str, layout: Layout, isa: Isa) -> StandAlone {
     StandAlone::new(text.parse().unwrap(), layout, isa).unwrap()
@@ -151,4 +152,37 @@ fn chunks_stand_alone_too() {
     assert!(raw.message().contains("copy them"));
     let none = StandAlone::new("linear8".parse().unwrap(), Layout::Published, Isa::detect());
     assert!(none.unwrap_err().message().contains("linear8"));
+}
+
+/// Bytes, values and statistics do not depend on what else has set the thread's arithmetic.
+#[test]
+fn the_callers_arithmetic_changes_nothing() {
+    let mut x: Vec<f32> = (0..70_000)
+        .map(|i| ((i * 7919) % 997) as f32 * 1e-39)
+        .collect();
+    x.extend((0..5000).map(|i| ((i * 104_729) % 99_991) as f32 * 0.1 - 5000.0));
+    let mut looked_at = 0;
+    for spec in CodecSpec::samples() {
+        for layout in [Layout::Chunk, Layout::Published] {
+            let run = |threads: usize| {
+                let codec = StandAlone::new(spec, layout, Isa::detect()).ok()?;
+                let codec = codec.with_threads(threads);
+                let mut bytes = vec![0; codec.bytes(x.len())];
+                let stats = codec.encode(&x, 3, &mut bytes).unwrap();
+                let mut y = vec![0f32; x.len()];
+                codec.decode(&bytes, &mut y).unwrap();
+                let bits: Vec<u32> = y.into_iter().map(f32::to_bits).collect();
+                Some((bytes, stats.abs_max, stats.saturated, bits))
+            };
+            for threads in [1, 2] {
+                let expected = run(threads);
+                for word in STRANGE {
+                    let found = simd::under(word, || run(threads));
+                    assert!(found == expected, "{spec} {layout:?} under {word:#x}");
+                    looked_at += usize::from(found.is_some());
+                }
+            }
+        }
+    }
+    assert!(looked_at > 100, "{looked_at}");
 }
