@@ -6,9 +6,10 @@
 //! same user.
 
 use super::mesh::{Link, Mesh};
+use crate::bootstrap::PeerInfo;
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::Region;
-use crate::sys::socket;
+use crate::sys::socket::{self, Socket};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -17,7 +18,18 @@ use std::time::{Duration, Instant};
 /// What the sockets are for, in messages and in the key.
 pub(super) const PURPOSE: &str = "shm";
 
+/// How often the fault is looked at while nothing happens.
+const GLANCE: Duration = Duration::from_millis(20);
+
+/// From one try to send to the next, where the system takes no more descriptors for now. Nothing
+/// tells when it does again.
+const RETRY: Duration = Duration::from_millis(1);
+
 /// Gives `memory` to the peers of `mesh`, and returns the region of each, by rank.
+///
+/// Linux takes no more descriptors on the way between processes of a user than a process may
+/// hold, whoever sends them. n ranks have n(n-1) to send, so what is refused waits until others
+/// have received theirs, and this rank goes on receiving meanwhile, as all do.
 ///
 /// # Errors
 /// As for [`Mesh::open`]; remote, naming the peer, if it goes away; mismatch if its memory does
@@ -27,8 +39,36 @@ pub(super) fn exchange(
     memory: OwnedFd,
     bytes: usize,
 ) -> Result<Vec<(usize, Arc<Region>)>> {
+    let (send, receive) = (socket::send_descriptor, socket::receive_descriptor);
+    exchange_by(mesh, memory, bytes, send, receive)
+}
+
+/// One peer on the way.
+struct Peer {
+    link: Link,
+    socket: Socket,
+    told: bool,
+    region: Option<Arc<Region>>,
+}
+
+/// As [`exchange`], by these functions.
+fn exchange_by(
+    mesh: Mesh<'_>,
+    memory: OwnedFd,
+    bytes: usize,
+    send: impl Fn(&OwnedFd, &OwnedFd) -> io::Result<()>,
+    receive: impl Fn(&OwnedFd) -> io::Result<OwnedFd>,
+) -> Result<Vec<(usize, Arc<Region>)>> {
     let (peers, fault, deadline) = (mesh.peers, mesh.fault, mesh.deadline);
-    let sockets = mesh.open()?;
+    let sockets = mesh.open()?.into_iter();
+    let mut open: Vec<Peer> = sockets
+        .map(|(link, socket)| Peer {
+            link,
+            socket,
+            told: false,
+            region: None,
+        })
+        .collect();
     let lost = |link: &Link, error: io::Error| {
         let peer = &peers[link.peer];
         Error::new(
@@ -36,33 +76,156 @@ pub(super) fn exchange(
             format!("{peer} went away while shared memory was handed over: {error}"),
         )
     };
-    // Sending never waits: each socket is fresh and its buffer empty. So all can send first.
-    for (link, socket) in &sockets {
-        socket::send_descriptor(socket, &memory).map_err(|error| lost(link, error))?;
-    }
-    drop(memory);
-    let mut regions = Vec::with_capacity(sockets.len());
-    for (link, socket) in &sockets {
-        let memory = loop {
-            match socket::receive_descriptor(socket) {
-                Ok(memory) => break memory,
+    loop {
+        let mut refused = None;
+        for peer in open.iter_mut().filter(|peer| !peer.told) {
+            match send(&peer.socket, &memory) {
+                Ok(()) => peer.told = true,
+                Err(error) if takes_none_now(&error) => {
+                    refused = Some(error);
+                    break;
+                }
+                Err(error) => return Err(lost(&peer.link, error)),
+            }
+        }
+        for peer in open.iter_mut().filter(|peer| peer.region.is_none()) {
+            match receive(&peer.socket) {
+                Ok(theirs) => {
+                    let region = Region::of(&theirs, bytes);
+                    peer.region =
+                        Some(region.map_err(|error| error.context(&peers[peer.link.peer]))?);
+                }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) => return Err(lost(link, error)),
+                Err(error) => return Err(lost(&peer.link, error)),
             }
-            fault.check()?;
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Err(Error::new(
-                    ErrorKind::Timeout,
-                    format!("{} has not handed over its shared memory", peers[link.peer]),
-                ));
-            }
-            let mut interests = [socket::interest(socket, true, false)];
-            socket::poll(&mut interests, left.min(Duration::from_millis(20)))?;
-        };
-        let region =
-            Region::of(&memory, bytes).map_err(|error| error.context(&peers[link.peer]))?;
-        regions.push((link.peer, region));
+        }
+        let mut missing = open.iter().filter(|peer| peer.region.is_none()).peekable();
+        let first = missing.peek().map(|peer| peer.link.peer);
+        if first.is_none() && refused.is_none() {
+            break;
+        }
+        fault.check()?;
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(Error::new(
+                ErrorKind::Timeout,
+                late(refused, first.map(|rank| &peers[rank])),
+            ));
+        }
+        let mut interests: Vec<_> = missing
+            .map(|peer| socket::interest(&peer.socket, true, false))
+            .collect();
+        let limit = if refused.is_some() { RETRY } else { GLANCE };
+        socket::poll(&mut interests, left.min(limit))?;
     }
-    Ok(regions)
+    let regions = open.into_iter();
+    Ok(regions
+        .filter_map(|peer| Some((peer.link.peer, peer.region?)))
+        .collect())
+}
+
+/// Whether a send may work later: too many descriptors of this user are on the way.
+fn takes_none_now(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::ETOOMANYREFS) || error.kind() == io::ErrorKind::WouldBlock
+}
+
+/// What was waited for in vain.
+fn late(refused: Option<io::Error>, missing: Option<&PeerInfo>) -> String {
+    match (refused, missing) {
+        (None, Some(peer)) => format!("{peer} has not handed over its shared memory"),
+        (refused, _) => format!(
+            "the system takes no more descriptors to hand over shared memory ({}): other programs \
+             of this user have some on the way; raise `ulimit -n`, which is {}",
+            refused.map_or(String::new(), |error| error.to_string()),
+            socket::descriptor_limit()
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sync::Fault;
+    use crate::sys::memory::sealed_memfd;
+    use crate::sys::socket::Address;
+    use std::sync::Mutex;
+
+    const RANKS: usize = 5;
+    const BYTES: usize = 4096;
+
+    fn peers() -> Vec<PeerInfo> {
+        let peer = |rank| PeerInfo {
+            rank,
+            pid: 1,
+            uid: nix::unistd::getuid().as_raw(),
+            host: "here".into(),
+            host_id: [1; 16],
+            process_id: [1; 16],
+            address: [127, 0, 0, 1].into(),
+        };
+        (0..RANKS).map(peer).collect()
+    }
+
+    fn name(rank: usize) -> Address {
+        let mut name = *b"shared memory of";
+        name[0] = rank as u8;
+        name[1..5].copy_from_slice(&std::process::id().to_le_bytes());
+        Address::Local(name)
+    }
+
+    /// Linux refuses a descriptor while too many are on the way, and says when by nothing: here
+    /// while there is one.
+    #[test]
+    fn descriptors_that_are_refused_wait_until_others_have_arrived() {
+        let (peers, fault) = (peers(), Fault::new());
+        let on_the_way = Mutex::new((0, 0));
+        let send = |socket: &OwnedFd, memory: &OwnedFd| {
+            let mut on_the_way = on_the_way.lock().unwrap();
+            if on_the_way.0 > 0 {
+                on_the_way.1 += 1;
+                return Err(io::Error::from_raw_os_error(libc::ETOOMANYREFS));
+            }
+            on_the_way.0 += 1;
+            socket::send_descriptor(socket, memory)
+        };
+        let receive = |socket: &OwnedFd| {
+            let received = socket::receive_descriptor(socket)?;
+            on_the_way.lock().unwrap().0 -= 1;
+            Ok(received)
+        };
+        let link = |peer| Link {
+            peer,
+            channel: 0,
+            socket: 0,
+        };
+        let listeners = (0..RANKS).map(|rank| socket::listen(&name(rank)).unwrap());
+        let listeners: Vec<_> = listeners.collect();
+        std::thread::scope(|scope| {
+            for (me, listener) in listeners.into_iter().enumerate() {
+                let mesh = Mesh {
+                    purpose: PURPOSE,
+                    key: [5; 32],
+                    me,
+                    peers: &peers,
+                    listener,
+                    local: true,
+                    accepts: (me + 1..RANKS).map(link).collect(),
+                    connects: (0..me).map(|peer| (link(peer), name(peer))).collect(),
+                    fault: &fault,
+                    deadline: Instant::now() + Duration::from_secs(60),
+                };
+                scope.spawn(move || {
+                    let memory = sealed_memfd(BYTES).unwrap();
+                    let found = exchange_by(mesh, memory, BYTES, send, receive).unwrap();
+                    let mut ranks: Vec<usize> = found.iter().map(|(rank, _)| *rank).collect();
+                    ranks.sort_unstable();
+                    let others: Vec<usize> = (0..RANKS).filter(|&rank| rank != me).collect();
+                    assert_eq!(ranks, others);
+                });
+            }
+        });
+        let (left, refusals) = *on_the_way.lock().unwrap();
+        assert_eq!(left, 0);
+        assert!(refusals > 0, "nothing was refused");
+    }
 }
