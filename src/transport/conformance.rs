@@ -269,7 +269,7 @@ fn a_sleeping_rank_is_woken() {
     // Far beyond the time that the others take: a lost wake shows as a wait of that long.
     let long = Duration::from_secs(100);
     for kind in kinds() {
-        World::new(2).run(&config(kind), |mut links, exchange| {
+        World::new(2).run_crowded(&config(kind), |mut links, exchange| {
             let (me, peer) = (links.rank, 1 - links.rank);
             let start = Instant::now();
             for round in 0..200_u64 {
@@ -281,6 +281,7 @@ fn a_sleeping_rank_is_woken() {
                 let mut scans = 5000;
                 while !links.recvs[peer].as_mut().unwrap().ready().unwrap() {
                     links.waiter.idle(scans, long).unwrap();
+                    assert!(start.elapsed() < long, "{}: a wake was lost", kind.name());
                     scans += 1;
                 }
                 let end = links.recvs[peer].as_mut().unwrap();
@@ -300,7 +301,7 @@ fn a_sleeping_rank_is_woken() {
 fn a_sender_that_sleeps_until_a_slot_is_free_is_woken() {
     let long = Duration::from_secs(100);
     for kind in kinds() {
-        World::new(2).run(&config(kind), |mut links, exchange| {
+        World::new(2).run_crowded(&config(kind), |mut links, exchange| {
             let peer = 1 - links.rank;
             let start = Instant::now();
             let whole = links.slot_bytes;
@@ -314,6 +315,7 @@ fn a_sender_that_sleeps_until_a_slot_is_free_is_woken() {
                 let mut scans = 5000;
                 while !links.sends[peer].as_mut().unwrap().ready().unwrap() {
                     links.waiter.idle(scans, long).unwrap();
+                    assert!(start.elapsed() < long, "{}: a wake was lost", kind.name());
                     scans += 1;
                 }
                 let end = links.sends[peer].as_mut().unwrap();

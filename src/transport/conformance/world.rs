@@ -4,6 +4,7 @@ use crate::bootstrap::{Exchange, PeerInfo};
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::Fault;
+use crate::sys::cpu;
 use crate::sys::ibverbs::Api;
 use crate::sys::ibverbs::fake::{Fabric, FakeDevice};
 use crate::testing::on_rdma_devices;
@@ -150,10 +151,40 @@ impl World {
 
     /// Connects all ranks and runs `body` on each, in a thread.
     pub fn run(self: &Arc<World>, config: &Config, body: impl Fn(Links, &dyn Exchange) + Sync) {
+        self.start(&vec![config.clone(); self.peers.len()], None, body);
+    }
+
+    /// The same on one core, which all ranks share: none wakes by itself, and all must be woken.
+    pub fn run_crowded(
+        self: &Arc<World>,
+        config: &Config,
+        body: impl Fn(Links, &dyn Exchange) + Sync,
+    ) {
+        let cores = cpu::allowed();
+        let first = (0..1024).find(|core| cores[core / 64] >> (core % 64) & 1 == 1);
+        self.start(
+            &vec![config.clone(); self.peers.len()],
+            first,
+            |links, exchange| {
+                assert!(links.oversubscribed, "ranks share a core");
+                body(links, exchange);
+            },
+        );
+    }
+
+    fn start(
+        self: &Arc<World>,
+        configs: &[Config],
+        core: Option<usize>,
+        body: impl Fn(Links, &dyn Exchange) + Sync,
+    ) {
         std::thread::scope(|scope| {
-            for rank in 0..self.peers.len() {
+            for (rank, config) in configs.iter().enumerate() {
                 let body = &body;
                 scope.spawn(move || {
+                    if let Some(core) = core {
+                        cpu::bind(core).unwrap();
+                    }
                     let exchange = self.exchange(rank);
                     match connect(&*exchange, config, self.verbs()) {
                         Ok(links) => body(links, &*exchange),
