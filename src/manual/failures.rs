@@ -52,7 +52,8 @@
 //! workers live on. Communicators that were made before are dead there: calls fail with invalid
 //! usage, abort and drop do nothing, and the parent goes on. The child may make its own. Children
 //! of `vfork`, `posix_spawn`, `_Fork` and bare `clone`, which run no handlers, are expected to
-//! exec, which closes everything.
+//! exec, which closes everything. Memory that is registered for RDMA is kept from children
+//! (`ibv_fork_init`) where the kernel does not copy it for them; a warning says where that fails.
 //!
 //! **Measured** by `CINCH_TEST_KILLS=200 cargo test --test kills -- --nocapture` (kills at random
 //! moments, 4 to 8 ranks, shared memory and TCP) and

@@ -7,7 +7,10 @@ use std::ffi::{c_int, c_uint, c_void};
 
 /// Makes from the list: the trait [`Api`] and the table of the loaded functions.
 macro_rules! verbs_functions {
-    ($($name:ident = $symbol:literal ($($arg:ident: $type:ty),* $(,)?) $(-> $result:ty)?;)*) => {
+    (
+        optional { $($late:ident = $late_symbol:literal () -> $late_result:ty;)* }
+        $($name:ident = $symbol:literal ($($arg:ident: $type:ty),* $(,)?) $(-> $result:ty)?;)*
+    ) => {
         /// The exported verbs. Methods have the C functions' names, arguments and contracts.
         ///
         /// # Safety of the methods
@@ -21,13 +24,17 @@ macro_rules! verbs_functions {
                 #[doc = concat!("`", $symbol, "`")]
                 unsafe fn $name(&self, $($arg: $type),*) $(-> $result)?;
             )*
+            $(
+                #[doc = concat!("`", $late_symbol, "`; `None` from a library without it.")]
+                unsafe fn $late(&self) -> Option<$late_result>;
+            )*
         }
 
         function_table! {
             /// Functions of the system's library.
             pub(super) struct Functions;
             required { $($name = $symbol: fn($($type),*) $(-> $result)?;)* }
-            optional {}
+            optional { $($late = $late_symbol: fn() -> $late_result;)* }
         }
 
         impl Api for super::Loaded {
@@ -40,11 +47,22 @@ macro_rules! verbs_functions {
                     unsafe { (self.functions().$name)($($arg),*) }
                 }
             )*
+            $(
+                unsafe fn $late(&self) -> Option<$late_result> {
+                    // SAFETY: as above.
+                    self.functions().$late.map(|function| unsafe { function() })
+                }
+            )*
         }
     };
 }
 
 verbs_functions! {
+    optional {
+        // Since rdma-core 35.
+        is_fork_initialized = "ibv_is_fork_initialized" () -> c_uint;
+    }
+    fork_init = "ibv_fork_init" () -> c_int;
     get_device_list = "ibv_get_device_list" (count: *mut c_int) -> *mut *mut IbvDevice;
     free_device_list = "ibv_free_device_list" (list: *mut *mut IbvDevice);
     open_device = "ibv_open_device" (device: *mut IbvDevice) -> *mut IbvContext;

@@ -389,6 +389,11 @@ c_structs! {
 }
 
 c_constants! {
+    c_uint {
+        IBV_FORK_DISABLED = 0,
+        IBV_FORK_ENABLED = 1,
+        IBV_FORK_UNNEEDED = 2,
+    }
     u32 {
         IBV_GID_TYPE_IB = 0,
         IBV_GID_TYPE_ROCE_V1 = 1,

@@ -56,6 +56,22 @@ impl Api for Fabric {
         "a simulated libibverbs".into()
     }
 
+    unsafe fn is_fork_initialized(&self) -> Option<c_uint> {
+        self.lock().fork
+    }
+
+    unsafe fn fork_init(&self) -> c_int {
+        let mut state = self.lock();
+        if let Err(error) = state.enter("fork_init") {
+            return error;
+        }
+        if !state.keeps_from_children && !state.regions.is_empty() {
+            return libc::EINVAL;
+        }
+        state.keeps_from_children = true;
+        0
+    }
+
     unsafe fn get_device_list(&self, count: *mut c_int) -> *mut *mut IbvDevice {
         let mut state = self.lock();
         if let Err(error) = state.enter("get_device_list") {

@@ -131,6 +131,11 @@ impl Fabric {
         }
     }
 
+    /// Has the library say this of forks; `None`: it is too old to know.
+    pub fn fork(&self, answer: Option<c_uint>) {
+        self.lock().fork = answer;
+    }
+
     /// Takes a device's port down or up, with the event that tells of it.
     pub fn port(&self, device: usize, up: bool) {
         let mut state = self.lock();

@@ -114,6 +114,10 @@ pub(super) struct State {
     pub failures: HashMap<&'static str, (usize, usize, c_int)>,
     pub work_failures: Vec<(usize, c_uint)>,
     pub calls: HashMap<&'static str, usize>,
+    /// What a library says of forks that is new enough to know.
+    pub fork: Option<c_uint>,
+    /// Whether registered memory is kept from children.
+    pub keeps_from_children: bool,
     next: u32,
 }
 
@@ -132,6 +136,8 @@ impl State {
             failures: HashMap::new(),
             work_failures: Vec::new(),
             calls: HashMap::new(),
+            fork: Some(IBV_FORK_UNNEEDED),
+            keeps_from_children: false,
             next: 16,
         }
     }

@@ -3,6 +3,9 @@
 use super::{done, gone, made, readable};
 use crate::error::{Error, ErrorKind, Result};
 use crate::sys::ibverbs::*;
+use crate::sys::log::{self, Level};
+use crate::sys::whole::Guarded;
+use crate::types::Subsystem;
 use std::ffi::c_uint;
 use std::io;
 use std::os::fd::RawFd;
@@ -37,6 +40,11 @@ impl Device {
                     io::Error::last_os_error()
                 ),
             ));
+        }
+        if count > 0
+            && let Some(warning) = keep_from_children(api)
+        {
+            log::line_of(Subsystem::Net, Level::Warn, format_args!("{warning}"));
         }
         let (mut open, mut names) = (Vec::new(), Vec::new());
         let mut failure = None;
@@ -141,9 +149,74 @@ impl Device {
     }
 }
 
+/// The library keeps books of registered memory, which two threads must not begin at once.
+static BOOKS: Guarded<()> = Guarded::new(());
+
+/// Keeps registered memory from children that the program forks. Where the kernel does not copy
+/// it for them, the first one to write after a fork gets a new page, the parent too, and the device
+/// goes on with the old one. Returns a warning if that cannot be had.
+fn keep_from_children(api: &Arc<dyn Api>) -> Option<String> {
+    // SAFETY: has no conditions.
+    if unsafe { api.is_fork_initialized() } == Some(IBV_FORK_UNNEEDED) {
+        return None;
+    }
+    // SAFETY: no other thread of this library calls it now; nothing happens if it was called.
+    let code = BOOKS.with(|()| unsafe { api.fork_init() });
+    let error = done(code).err()?;
+    Some(format!(
+        "neither this kernel nor {} keeps registered memory apart from forked children ({error}): \
+         what is sent by RDMA after the program has forked, for a data loader say, may be wrong; \
+         fork before communicators are made, or set CINCH_IB_DISABLE=1",
+        api.source()
+    ))
+}
+
 impl Drop for Device {
     fn drop(&mut self) {
         // SAFETY: all that came from it holds it, and so is gone.
         gone("device", unsafe { self.api.close_device(self.raw) });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::ibverbs::fake::{Fabric, FakeDevice};
+
+    fn open(fabric: &Arc<Fabric>) -> usize {
+        let api: Arc<dyn Api> = fabric.clone();
+        Device::open_all(&api, |_| true).unwrap().0.len()
+    }
+
+    #[test]
+    fn memory_is_kept_from_children_where_the_kernel_does_not_copy_it() {
+        for (answer, calls) in [
+            (None, 1),
+            (Some(IBV_FORK_DISABLED), 1),
+            (Some(IBV_FORK_UNNEEDED), 0),
+        ] {
+            let fabric = Fabric::new(vec![FakeDevice::roce("r0", 1)]);
+            fabric.fork(answer);
+            // Where it has to be first.
+            fabric.fail("open_device", 0, 1, libc::EIO);
+            let api: Arc<dyn Api> = fabric.clone();
+            assert!(Device::open_all(&api, |_| true).is_err());
+            assert_eq!(fabric.calls("fork_init"), calls, "{answer:?}");
+            assert_eq!(open(&fabric), 1);
+        }
+    }
+
+    #[test]
+    fn memory_that_children_share_is_a_warning() {
+        let fabric = Fabric::new(vec![FakeDevice::roce("r0", 1)]);
+        fabric.fork(None);
+        fabric.fail("fork_init", 0, 2, libc::EINVAL);
+        let api: Arc<dyn Api> = fabric.clone();
+        let warning = keep_from_children(&api).unwrap();
+        for part in ["forked children", "Invalid argument", "CINCH_IB_DISABLE=1"] {
+            assert!(warning.contains(part), "{warning}");
+        }
+        assert_eq!(open(&fabric), 1, "it goes on");
+        assert_eq!(keep_from_children(&api), None);
     }
 }
