@@ -40,7 +40,8 @@
 //! always becomes an error. A port that goes down is a warning in the log at once, and part of the
 //! error if it does not come back within that time. A rank that leaves says so over each queue pair,
 //! after its last message, and waits at most 0.2 s for what is on its way. Where nothing asks for RDMA
-//! and a rank cannot use it, all ranks use TCP, and the log says which rank and why.
+//! and a rank cannot use it, or not reach another by it, all ranks use TCP, and the log says which rank
+//! and why.
 //!
 //! **Left behind.** Nothing: no descriptor, thread, mapping, queue pair, memory region or name, after drop and after the
 //! crash of a peer. Shared memory is an anonymous sealed file that was never in a file system, so

@@ -208,29 +208,18 @@ impl Prepared {
         let prepared = rdma::connect::Prepared::new(plan, &ports);
         // A rank that cannot says so; what it could not is worth a retreat only where it was not
         // asked for.
-        let offers = exchange.all_gather(&match &prepared {
-            Ok(prepared) => [&[1][..], &prepared.offer()].concat(),
-            Err(error) => [&[0][..], error.message().as_bytes()].concat(),
-        })?;
-        let failed = |offer: &Vec<u8>| offer.first() != Some(&1);
-        if let Some(rank) = offers.iter().position(failed) {
-            let why = String::from_utf8_lossy(offers[rank].get(1..).unwrap_or_default());
-            let why = format!("{} cannot use RDMA: {why}", peers[rank]);
-            if forced {
-                return Err(prepared.err().unwrap_or(Error::new(ErrorKind::Remote, why)));
-            }
-            log::line_of(
-                Subsystem::Net,
-                Level::Warn,
-                format_args!("TCP between hosts, because {why}"),
-            );
-            return Ok(None);
+        let said = exchange.all_gather(&answer(&prepared, rdma::connect::Prepared::offer))?;
+        let offers = match all_can("use RDMA", said, peers) {
+            Ok(offers) => offers,
+            Err(why) => return retreat(forced, prepared.err(), why).map(|()| None),
+        };
+        // Whether an active port reaches another one, the system finds out only here.
+        let connected = prepared?.connect(&offers);
+        let said = exchange.all_gather(&answer(&connected, |_| Vec::new()))?;
+        if let Err(why) = all_can("reach others by RDMA", said, peers) {
+            return retreat(forced, connected.err(), why).map(|()| None);
         }
-        let offers: Vec<Vec<u8>> = offers
-            .into_iter()
-            .map(|offer| offer[1..].to_vec())
-            .collect();
-        let connected = prepared?.connect(&offers)?;
+        let connected = connected?;
         let why = match forced {
             true => "CINCH_TRANSPORT=rdma asks for it",
             false => "every rank has an active port",
@@ -417,6 +406,45 @@ pub(super) fn find_ports(
         None => Arc::new(ibverbs::Loaded::open(ibverbs::Loaded::LIBRARY)?),
     };
     Ports::find(&api, config)
+}
+
+/// What a rank tells the others: what it has to offer, or why it cannot go on.
+fn answer<T>(outcome: &Result<T>, offer: impl Fn(&T) -> Vec<u8>) -> Vec<u8> {
+    match outcome {
+        Ok(outcome) => [&[1][..], &offer(outcome)].concat(),
+        Err(error) => [&[0][..], error.message().as_bytes()].concat(),
+    }
+}
+
+/// What all ranks offer, or which one cannot do `what`, and why.
+fn all_can(
+    what: &str,
+    mut said: Vec<Vec<u8>>,
+    peers: &[PeerInfo],
+) -> std::result::Result<Vec<Vec<u8>>, String> {
+    for (rank, text) in said.iter_mut().enumerate() {
+        let can = text.first() == Some(&1);
+        let rest = text.split_off(text.len().min(1));
+        if !can {
+            let why = String::from_utf8_lossy(&rest);
+            return Err(format!("{} cannot {what}: {why}", peers[rank]));
+        }
+        *text = rest;
+    }
+    Ok(said)
+}
+
+/// Goes back to TCP, which all ranks do together, unless RDMA was asked for.
+fn retreat(forced: bool, own: Option<Error>, why: String) -> Result<()> {
+    if forced {
+        return Err(own.unwrap_or(Error::new(ErrorKind::Remote, why)));
+    }
+    log::line_of(
+        Subsystem::Net,
+        Level::Warn,
+        format_args!("TCP between hosts, because {why}"),
+    );
+    Ok(())
 }
 
 fn chosen(text: std::fmt::Arguments<'_>) {

@@ -151,7 +151,7 @@ impl World {
 
     /// Connects all ranks and runs `body` on each, in a thread.
     pub fn run(self: &Arc<World>, config: &Config, body: impl Fn(Links, &dyn Exchange) + Sync) {
-        self.start(&vec![config.clone(); self.peers.len()], None, body);
+        self.run_each(&vec![config.clone(); self.peers.len()], body);
     }
 
     /// The same on one core, which all ranks share: none wakes by itself, and all must be woken.
@@ -170,6 +170,15 @@ impl World {
                 body(links, exchange);
             },
         );
+    }
+
+    /// The same, each rank with settings of its own.
+    pub fn run_each(
+        self: &Arc<World>,
+        configs: &[Config],
+        body: impl Fn(Links, &dyn Exchange) + Sync,
+    ) {
+        self.start(configs, None, body);
     }
 
     fn start(

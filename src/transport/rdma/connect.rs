@@ -70,78 +70,78 @@ const LANE_CARD: usize = 1 + 4 + 8 + 4;
 
 impl<'a> Prepared<'a> {
     /// Makes queue pairs and registers memory for all connections. Channels take turns among the
-    /// ports, and ranks of a host begin with different ones.
+    /// ports, and ranks of a host begin with different ones. Both ends of a connection go through
+    /// ports with the same place among those of their hosts, where both have as many: ports of
+    /// different places may be on networks that do not reach each other.
     ///
     /// # Errors
     /// Unsupported or system, with the numbers that were needed.
     pub fn new(plan: Plan<'a>, ports: &Ports) -> Result<Prepared<'a>> {
         let (config, shape) = (plan.config, plan.shape);
         let ports = &ports.0;
-        let own = &plan.peers[plan.me];
-        let neighbours = plan.peers[..plan.me].iter();
-        let offset = neighbours
-            .filter(|peer| peer.host_id == own.host_id)
-            .count();
-        let rail_of = |channel: usize| (offset + channel) % ports.len();
+        let rail_of = |peer: usize, channel: usize| {
+            (place_of_pair(plan.peers, plan.me, peer) + channel) % ports.len()
+        };
+        let all = (0..plan.channels)
+            .flat_map(|channel| plan.served.iter().map(move |&peer| (peer, channel)));
         let bytes = connection::bytes(&shape);
         let mut rails = Vec::new();
         // Index among the rails in use, by index among the ports.
         let mut places: Vec<Option<usize>> = vec![None; ports.len()];
         let mut pools = Vec::new();
-        for channel in 0..plan.channels {
-            let index = rail_of(channel);
+        for (peer, channel) in all.clone() {
+            let index = rail_of(peer, channel);
             if places[index].is_some() {
                 continue;
             }
             places[index] = Some(rails.len());
             let port = ports[index].clone();
             check_sizes(&port, &shape)?;
-            let on_it = (0..plan.channels).filter(|&other| rail_of(other) == index);
-            let region = Region::heap(on_it.count() * plan.served.len() * bytes)?;
+            let on_it = all.clone();
+            let on_it = on_it.filter(|&(peer, channel)| rail_of(peer, channel) == index);
+            let region = Region::heap(on_it.count() * bytes)?;
             let domain = Domain::new(&port.device)?;
             pools.push((Arc::new(Registered::new(&domain, region)?), domain, 0));
             let channel = Channel::new(&port.device)?;
             rails.push(Rail { port, channel });
         }
         let mut lanes = Vec::new();
-        for channel in 0..plan.channels {
-            let rail = places[rail_of(channel)].unwrap_or_default();
-            for &peer in &plan.served {
-                let Rail {
-                    port,
-                    channel: events,
-                } = &rails[rail];
-                let (memory, domain, at) = &mut pools[rail];
-                let entries = way::completions(&shape, config.ib_qps);
-                let queue = Queue::new(events, entries, lanes.len())?;
-                let (works, room) = way::queue_sizes(&shape);
-                let sizes = (works as u32, room as u32);
-                let pairs = (0..config.ib_qps)
-                    .map(|_| Pair::new(domain, &queue, port.number, sizes))
-                    .collect::<Result<Vec<Pair>>>()?;
-                let mut packet = [0; 4];
-                getrandom::fill(&mut packet)
-                    .map_err(|error| Error::internal(format!("no random numbers: {error}")))?;
-                lanes.push(Lane {
-                    peer,
-                    channel,
-                    rail,
-                    memory: (memory.address() + *at as u64, memory.remote_key()),
-                    first_packet: u32::from_le_bytes(packet) & 0xff_ffff,
-                    connection: Connection::new(Parts {
-                        who: plan.peers[peer].to_string(),
-                        port: port.clone(),
-                        shape,
-                        memory: memory.clone(),
-                        at: *at,
-                        queue,
-                        pairs,
-                        remote: (0, 0),
-                        patience: (config.ib_timeout, config.ib_retry),
-                    })?,
-                });
-                *at += bytes;
-            }
+        for (peer, channel) in all {
+            let rail = places[rail_of(peer, channel)].unwrap_or_default();
+            let Rail {
+                port,
+                channel: events,
+            } = &rails[rail];
+            let (memory, domain, at) = &mut pools[rail];
+            let entries = way::completions(&shape, config.ib_qps);
+            let queue = Queue::new(events, entries, lanes.len())?;
+            let (works, room) = way::queue_sizes(&shape);
+            let sizes = (works as u32, room as u32);
+            let pairs = (0..config.ib_qps)
+                .map(|_| Pair::new(domain, &queue, port.number, sizes))
+                .collect::<Result<Vec<Pair>>>()?;
+            let mut packet = [0; 4];
+            getrandom::fill(&mut packet)
+                .map_err(|error| Error::internal(format!("no random numbers: {error}")))?;
+            lanes.push(Lane {
+                peer,
+                channel,
+                rail,
+                memory: (memory.address() + *at as u64, memory.remote_key()),
+                first_packet: u32::from_le_bytes(packet) & 0xff_ffff,
+                connection: Connection::new(Parts {
+                    who: plan.peers[peer].to_string(),
+                    port: port.clone(),
+                    shape,
+                    memory: memory.clone(),
+                    at: *at,
+                    queue,
+                    pairs,
+                    remote: (0, 0),
+                    patience: (config.ib_timeout, config.ib_retry),
+                })?,
+            });
+            *at += bytes;
         }
         Ok(Prepared { plan, rails, lanes })
     }
@@ -235,6 +235,20 @@ impl<'a> Prepared<'a> {
         let ends = ends.collect();
         Ok((endpoint, ends))
     }
+}
+
+/// A number that both ends of a pair come to, by which they choose ports: half the sum of their
+/// places on their hosts. Ranks of the same place on two hosts have their place, so that those of
+/// a host spread over its ports; and so do the pairs of all ranks of two hosts.
+fn place_of_pair(peers: &[PeerInfo], one: usize, other: usize) -> usize {
+    let place = |rank: usize| {
+        let host = peers[rank].host_id;
+        peers[..rank]
+            .iter()
+            .filter(|peer| peer.host_id == host)
+            .count()
+    };
+    (place(one) + place(other)) / 2
 }
 
 /// Whether the device has queues that are long enough.

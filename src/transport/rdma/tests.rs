@@ -141,10 +141,12 @@ fn queue_pairs_are_told_what_the_settings_say() {
     (config.ib_timeout, config.ib_retry) = (18, 5);
     (config.ib_traffic_class, config.ib_service_level) = (106, 3);
     devices[0].port.active_mtu = IBV_MTU_4096;
-    // Ranks of one host begin with different ports.
-    let fabric = Fabric::new(devices);
-    let world = World::over(&[(1, 1), (1, 2)], fabric.clone());
-    world.run(&config, |_, exchange| {
+    let (world, fabric) = world(devices);
+    let of_device = |name: &str| Config {
+        ib_hca: Some(name.into()),
+        ..config.clone()
+    };
+    world.run_each(&[of_device("r0"), of_device("r1")], |_, exchange| {
         exchange.barrier().unwrap();
         for attributes in fabric.attributes() {
             let (retries, rnr) = (attributes.retry_cnt, attributes.rnr_retry);
@@ -299,6 +301,48 @@ fn memory_that_cannot_be_registered_is_said_with_the_limit() {
     assert_eq!(fabric.leftovers(), [""; 0]);
 }
 
+/// That active ports do not reach each other shows when queue pairs are connected.
+#[test]
+fn ports_that_do_not_reach_each_other_are_left_for_tcp() {
+    let unreachable = |fabric: &Fabric| {
+        // Behind the first step of all queue pairs: 2 ranks, 2 channels.
+        fabric.fail("modify_qp", 4, 1, libc::ENETUNREACH);
+    };
+    for message in refusals(two(), unreachable, &rdma()) {
+        assert!(message.contains("Network is unreachable"), "{message}");
+    }
+    let (world, fabric) = world(two());
+    unreachable(&fabric);
+    let config = Config {
+        transport: None,
+        ..rdma()
+    };
+    world.run(&config, |mut links, exchange| {
+        let peer = 1 - links.rank;
+        assert_eq!(links.kinds[peer], Some(TransportKind::Tcp));
+        send(&mut links, peer, 0, header(9), |slot| slot.fill(1));
+        recv(&mut links, peer, 0, |end| assert_eq!(end.payload(), [1; 9]));
+        exchange.barrier().unwrap();
+    });
+    assert_eq!(fabric.leftovers(), [""; 0]);
+}
+
+/// Ports of different places may be on networks of their own.
+#[test]
+fn both_ends_go_through_ports_of_the_same_place() {
+    let fabric = Fabric::new(two());
+    let world = World::over(&[(1, 1), (1, 2), (2, 3), (2, 4)], fabric.clone());
+    world.run(&rdma(), |_, exchange| {
+        exchange.barrier().unwrap();
+        let ends = fabric.ends();
+        assert_eq!(ends.len(), 4 * 3 * 2, "4 ranks, 3 peers, 2 channels");
+        assert!(ends.iter().all(|(one, other)| one == other), "{ends:?}");
+        let on_first = ends.iter().filter(|(device, _)| *device == 0).count();
+        assert_eq!(on_first, ends.len() / 2, "channels take turns");
+        exchange.barrier().unwrap();
+    });
+}
+
 #[test]
 fn short_queues_are_refused_with_the_numbers() {
     let mut devices = two();
@@ -333,6 +377,7 @@ fn every_step_of_connecting_may_fail_and_leaves_nothing() {
         "create_comp_channel",
         "create_cq",
         "create_qp",
+        "modify_qp",
         "post_recv",
     ] {
         let spoil = |fabric: &Fabric| fabric.fail(function, 0, usize::MAX, libc::EIO);

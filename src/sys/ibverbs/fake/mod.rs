@@ -181,6 +181,15 @@ impl Fabric {
         devices.into_iter().collect()
     }
 
+    /// The devices at both ends of each queue pair that is connected.
+    pub fn ends(&self) -> Vec<(usize, usize)> {
+        let state = self.lock();
+        let pairs = state.pairs.values();
+        pairs
+            .filter_map(|pair| Some((pair.device, state.pairs.get(&pair.peer)?.device)))
+            .collect()
+    }
+
     /// How often `function` was called.
     pub fn calls(&self, function: &'static str) -> usize {
         self.lock().calls.get(function).copied().unwrap_or(0)
