@@ -3,7 +3,7 @@
 use super::connection::Connection;
 use super::ports::Port;
 use super::status;
-use super::verbs::Channel;
+use super::verbs::{Channel, Device};
 use crate::error::{Error, ErrorKind};
 use crate::sys::ibverbs::{IBV_EVENT_DEVICE_FATAL, IBV_EVENT_PORT_ACTIVE, IBV_EVENT_PORT_ERR};
 use crate::sys::log::{self, Level};
@@ -77,41 +77,58 @@ impl Endpoint {
 
     /// Takes what was announced.
     pub fn wake(&self) {
-        for (index, rail) in self.rails.iter().enumerate() {
+        for rail in &self.rails {
             rail.channel.events(|number| {
                 if number < self.connections.len() {
                     self.connection(number).disarmed();
                 }
             });
+            // Rails may share a device: the first of them hears for all.
             while let Some((event, element)) = rail.port.device.event() {
-                self.happened(index, event, element);
+                self.happened(&rail.port.device, event, element);
             }
         }
     }
 
-    /// Something happened to the device of a rail. What breaks queue pairs shows in completions.
-    fn happened(&self, rail: usize, event: u32, element: usize) {
-        let port = &self.rails[rail].port;
+    /// Something happened to a device. What breaks queue pairs shows in completions.
+    fn happened(&self, device: &Arc<Device>, event: u32, element: usize) {
         let name = status::event_name(event);
-        match event {
-            IBV_EVENT_PORT_ERR | IBV_EVENT_PORT_ACTIVE if element == usize::from(port.number) => {
-                log::line_of(Subsystem::Net, Level::Warn, format_args!("{port}: {name}"));
+        let rails = self.rails.iter().enumerate();
+        let rails = rails.filter(|(_, rail)| Arc::ptr_eq(&rail.port.device, device));
+        let of_ports = matches!(event, IBV_EVENT_PORT_ERR | IBV_EVENT_PORT_ACTIVE);
+        let mut concerns_us = false;
+        for (index, Rail { port, .. }) in rails {
+            let fatal = event == IBV_EVENT_DEVICE_FATAL;
+            let of_this_port = of_ports && element == usize::from(port.number);
+            if !fatal && !of_this_port {
+                continue;
             }
-            IBV_EVENT_DEVICE_FATAL => {
-                log::line_of(Subsystem::Net, Level::Warn, format_args!("{port}: {name}"));
-                for (index, _) in self
-                    .rails_of
-                    .iter()
-                    .enumerate()
-                    .filter(|(_, of)| **of == rail)
-                {
-                    self.connection(index).condemn(Error::new(
-                        ErrorKind::System,
-                        format!("{port}: {name}; look at the kernel's log of this host"),
-                    ));
-                }
+            concerns_us = true;
+            log::line_of(Subsystem::Net, Level::Warn, format_args!("{port}: {name}"));
+            if fatal {
+                self.condemn(index);
             }
-            _ => log::line_of(Subsystem::Net, Level::Info, format_args!("{port}: {name}")),
+        }
+        if !concerns_us {
+            let device = device.name();
+            log::line_of(
+                Subsystem::Net,
+                Level::Info,
+                format_args!("{device}: {name}"),
+            );
+        }
+    }
+
+    /// The device of a rail has failed.
+    fn condemn(&self, rail: usize) {
+        let port = &self.rails[rail].port;
+        let name = status::event_name(IBV_EVENT_DEVICE_FATAL);
+        let rails_of = self.rails_of.iter().enumerate();
+        for (index, _) in rails_of.filter(|(_, of)| **of == rail) {
+            self.connection(index).condemn(Error::new(
+                ErrorKind::System,
+                format!("{port}: {name}; look at the kernel's log of this host"),
+            ));
         }
     }
 

@@ -272,6 +272,26 @@ fn a_device_that_fails_breaks_its_connections_only() {
 }
 
 #[test]
+fn a_device_that_fails_breaks_the_connections_of_all_its_ports() {
+    let mut device = FakeDevice::roce("m0", 1);
+    device.attributes.phys_port_cnt = 2;
+    let (world, fabric) = world(vec![device]);
+    world.run(&rdma(), |mut links, exchange| {
+        exchange.barrier().unwrap();
+        if links.rank == 0 {
+            // Channel 0 goes through the first port, channel 1 through the second.
+            fabric.tell(0, IBV_EVENT_DEVICE_FATAL);
+            for (index, port) in [(1, "m0:1"), (links.nranks + 1, "m0:2")] {
+                let error = error_of(&mut links, index, false);
+                let expected = format!("{port}: the device has failed");
+                assert!(error.message().contains(&expected), "{error}");
+            }
+        }
+        exchange.barrier().unwrap();
+    });
+}
+
+#[test]
 fn memory_that_cannot_be_registered_is_said_with_the_limit() {
     let spoil = |fabric: &Fabric| fabric.fail("reg_mr", 0, usize::MAX, libc::ENOMEM);
     for message in refusals(two(), spoil, &rdma()) {

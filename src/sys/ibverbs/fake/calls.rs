@@ -173,11 +173,13 @@ impl Api for Fabric {
         if let Err(error) = state.enter("query_port") {
             return error;
         }
-        if port != 1 {
+        // SAFETY: alive.
+        let device = &state.devices[unsafe { (*context.cast::<Context>()).device }];
+        if !(1..=device.attributes.phys_port_cnt).contains(&port) {
             return libc::EINVAL;
         }
-        // SAFETY: alive, and writable.
-        unsafe { *into = state.devices[(*context.cast::<Context>()).device].port };
+        // SAFETY: writable.
+        unsafe { *into = device.port };
         0
     }
 
@@ -196,9 +198,10 @@ impl Api for Fabric {
         }
         // SAFETY: alive.
         let device = unsafe { (*context.cast::<Context>()).device };
-        let gids = &state.devices[device].gids;
-        match gids.iter().find(|gid| gid.gid_index == index) {
-            Some(gid) if port == 1 && entry_size == size_of::<IbvGidEntry>() => {
+        let device = &state.devices[device];
+        let has_port = (1..=u32::from(device.attributes.phys_port_cnt)).contains(&port);
+        match device.gids.iter().find(|gid| gid.gid_index == index) {
+            Some(gid) if has_port && entry_size == size_of::<IbvGidEntry>() => {
                 // SAFETY: writable.
                 unsafe { *entry = *gid };
                 0

@@ -37,9 +37,9 @@ pub struct FakeDevice {
     pub name: &'static str,
     /// What it can do.
     pub attributes: IbvDeviceAttr,
-    /// Its only port.
+    /// Each of its ports.
     pub port: IbvPortAttr,
-    /// The addresses of that port.
+    /// The addresses of each port.
     pub gids: Vec<IbvGidEntry>,
     /// The most that is sent inline.
     pub max_inline: u32,
