@@ -1,6 +1,6 @@
 //! Mapped memory, private or shared by descriptor.
 
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use std::num::NonZeroUsize;
@@ -129,11 +129,39 @@ pub fn sealed_memfd(len: usize) -> Result<OwnedFd> {
     .map_err(|error| Error::system(what("creating"), error))?;
     let bytes = libc::off_t::try_from(size.get())
         .map_err(|_| Error::invalid_argument(what("cannot share")))?;
+    // Beyond the limit sizing it would raise a signal that ends the process.
+    check_file_size(size.get() as u64, file_size_limit())
+        .map_err(|error| error.context(what("sizing")))?;
     nix::unistd::ftruncate(&memory, bytes).map_err(|error| Error::system(what("sizing"), error))?;
     let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
     fcntl(&memory, FcntlArg::F_ADD_SEALS(seals))
         .map_err(|error| Error::system(what("sealing"), error))?;
     Ok(memory)
+}
+
+/// How large a file of this process may become, shared memory included.
+fn file_size_limit() -> u64 {
+    // SAFETY: `limit` is plain data, valid as zero, that lives through the call.
+    unsafe {
+        let mut limit: libc::rlimit = std::mem::zeroed();
+        match libc::getrlimit(libc::RLIMIT_FSIZE, &mut limit) {
+            0 => limit.rlim_cur,
+            _ => u64::MAX,
+        }
+    }
+}
+
+fn check_file_size(size: u64, limit: u64) -> Result<()> {
+    if size <= limit {
+        return Ok(());
+    }
+    Err(Error::new(
+        ErrorKind::System,
+        format!(
+            "files of this process may have {limit} bytes, and {size} are needed: raise `ulimit -f`, \
+             or lower CINCH_SLOT_BYTES, CINCH_SLOTS or CINCH_CHANNELS"
+        ),
+    ))
 }
 
 fn pages(len: usize) -> Result<NonZeroUsize> {
@@ -146,6 +174,7 @@ fn pages(len: usize) -> Result<NonZeroUsize> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::fork::tests::in_child;
     use super::*;
 
     #[test]
@@ -174,6 +203,23 @@ mod tests {
         assert!(error.message().contains("without shrink"), "{error}");
         let file = OwnedFd::from(std::fs::File::open("/proc/self/exe").unwrap());
         assert!(Mapping::shared(&file, 4096).is_err());
+    }
+
+    /// The limit is the process's, and so is the signal.
+    #[test]
+    fn shared_memory_beyond_the_limit_of_files_is_an_error() {
+        let refused = in_child(|| {
+            let limit = libc::rlimit {
+                rlim_cur: 8192,
+                rlim_max: 8192,
+            };
+            // SAFETY: reads this one structure.
+            let set = unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &limit) };
+            let error = sealed_memfd(8193).unwrap_err();
+            let says = |part| error.message().contains(part);
+            set == 0 && says("8192 bytes") && says("12288") && sealed_memfd(8192).is_ok()
+        });
+        assert!(refused);
     }
 
     #[test]
