@@ -8,11 +8,17 @@
 // Back: a byte in the upper seven bits of an fp32 mantissa with nothing above it is a subnormal
 // that is worth it times 2^-133, sign included. For scales below 2 one product with 2^133 times the
 // unit brings it there; beyond, that is no number, and two exact powers of two do.
+//
+// Of the largest number, whose 127th part rounds up, the unit is one place smaller: 127 of them must
+// not be infinite.
 #pragma once
 
 #include "codec/scaled.cuh"
 
 namespace cinch {
+
+// 2^6 times the largest number of which 127 are finite.
+constexpr float LARGEST_RAISED_UNIT = 0x1.020406p127f;
 
 struct LinearMeaning {
   static CINCH_HD void prepare(uint32_t) {}
@@ -24,7 +30,8 @@ struct LinearMeaning {
     bool is_short;
   };
   static CINCH_HD Step step(float scale) {
-    return {mul(divided_by<127>(scale), 0x1p6f), magnitude_of(scale) < 2.0f};
+    const float raised = mul(divided_by<127>(scale), 0x1p6f);
+    return {smaller_of(raised, LARGEST_RAISED_UNIT), magnitude_of(scale) < 2.0f};
   }
   static CINCH_HD float scaled(float value, Step step, float acc) {
     return fused(mul(value, 0x1p127f), step.raised, acc);

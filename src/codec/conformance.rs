@@ -94,6 +94,11 @@ fn inputs(n: usize, random: &mut Random) -> Vec<(&'static str, Vec<f32>)> {
         of("last subnormals", &mut |r| {
             f32::from_bits(r.next() as u32 & 0x8000_0003)
         }),
+        of("the largest", &mut |r| f32::MAX.copysign(r.unit())),
+        of("the largest among others", &mut |r| {
+            let x = r.unit();
+            if x > 0.9 { f32::MAX } else { x * f32::MAX }
+        }),
         of("zeros", &mut |r| 0.0f32.copysign(r.unit())),
     ]
 }

@@ -1,7 +1,8 @@
 //! `linear8`: sign and a 7-bit integer k, worth k * s/127.
 //!
 //! Source: compression.md 1.1, "linear quant". The magnitude code is the integer nearest to
-//! |x| * 127/s, ties to the smaller. Half a step is s/254.
+//! |x| * 127/s, ties to the smaller. Half a step is s/254. Of the largest number, whose 127th part
+//! rounds up, the step is one place smaller: 127 of them must not be infinite.
 
 mod simd;
 
@@ -18,6 +19,9 @@ pub(super) struct Linear;
 
 const LEVELS: f32 = 127.0;
 
+/// The largest number of which 127 are finite.
+const LARGEST_UNIT: f32 = f32::from_bits(0x7c01_0203);
+
 impl ScaledFormat for Linear {
     const KIND: CodecKind = CodecKind::Linear8;
 
@@ -33,7 +37,7 @@ impl ScaledFormat for Linear {
 
     #[inline(always)]
     fn unit(scale: f32) -> f32 {
-        scale / LEVELS
+        (scale / LEVELS).min(LARGEST_UNIT)
     }
 
     /// Nearest, ties down, is the ceiling of what lies half below; one fused step, so that the
@@ -57,6 +61,19 @@ impl ScaledFormat for Linear {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_magnitude_of_a_finite_scale_is_infinite() {
+        assert!((LARGEST_UNIT * LEVELS).is_finite());
+        assert!((LARGEST_UNIT.next_up() * LEVELS).is_infinite());
+        let below = f32::MAX.next_down();
+        assert_eq!(
+            Linear::unit(below),
+            below / LEVELS,
+            "only the largest number"
+        );
+        assert!((Linear::unit(f32::MAX) * LEVELS).is_finite());
+    }
 
     #[test]
     fn ties_go_to_the_smaller_magnitude() {
