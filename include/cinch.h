@@ -610,7 +610,8 @@ typedef struct {
      */
     uint64_t wire_bytes;
     /**
-     * Finite input elements beyond the codec's largest value, which saturated.
+     * Finite elements, of the input or of sums that this rank encoded, beyond the codec's largest
+     * value, which saturated.
      */
     uint64_t saturated;
     /**
@@ -1339,7 +1340,10 @@ cinch_result_t cinch_loss_scaler_init(cinch_loss_scaler_t *scaler,
  * `scaler->scale`.
  *
  * Codecs carry such values to every rank, so that all ranks find the same in their output:
- * `cinch_count_non_finite` of it decides, not the report, which is about this rank's input.
+ * `cinch_count_non_finite` of it decides, not the report, which is about what this rank encoded.
+ * With cast16, cast_bf16, static8, mantissa8, trunc8, threshold2 and `tensor=K` finite sums saturate
+ * instead of overflowing: there the ranks must also sum up `saturated` of their reports, and skip
+ * the step unless it is 0. Reports of calls on GPUs do not have it.
  */
 cinch_result_t cinch_loss_scaler_update(cinch_loss_scaler_t *scaler,
                                         int non_finite,

@@ -5,7 +5,13 @@
 //! finite to every rank (see [`crate::manual::numerics`]), and a sum that overflows does so
 //! everywhere, so every rank finds the same in the *output* of its all_reduce:
 //! [`count_non_finite`] of it, or of all outputs of a step, decides. `Report::input` is no ground
-//! for it: it tells of this rank's input only.
+//! for it: it tells of what this rank encoded only.
+//!
+//! **Where codecs saturate** that is not enough: with `cast16`, `cast_bf16`, `static8`,
+//! `mantissa8`, `trunc8`, `threshold2` and scales that `tensor=K` keeps, a finite value or sum beyond
+//! the largest one becomes that one, on all ranks alike, and is in no output to be seen. With those
+//! the ranks must also sum up `saturated` of their reports, and skip the step unless it is 0. A
+//! GPU's reports do not have it: there take other codecs.
 //!
 //! **Unscaling** costs nothing if it rides on the sum: a pre-multiplied sum with the factor
 //! [`LossScaler::inverse`], taken before [`LossScaler::update`]. Residuals of error feedback are

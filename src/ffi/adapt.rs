@@ -186,7 +186,10 @@ pub unsafe extern "C" fn cinch_loss_scaler_init(
 /// `scaler->scale`.
 ///
 /// Codecs carry such values to every rank, so that all ranks find the same in their output:
-/// `cinch_count_non_finite` of it decides, not the report, which is about this rank's input.
+/// `cinch_count_non_finite` of it decides, not the report, which is about what this rank encoded.
+/// With cast16, cast_bf16, static8, mantissa8, trunc8, threshold2 and `tensor=K` finite sums saturate
+/// instead of overflowing: there the ranks must also sum up `saturated` of their reports, and skip
+/// the step unless it is 0. Reports of calls on GPUs do not have it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cinch_loss_scaler_update(
     scaler: *mut cinch_loss_scaler_t,

@@ -33,7 +33,8 @@ pub struct cinch_report_t {
     pub channels: u32,
     /// Payload bytes that this rank sent.
     pub wire_bytes: u64,
-    /// Finite input elements beyond the codec's largest value, which saturated.
+    /// Finite elements, of the input or of sums that this rank encoded, beyond the codec's largest
+    /// value, which saturated.
     pub saturated: u64,
     /// NaN and infinite input elements.
     pub non_finite: u64,
