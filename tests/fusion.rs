@@ -1,6 +1,7 @@
 //! Small all_reduces of a group that travel as one: the same results as separate calls, reports
 //! of each, and the cases that stay apart.
 
+#![allow(unsafe_code)]
 use cinch::comm::{Call, Group};
 use cinch::mem::{UserBuffers, bytes_of, bytes_of_mut};
 use cinch::testing::{gaussian, local_world, random_word};
@@ -245,4 +246,125 @@ fn several_communicators_of_one_thread() {
     let reports = group.run().unwrap();
     assert!(reports.iter().all(|report| report.fused == 5));
     assert!(data.iter().flatten().flatten().all(|&x| x == 3));
+}
+
+/// Calls of a group whose buffers are places in one memory: of a call, where its input and output
+/// begin, in elements.
+fn chain(
+    comm: &Communicator,
+    calls: &[(Call, usize, usize)],
+    memory: &mut [i32],
+) -> Result<Vec<Report>> {
+    let bytes = bytes_of_mut(memory);
+    let (base, nranks, rank) = (bytes.as_mut_ptr(), comm.nranks(), comm.rank());
+    let mut group = Group::new();
+    for (call, input, output) in calls {
+        let is_root = call.root == rank;
+        let count = |extent: cinch::types::Extent| extent.elements(call.count, nranks).unwrap() * 4;
+        let ins = count(call.collective.input_extent(is_root));
+        let outs = count(call.collective.output_extent(is_root));
+        assert!((input * 4 + ins).max(output * 4 + outs) <= bytes.len());
+        // SAFETY: within the memory, which outlives the group; one thread runs its calls, which may
+        // share it as a C caller's do.
+        let buffers =
+            unsafe { UserBuffers::from_raw(base.add(input * 4), ins, base.add(output * 4), outs) };
+        group.add(comm, call, buffers)?;
+    }
+    group.run()
+}
+
+/// What one call of a group writes another may read, unless they travel as one: the same with and
+/// without fusion.
+#[test]
+fn calls_see_what_those_before_them_wrote() {
+    const N: usize = 40;
+    let sum = Call::new(Collective::AllReduce, DType::I32, N);
+    let max = Call {
+        op: ReduceOp::Max,
+        ..sum
+    };
+    let of = |collective| Call { collective, ..sum };
+    let (broadcast, gather) = (of(Collective::Broadcast), of(Collective::AllGather));
+    let (first, second) = (
+        Call {
+            root: 0,
+            peer: 1,
+            ..of(Collective::SendRecv)
+        },
+        Call {
+            root: 1,
+            peer: 0,
+            ..of(Collective::SendRecv)
+        },
+    );
+    let large = Call {
+        count: 16 << 10,
+        ..sum
+    };
+    // 18 sums of 64 KiB: more than a parcel holds.
+    let mut many: Vec<_> = (0..18).map(|at| (large, at << 14, at << 14)).collect();
+    many.push((large, 0, 18 << 14));
+    for (what, calls, elements) in [
+        (
+            "a broadcast before",
+            vec![(broadcast, 0, 0), (sum, 0, N), (sum, 2 * N, 2 * N)],
+            3 * N,
+        ),
+        (
+            "a gather behind",
+            vec![(sum, 0, 0), (sum, N, N), (gather, 0, 2 * N)],
+            4 * N,
+        ),
+        (
+            "other sums before",
+            vec![(sum, 0, 0), (sum, N, N), (max, 0, 2 * N), (max, N, 3 * N)],
+            4 * N,
+        ),
+        ("more than a parcel", many, 19 << 14),
+        (
+            "messages behind",
+            vec![
+                (sum, 0, 0),
+                (sum, N, N),
+                (first, 0, 2 * N),
+                (second, 0, 2 * N),
+            ],
+            3 * N,
+        ),
+        (
+            "messages before",
+            vec![
+                (first, 0, 2 * N),
+                (second, 0, 2 * N),
+                (sum, 2 * N, 2 * N),
+                (sum, N, N),
+            ],
+            3 * N,
+        ),
+    ] {
+        let run = |config: &Config| {
+            local_world(2, config, |comm| {
+                let mut memory: Vec<i32> = (0..elements as i32)
+                    .map(|at| at % 1000 * (1 + comm.rank() as i32))
+                    .collect();
+                let reports = chain(comm, &calls, &mut memory).unwrap();
+                (memory, reports.iter().any(|report| report.fused > 1))
+            })
+        };
+        for (together, separate) in run(&Config::default()).iter().zip(run(&apart())) {
+            assert_eq!((together.1, separate.1), (true, false), "{what}");
+            assert!(together.0 == separate.0, "{what}");
+        }
+    }
+}
+
+#[test]
+fn calls_that_travel_as_one_must_not_depend_on_each_other() {
+    local_world(2, &Config::default(), |comm| {
+        let sum = Call::new(Collective::AllReduce, DType::I32, 40);
+        let mut memory = vec![1; 80];
+        let error = chain(comm, &[(sum, 0, 0), (sum, 0, 40)], &mut memory).unwrap_err();
+        assert!(error.message().contains("calls 0 and 1"), "{error}");
+        assert!(memory.iter().all(|&x| x == 1));
+    });
 }

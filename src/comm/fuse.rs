@@ -5,6 +5,9 @@
 //! operator, codec, algorithm and count, in the order of the calls. Left alone are a pre-multiplied
 //! sum, whose factor is each rank's own; and calls that keep scales or residuals for their tensor.
 //!
+//! The inputs are read when the calls' turn comes, and the outputs written before that of the next:
+//! towards all other calls a parcel is one of them. Only its own calls must not depend on each other.
+//!
 //! Each tensor begins at a multiple of the codec's granule, with its last element repeated up to
 //! there. So no block has elements of two tensors, and what fills the last block changes neither
 //! its smallest nor its largest element. The sum is formed as for any call of that length: where
@@ -38,7 +41,9 @@ pub(super) struct Parcel {
     dtype: DType,
     granule: usize,
     codec: CodecChoice,
-    memory: Vec<u8>,
+    /// What is known of each member's input, once it was gathered: what an encode pass would have
+    /// learnt, were it alone. Empty if nothing is to be learnt.
+    inputs: Vec<EncodeStats>,
 }
 
 /// What is the same for calls that travel together.
@@ -99,7 +104,7 @@ impl Parcel {
             dtype,
             granule: plan::granule(dtype, built.as_deref()),
             codec,
-            memory: Vec::new(),
+            inputs: Vec::new(),
         })
     }
 
@@ -129,51 +134,49 @@ impl Parcel {
         }
     }
 
-    /// Copies all inputs together. `inputs` are those of the members, in order.
+    /// The call of the group whose place they take.
+    pub(super) fn first(&self) -> usize {
+        self.members.first().copied().unwrap_or(usize::MAX)
+    }
+
+    /// Bytes of the call that stands for all.
+    pub(super) fn bytes(&self) -> usize {
+        self.count() * self.dtype.size()
+    }
+
+    /// Copies all inputs together, and takes note of them. `inputs` are those of the members, in
+    /// order.
     pub(super) fn gather<'b>(
         &mut self,
-        comm: &Communicator,
         inputs: impl Iterator<Item = &'b UserBuffers<'b>>,
-    ) {
+        memory: &mut [u8],
+    ) -> Result<()> {
         let size = self.dtype.size();
-        let bytes = self.count() * size;
-        self.memory = comm.spare_memory();
-        self.memory.resize(bytes, 0);
         for (place, input) in self.places.iter().zip(inputs) {
             let (from, to) = (place.start * size, place.end * size);
-            input.read_input(0, &mut self.memory[from..to]);
+            input.read_input(0, &mut memory[from..to]);
             let filled = place.end.next_multiple_of(self.granule) * size;
             for at in (to..filled).step_by(size) {
-                self.memory.copy_within(to - size..to, at);
+                memory.copy_within(to - size..to, at);
             }
         }
+        self.inputs = self.look(memory)?;
+        Ok(())
     }
 
-    /// The members, and input and output of the call that stands for all.
-    ///
-    /// # Errors
-    /// Internal if nothing was gathered.
-    pub(super) fn buffers(&mut self) -> Result<(&[usize], UserBuffers<'_>)> {
-        let bytes = self.memory.len();
-        let buffers = UserBuffers::in_place(&mut self.memory, 0, bytes)?;
-        Ok((&self.members, buffers))
-    }
-
-    /// Copies a member's part of the result to its output.
-    pub(super) fn scatter(&self, member: usize, output: &mut UserBuffers<'_>) {
+    /// Copies a member's part of the result in `all` to its output.
+    pub(super) fn scatter(
+        &self,
+        member: usize,
+        all: &UserBuffers<'_>,
+        output: &mut UserBuffers<'_>,
+    ) {
         let size = self.dtype.size();
         let place = &self.places[member];
-        output.write_output(0, &self.memory[place.start * size..place.end * size]);
+        output.write_output(0, all.output(place.start * size, place.len() * size));
     }
 
-    /// Gives the memory back for the next group.
-    pub(super) fn end(self, comm: &Communicator) {
-        comm.keep_memory(self.memory);
-    }
-
-    /// What is known of each member's input: what an encode pass would have learnt, were it alone.
-    /// Empty if nothing is to be learnt. Before the call, which is in place.
-    pub(super) fn look(&self) -> Result<Vec<EncodeStats>> {
+    fn look(&self, memory: &[u8]) -> Result<Vec<EncodeStats>> {
         let codec: Option<Arc<dyn Codec>> = codec::build(self.codec.spec, Isa::Scalar)?;
         let Some(codec) = codec else {
             return Ok(Vec::new());
@@ -185,10 +188,7 @@ impl Parcel {
         let mut tile = Tile::new(longest);
         let size = self.dtype.size();
         let looks = self.places.iter().map(|place| {
-            reducer.load(
-                &self.memory[place.start * size..place.end * size],
-                &mut tile,
-            );
+            reducer.load(&memory[place.start * size..place.end * size], &mut tile);
             codec::look(isa, tile.f32(place.len()), largest)
         });
         Ok(looks.collect())
@@ -196,7 +196,7 @@ impl Parcel {
 
     /// The members' reports from that of the call that stood for all: each has its share of the
     /// bytes, the first one what cannot be shared.
-    pub(super) fn reports(&self, all: &Report, inputs: &[EncodeStats]) -> Vec<Report> {
+    pub(super) fn reports(&self, all: &Report) -> Vec<Report> {
         let count = self.count().max(1) as u64;
         let share = |bytes: u64, place: &Range<usize>| {
             let filled = place.len().next_multiple_of(self.granule) as u64;
@@ -215,7 +215,7 @@ impl Parcel {
         let reports = (0..self.places.len()).map(|member| Report {
             wire_bytes: of(all.wire_bytes, member),
             raw_bytes: of(all.raw_bytes, member),
-            input: all.input.and(inputs.get(member).copied()),
+            input: all.input.and(self.inputs.get(member).copied()),
             fused: self.members.len(),
             ..*all
         });
@@ -254,12 +254,16 @@ pub(super) fn check_apart(members: impl Iterator<Item = (usize, [Range<usize>; 2
 }
 
 impl Communicator {
-    fn spare_memory(&self) -> Vec<u8> {
+    /// Memory for a fused call.
+    pub(super) fn spare_memory(&self, bytes: usize) -> Vec<u8> {
         let spare = self.spare.lock().ok().and_then(|mut spare| spare.pop());
-        spare.unwrap_or_default()
+        let mut memory = spare.unwrap_or_default();
+        memory.resize(bytes, 0);
+        memory
     }
 
-    fn keep_memory(&self, memory: Vec<u8>) {
+    /// Keeps it for the next group.
+    pub(super) fn keep_memory(&self, memory: Vec<u8>) {
         if let Ok(mut spare) = self.spare.lock()
             && spare.len() < SPARE
         {
@@ -338,7 +342,7 @@ mod tests {
             input: None,
             fused: 1,
         };
-        let reports = parcel.reports(&all, &[]);
+        let reports = parcel.reports(&all);
         let sum = |bytes: fn(&Report) -> u64| reports.iter().map(bytes).sum::<u64>();
         assert_eq!(
             (sum(|one| one.wire_bytes), sum(|one| one.raw_bytes)),

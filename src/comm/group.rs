@@ -5,9 +5,8 @@ use super::fuse::{self, Parcel};
 use super::sample::Picked;
 use super::turns::{Waiting, turns};
 use super::{Call, Communicator, PanicGuard, Report};
-use crate::codec::EncodeStats;
-use crate::engine::Batch;
 use crate::engine::gpu::GpuCall;
+use crate::engine::{Batch, Caller};
 use crate::error::{Error, Result};
 use crate::mem::{Buffers, DeviceBuffers, UserBuffers};
 use crate::plan::Request;
@@ -117,17 +116,29 @@ impl<'a> Group<'a> {
             engines.push(comm.engine()?);
         }
         let mut parcels = Vec::with_capacity(hosts.len());
+        let mut memories: Vec<Vec<Vec<u8>>> = Vec::with_capacity(hosts.len());
         for comm in &hosts {
-            parcels.push(self.parcels(comm)?);
+            let own = self.parcels(comm)?;
+            let memory = own.iter().map(|parcel| comm.spare_memory(parcel.bytes()));
+            memories.push(memory.collect());
+            parcels.push(own);
         }
         let mut batches = Vec::with_capacity(hosts.len());
-        for ((comm, engine), parcels) in hosts.iter().zip(&mut engines).zip(&mut parcels) {
-            batches.push(Batch::new(engine, self.requests(comm, parcels)?)?);
+        let places = parcels.iter().zip(&mut memories);
+        for ((comm, engine), (parcels, memory)) in hosts.iter().zip(&mut engines).zip(places) {
+            batches.push(Batch::new(engine, self.requests(comm, parcels, memory)?)?);
         }
         // Behind everything that can be refused on host memory: a group that is made anew would
         // queue these calls twice.
         let mut reports = vec![None; self.calls.len()];
         self.queue(&comms, &mut reports)?;
+        let mut parcels: Vec<Parcel> = parcels.into_iter().flatten().collect();
+        parcels.sort_unstable_by_key(Parcel::first);
+        let mut ledger = Ledger {
+            calls: &mut self.calls,
+            parcels,
+            reports,
+        };
         let mut failure = None;
         // Each communicator's engine gets a turn until all are done.
         let mut scans = 0;
@@ -135,7 +146,7 @@ impl<'a> Group<'a> {
             let mut moved = false;
             let mut done = true;
             for (batch, (comm, engine)) in batches.iter_mut().zip(hosts.iter().zip(&mut engines)) {
-                match batch.poll(engine, &mut reports) {
+                match batch.poll(engine, &mut ledger) {
                     Ok(progress) => {
                         moved |= progress.moved;
                         done &= progress.done;
@@ -160,6 +171,7 @@ impl<'a> Group<'a> {
         }
         drop(batches);
         drop(engines);
+        let Ledger { reports, .. } = ledger;
         if let Some(error) = failure {
             for comm in comms {
                 comm.fail(
@@ -170,11 +182,10 @@ impl<'a> Group<'a> {
             }
             return Err(error);
         }
-        for (comm, parcels) in hosts.iter().zip(parcels) {
-            for (parcel, inputs) in parcels {
-                self.deliver(&parcel, &inputs, &mut reports);
-                parcel.end(comm);
-            }
+        for (comm, memories) in hosts.iter().zip(memories) {
+            memories
+                .into_iter()
+                .for_each(|memory| comm.keep_memory(memory));
         }
         let reports: Vec<Report> = reports
             .into_iter()
@@ -186,61 +197,49 @@ impl<'a> Group<'a> {
         Ok(reports)
     }
 
-    /// The small calls of `comm` that travel as one, with what is known of their inputs.
-    fn parcels(&self, comm: &Communicator) -> Result<Vec<(Parcel, Vec<EncodeStats>)>> {
+    /// The small calls of `comm` that travel as one.
+    fn parcels(&self, comm: &Communicator) -> Result<Vec<Parcel>> {
         let own = self.calls.iter().enumerate();
         let own: Vec<_> = own
             .filter(|(_, entry)| std::ptr::eq(entry.comm, comm))
             .map(|(index, entry)| (index, &entry.call, entry.picked.choice.codec))
             .collect();
-        let mut ready = Vec::new();
-        for mut parcel in fuse::parcels(comm, &own)? {
-            let members = parcel.members.clone();
-            let buffers = || members.iter().filter_map(|&index| self.host(index));
-            fuse::check_apart(members.iter().filter_map(|&index| {
-                let buffers = self.host(index)?;
+        let parcels = fuse::parcels(comm, &own)?;
+        for parcel in &parcels {
+            fuse::check_apart(parcel.members.iter().filter_map(|&index| {
+                let buffers = self.calls[index].host()?;
                 let (input, output) = (buffers.input_address(), buffers.output_address());
                 let bytes = self.calls[index].call.count * self.calls[index].call.dtype.size();
                 Some((index, [input..input + bytes, output..output + bytes]))
             }))?;
-            parcel.gather(comm, buffers());
-            let inputs = parcel.look()?;
-            ready.push((parcel, inputs));
         }
-        Ok(ready)
+        Ok(parcels)
     }
 
-    fn host(&self, index: usize) -> Option<&UserBuffers<'a>> {
-        match &self.calls[index].buffers {
-            Some(Buffers::Host(buffers)) => Some(buffers),
-            _ => None,
-        }
-    }
-
-    /// What the engine of `comm` runs, each call with the index of its report: one for each
-    /// parcel, at the place of its first call.
+    /// What the engine of `comm` runs, each call with its index: one for each parcel, in its
+    /// memory and at the place of its first call.
     fn requests<'p>(
         &mut self,
         comm: &Communicator,
-        parcels: &'p mut [(Parcel, Vec<EncodeStats>)],
+        parcels: &[Parcel],
+        memories: &'p mut [Vec<u8>],
     ) -> Result<Vec<(usize, Request, UserBuffers<'p>)>>
     where
         'a: 'p,
     {
         let mut requests = Vec::new();
-        let mut parcels = parcels.iter_mut().peekable();
+        let mut parcels = parcels.iter().zip(memories).peekable();
         let mut members: &[usize] = &[];
         for index in 0..self.calls.len() {
             let entry = &self.calls[index];
             if !std::ptr::eq(entry.comm, comm) || members.binary_search(&index).is_ok() {
                 continue;
             }
-            let starts = |(parcel, _): &&mut (Parcel, _)| parcel.members.first() == Some(&index);
-            if let Some((parcel, _)) = parcels.next_if(starts) {
+            if let Some((parcel, memory)) = parcels.next_if(|(parcel, _)| parcel.first() == index) {
                 let request = parcel.call(&entry.call).request(entry.picked.choice.codec);
-                let (together, buffers) = parcel.buffers()?;
-                members = together;
-                requests.push((index, request, buffers));
+                let bytes = memory.len();
+                members = &parcel.members;
+                requests.push((index, request, UserBuffers::in_place(memory, 0, bytes)?));
                 continue;
             }
             let (call, codec) = (entry.call, entry.picked.choice.codec);
@@ -249,20 +248,6 @@ impl<'a> Group<'a> {
             }
         }
         Ok(requests)
-    }
-
-    /// Gives the calls of a parcel their outputs and reports.
-    fn deliver(&mut self, parcel: &Parcel, inputs: &[EncodeStats], reports: &mut [Option<Report>]) {
-        let Some(all) = parcel.members.first().and_then(|&first| reports[first]) else {
-            return;
-        };
-        let each = parcel.reports(&all, inputs);
-        for (member, (&index, report)) in parcel.members.iter().zip(each).enumerate() {
-            if let Some(Buffers::Host(buffers)) = &mut self.calls[index].buffers {
-                parcel.scatter(member, buffers);
-            }
-            reports[index] = Some(report);
-        }
     }
 
     /// Queues what is on GPUs, communicator by communicator in the order in which they were first named:
@@ -464,6 +449,60 @@ fn waiting(all: &[Queued<'_, '_>]) -> Vec<Waiting> {
         may_begin: queued.may_begin(),
     };
     all.iter().map(waiting).collect()
+}
+
+impl<'a> Entry<'a> {
+    fn host(&self) -> Option<&UserBuffers<'a>> {
+        match &self.buffers {
+            Some(Buffers::Host(buffers)) => Some(buffers),
+            _ => None,
+        }
+    }
+}
+
+/// Takes down what comes of the calls on host memory. Those that travel as one give their inputs when
+/// the call that stands for them starts, and have their outputs when it ends: what they depend on, and
+/// what depends on them, is as it is with separate calls.
+struct Ledger<'g, 'a> {
+    calls: &'g mut [Entry<'a>],
+    /// In the order of their first calls.
+    parcels: Vec<Parcel>,
+    /// By call.
+    reports: Vec<Option<Report>>,
+}
+
+impl Ledger<'_, '_> {
+    fn parcel_of(&self, index: usize) -> Option<usize> {
+        let found = self.parcels.binary_search_by_key(&index, Parcel::first);
+        found.ok()
+    }
+}
+
+impl Caller for Ledger<'_, '_> {
+    fn starts(&mut self, index: usize, buffers: &mut UserBuffers<'_>) -> Result<()> {
+        let Some(at) = self.parcel_of(index) else {
+            return Ok(());
+        };
+        let parcel = &mut self.parcels[at];
+        let members = parcel.members.clone();
+        let inputs = members.iter().filter_map(|&index| self.calls[index].host());
+        parcel.gather(inputs, buffers.output_mut(0, buffers.output_bytes()))
+    }
+
+    fn ends(&mut self, index: usize, buffers: &UserBuffers<'_>, report: Report) {
+        let Some(at) = self.parcel_of(index) else {
+            self.reports[index] = Some(report);
+            return;
+        };
+        let parcel = &self.parcels[at];
+        for (member, report) in parcel.reports(&report).into_iter().enumerate() {
+            let index = parcel.members[member];
+            if let Some(Buffers::Host(output)) = &mut self.calls[index].buffers {
+                parcel.scatter(member, buffers, output);
+            }
+            self.reports[index] = Some(report);
+        }
+    }
 }
 
 impl Drop for Group<'_> {

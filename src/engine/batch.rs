@@ -19,6 +19,19 @@ pub struct Progress {
     pub done: bool,
 }
 
+/// Whose calls a batch runs, each named by its index.
+pub trait Caller {
+    /// A call is about to read its buffers. Those before it, but for messages that run beside it,
+    /// have ended.
+    ///
+    /// # Errors
+    /// What stops it.
+    fn starts(&mut self, index: usize, buffers: &mut UserBuffers<'_>) -> Result<()>;
+
+    /// A call is over.
+    fn ends(&mut self, index: usize, buffers: &UserBuffers<'_>, report: Report);
+}
+
 /// Calls of one communicator in order. Collectives run one after the other; sends and receives
 /// that stand between two collectives run at once, those of one pair and direction in order.
 #[derive(Debug)]
@@ -29,7 +42,7 @@ pub struct Batch<'a> {
 }
 
 impl<'a> Batch<'a> {
-    /// Plans `calls`, each with the index of its report.
+    /// Plans `calls`, each with the index that its caller knows it by.
     ///
     /// # Errors
     /// As for [`HostEngine::prepare`]. Nothing has moved.
@@ -59,18 +72,14 @@ impl<'a> Batch<'a> {
         })
     }
 
-    /// Runs every step that can run now; writes the report of each call that completes.
+    /// Runs every step that can run now, and tells `caller` which calls start and end.
     ///
     /// # Errors
     /// What stopped a call.
-    pub fn poll(
-        &mut self,
-        engine: &mut HostEngine,
-        reports: &mut [Option<Report>],
-    ) -> Result<Progress> {
+    pub fn poll(&mut self, engine: &mut HostEngine, caller: &mut impl Caller) -> Result<Progress> {
         let mut moved = false;
         loop {
-            self.admit(engine);
+            self.admit(engine, caller)?;
             let mut finished = false;
             let mut at = 0;
             while at < self.active.len() {
@@ -78,8 +87,8 @@ impl<'a> Batch<'a> {
                 moved |= stepped;
                 if complete {
                     let mut run = self.active.remove(at);
-                    let index = run.index();
-                    reports[index] = Some(run.report(engine));
+                    let report = run.report(engine);
+                    caller.ends(run.index(), &run.buffers, report);
                     finished = true;
                 } else {
                     at += 1;
@@ -120,7 +129,7 @@ impl<'a> Batch<'a> {
     }
 
     /// Starts the calls that may run beside those that do.
-    fn admit(&mut self, engine: &mut HostEngine) {
+    fn admit(&mut self, engine: &mut HostEngine, caller: &mut impl Caller) -> Result<()> {
         while let Some(next) = self.waiting.front() {
             let message = next.collective() == Collective::SendRecv;
             let all_messages = self
@@ -128,25 +137,29 @@ impl<'a> Batch<'a> {
                 .iter()
                 .all(|run| run.collective() == Collective::SendRecv);
             if !(self.active.is_empty() || (message && all_messages)) {
-                return;
+                return Ok(());
             }
             if message {
                 // Messages of one pair and direction share a connection: one at a time.
                 let busy = self.active.iter().any(|run| run.pair() == next.pair());
                 if busy {
-                    return self.admit_other_pairs(engine);
+                    return self.admit_other_pairs(engine, caller);
                 }
             }
-            if let Some(mut run) = self.waiting.pop_front() {
-                run.start(engine);
-                self.active.push(run);
+            if let Some(run) = self.waiting.pop_front() {
+                self.start(run, engine, caller)?;
             }
         }
+        Ok(())
     }
 
     /// Behind a message whose connection is busy, messages of other pairs may still start, up to
     /// the next collective.
-    fn admit_other_pairs(&mut self, engine: &mut HostEngine) {
+    fn admit_other_pairs(
+        &mut self,
+        engine: &mut HostEngine,
+        caller: &mut impl Caller,
+    ) -> Result<()> {
         let mut busy: Vec<_> = self.active.iter().map(Run::pair).collect();
         let mut at = 0;
         while at < self.waiting.len() && self.waiting[at].collective() == Collective::SendRecv {
@@ -156,10 +169,22 @@ impl<'a> Batch<'a> {
                 continue;
             }
             busy.push(pair);
-            if let Some(mut run) = self.waiting.remove(at) {
-                run.start(engine);
-                self.active.push(run);
+            if let Some(run) = self.waiting.remove(at) {
+                self.start(run, engine, caller)?;
             }
         }
+        Ok(())
+    }
+
+    fn start(
+        &mut self,
+        mut run: Run<'a>,
+        engine: &mut HostEngine,
+        caller: &mut impl Caller,
+    ) -> Result<()> {
+        caller.starts(run.index(), &mut run.buffers)?;
+        run.start(engine);
+        self.active.push(run);
+        Ok(())
     }
 }

@@ -10,7 +10,7 @@ mod run;
 mod state;
 mod step;
 
-pub use batch::{Batch, Progress};
+pub use batch::{Batch, Caller, Progress};
 pub use host::HostEngine;
 pub use run::Run;
 
