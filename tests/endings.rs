@@ -343,6 +343,7 @@ fn slow(transport: TransportKind, count: usize) -> cinch::Result<Vec<u8>> {
                     algorithm: None,
                     tensor: None,
                     feedback: None,
+                    fused: cinch::types::Fused::ALONE,
                 };
                 let (sent, mut got) = (vec![5; count], vec![0; 8]);
                 if rank == 0 {

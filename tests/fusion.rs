@@ -1,12 +1,16 @@
 //! Small all_reduces of a group that travel as one: the same results as separate calls, reports
 //! of each, and the cases that stay apart.
 
+// One memory for the buffers of several calls, as C callers have it.
 #![allow(unsafe_code)]
+
 use cinch::comm::{Call, Group};
 use cinch::mem::{UserBuffers, bytes_of, bytes_of_mut};
 use cinch::testing::{gaussian, local_world, random_word};
 use cinch::types::{Element, Scalar};
-use cinch::{Algorithm, Collective, Communicator, Config, DType, ReduceOp, Report, Result};
+use cinch::{
+    Algorithm, Collective, Communicator, Config, DType, ErrorKind, ReduceOp, Report, Result,
+};
 
 /// Lengths around blocks and cache lines.
 const COUNTS: [usize; 9] = [1, 15, 16, 17, 255, 256, 257, 1000, 4096];
@@ -367,4 +371,34 @@ fn calls_that_travel_as_one_must_not_depend_on_each_other() {
         assert!(error.message().contains("calls 0 and 1"), "{error}");
         assert!(memory.iter().all(|&x| x == 1));
     });
+}
+
+/// What ranks have grouped otherwise is as long as one call, and still another one.
+#[test]
+fn ranks_that_group_otherwise_find_out() {
+    let shapes: [[&[usize]; 2]; 4] = [
+        [&[10, 6], &[6, 10]],
+        [&[5, 5], &[7, 7]],
+        [&[16, 16], &[32]],
+        [&[16, 16, 16], &[32, 16]],
+    ];
+    for shape in shapes {
+        let errors = local_world(2, &Config::default(), |comm| {
+            let call = |&count| Call::new(Collective::AllReduce, DType::F32, count);
+            let calls: Vec<Call> = shape[comm.rank()].iter().map(call).collect();
+            let inputs: Vec<Vec<f32>> = calls.iter().map(|call| vec![1.0; call.count]).collect();
+            group(comm, &calls, &inputs).map(drop)
+        });
+        let said: Vec<String> = errors
+            .into_iter()
+            .map(|error| {
+                let error = error.expect_err("ranks disagree");
+                assert_eq!(error.kind(), ErrorKind::Mismatch, "{error}");
+                error.message().to_string()
+            })
+            .collect();
+        let calls = shape[0].len();
+        let told = format!("in {calls} fused calls (counts #");
+        assert!(said.iter().all(|said| said.contains(&told)), "{said:?}");
+    }
 }

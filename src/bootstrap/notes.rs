@@ -107,7 +107,7 @@ impl Ledger {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::types::{Algorithm, CodecSpec, DType};
+    use crate::types::{Algorithm, CodecSpec, DType, Fused};
 
     pub(in crate::bootstrap) fn call(collective: Collective, sequence: u64, count: u64) -> Words {
         CallSignature {
@@ -117,6 +117,7 @@ pub(super) mod tests {
             algorithm: Algorithm::ALL[0],
             root: 0,
             peer: 0,
+            fused: Fused::ALONE,
             count,
             sequence,
             codec: CodecSpec::RAW,

@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::plan::Request;
-use crate::types::{Algorithm, CodecChoice, CodecSpec, Collective, DType, Extent, ReduceOp};
+use crate::types::{Algorithm, CodecChoice, CodecSpec, Collective, DType, Extent, Fused, ReduceOp};
 
 pub use crate::engine::Report;
 
@@ -121,6 +121,7 @@ impl Call {
             algorithm: self.algorithm,
             tensor: self.tensor,
             feedback: self.feedback,
+            fused: Fused::ALONE,
         }
     }
 }

@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::mem::UserBuffers;
 use crate::plan::{Affine, MeasuredCosts, Request};
 use crate::simd::Isa;
-use crate::types::{CodecSpec, Collective, DType, ReduceOp};
+use crate::types::{CodecSpec, Collective, DType, Fused, ReduceOp};
 use std::time::Instant;
 
 /// Bytes of the smallest message, of a larger one, and of one that no longer fits the nearest
@@ -117,6 +117,7 @@ fn message(from: usize, to: usize, bytes: usize) -> Request {
         algorithm: None,
         tensor: None,
         feedback: None,
+        fused: Fused::ALONE,
     }
 }
 

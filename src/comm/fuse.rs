@@ -18,10 +18,10 @@ use super::{Call, Communicator, Report};
 use crate::codec::{self, Codec, EncodeStats};
 use crate::error::{Error, Result};
 use crate::mem::UserBuffers;
-use crate::plan;
+use crate::plan::{self, Request};
 use crate::reduce::{Reducer, Tile};
 use crate::simd::Isa;
-use crate::types::{CodecChoice, Collective, DType, ReduceOp};
+use crate::types::{CodecChoice, Collective, DType, Fused, ReduceOp};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -127,10 +127,11 @@ impl Parcel {
     }
 
     /// The call that stands for all: one of them, as long as all together.
-    pub(super) fn call(&self, one: &Call) -> Call {
-        Call {
+    pub(super) fn request(&self, one: &Call) -> Request {
+        Request {
             count: self.count(),
-            ..*one
+            fused: Fused::of(self.places.iter().map(Range::len)),
+            ..one.request(self.codec)
         }
     }
 
@@ -314,7 +315,7 @@ mod tests {
         }
         assert_eq!(parcel.places, [0..100, 128..192, 192..193]);
         assert_eq!(
-            (parcel.count(), parcel.call(&all_reduce(1)).count),
+            (parcel.count(), parcel.request(&all_reduce(1)).count),
             (256, 256)
         );
         let mut taken = 0;

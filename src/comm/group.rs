@@ -236,7 +236,7 @@ impl<'a> Group<'a> {
                 continue;
             }
             if let Some((parcel, memory)) = parcels.next_if(|(parcel, _)| parcel.first() == index) {
-                let request = parcel.call(&entry.call).request(entry.picked.choice.codec);
+                let request = parcel.request(&entry.call);
                 let bytes = memory.len();
                 members = &parcel.members;
                 requests.push((index, request, UserBuffers::in_place(memory, 0, bytes)?));

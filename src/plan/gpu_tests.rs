@@ -3,7 +3,7 @@ use super::*;
 use crate::mem::BoxShape;
 use crate::schedule::{self, Hosts};
 use crate::simd::Isa;
-use crate::types::{CodecSpec, DType, ReduceOp, TransportKind};
+use crate::types::{CodecSpec, DType, Fused, ReduceOp, TransportKind};
 
 pub(super) fn limits(nranks: usize, resident: usize) -> Limits {
     let shape = BoxShape::new(nranks, 64 << 20, 64).unwrap();
@@ -41,6 +41,7 @@ pub(super) fn request(collective: Collective, count: usize, codec: &str) -> Requ
         algorithm: None,
         tensor: None,
         feedback: None,
+        fused: Fused::ALONE,
     }
 }
 

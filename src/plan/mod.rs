@@ -27,7 +27,8 @@ use crate::error::{Error, Result};
 use crate::schedule::{Hosts, Pattern, Place, Schedule};
 use crate::simd::Isa;
 use crate::types::{
-    Algorithm, CallSignature, CodecSpec, Collective, DType, Level, Protocol, ReduceOp, ScaleRule,
+    Algorithm, CallSignature, CodecSpec, Collective, DType, Fused, Level, Protocol, ReduceOp,
+    ScaleRule,
 };
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -59,6 +60,8 @@ pub struct Request {
     pub tensor: Option<u64>,
     /// Tensor whose residuals of error feedback are kept.
     pub feedback: Option<u64>,
+    /// Of which calls of a group it is made.
+    pub fused: Fused,
 }
 
 impl Request {
@@ -92,6 +95,7 @@ impl Request {
             intra,
             root: self.root as u32,
             peer: self.peer as u32,
+            fused: self.fused,
             count: self.count as u64,
             sequence,
             codec: self.codec,

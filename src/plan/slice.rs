@@ -1,7 +1,7 @@
 //! The slice of a coded sum that is also run exactly: where it lies, and what runs it.
 
 use super::Request;
-use crate::types::{CodecSpec, Collective, DType, ReduceOp};
+use crate::types::{CodecSpec, Collective, DType, Fused, ReduceOp};
 
 /// Elements of a slice at most, over all blocks.
 pub const SLICE_ELEMENTS: usize = 4096;
@@ -103,6 +103,7 @@ impl Slice {
             algorithm: None,
             tensor: None,
             feedback: None,
+            fused: Fused::ALONE,
         }
     }
 }
@@ -125,6 +126,7 @@ mod tests {
             algorithm: None,
             tensor: Some(3),
             feedback: None,
+            fused: Fused::ALONE,
         }
     }
 

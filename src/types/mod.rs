@@ -22,5 +22,5 @@ pub use device::DeviceChoice;
 pub use dtype::{DType, Element};
 pub use level_codecs::LevelCodecs;
 pub use reduce_op::{ReduceOp, Scalar};
-pub use signature::{CallSignature, FORMAT_VERSION, SIGNATURE_WORDS};
+pub use signature::{CallSignature, FORMAT_VERSION, Fused, SIGNATURE_WORDS};
 pub use subsystem::{Subsystem, Subsystems};

@@ -5,10 +5,52 @@ use super::{Algorithm, CodecKind, CodecSpec, Collective, DType, ReduceOp};
 use std::fmt;
 
 /// Version of the wire format: message header, codec layouts, chunk geometry, boxes between GPUs.
-pub const FORMAT_VERSION: u8 = 3;
+pub const FORMAT_VERSION: u8 = 4;
 
 /// 64-bit words of an encoded signature.
 pub const SIGNATURE_WORDS: usize = 5;
+
+/// Of which calls of a group one is made that travels in their place.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Fused {
+    /// How many; 0 for a call that travels alone.
+    calls: u32,
+    /// Tells their counts apart, and the order of these.
+    digest: u32,
+}
+
+impl Fused {
+    /// A call that travels alone.
+    pub const ALONE: Fused = Fused {
+        calls: 0,
+        digest: 0,
+    };
+
+    /// Calls of these counts.
+    pub fn of(counts: impl Iterator<Item = usize>) -> Fused {
+        let (mut calls, mut mixed) = (0, 0u64);
+        for count in counts {
+            calls += 1;
+            mixed = (mixed ^ count as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            mixed ^= mixed >> 32;
+        }
+        Fused {
+            calls,
+            digest: mixed as u32,
+        }
+    }
+
+    fn word(self) -> u64 {
+        u64::from(self.calls) | u64::from(self.digest) << 32
+    }
+
+    fn from_word(word: u64) -> Fused {
+        Fused {
+            calls: word as u32,
+            digest: (word >> 32) as u32,
+        }
+    }
+}
 
 /// The part of a call that all ranks must agree on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -25,6 +67,8 @@ pub struct CallSignature {
     pub root: u32,
     /// Receiver of a send/recv, 0 otherwise.
     pub peer: u32,
+    /// Of which calls it is made.
+    pub fused: Fused,
     /// The call's `count`.
     pub count: u64,
     /// How many calls this communicator (for a send/recv: this pair) has made before.
@@ -45,7 +89,10 @@ impl CallSignature {
                 | u64::from(self.op) << 24
                 | (self.algorithm as u64) << 32
                 | self.intra_bits() << 40,
-            u64::from(self.root) | u64::from(self.peer) << 32,
+            match has_place(self.collective) {
+                true => u64::from(self.root) | u64::from(self.peer) << 32,
+                false => self.fused.word(),
+            },
             self.count,
             self.sequence,
             self.codec.word(),
@@ -70,13 +117,19 @@ impl CallSignature {
             return None;
         }
         let codec = CodecSpec::from_word(words[4])?;
+        let collective = Collective::from_number(byte(8).into())?;
+        let (place, fused) = match has_place(collective) {
+            true => (words[1], Fused::ALONE),
+            false => (0, Fused::from_word(words[1])),
+        };
         Some(CallSignature {
-            collective: Collective::from_number(byte(8).into())?,
+            collective,
             dtype: DType::from_number(byte(16).into())?,
             op: byte(24),
             algorithm: *Algorithm::ALL.get(byte(32) as usize)?,
-            root: words[1] as u32,
-            peer: (words[1] >> 32) as u32,
+            root: place as u32,
+            peer: (place >> 32) as u32,
+            fused,
             count: words[2],
             sequence: words[3],
             codec,
@@ -94,6 +147,11 @@ impl CallSignature {
         let name = collective.map_or("unknown", Collective::name);
         let dtype = DType::from_number(byte(16).into()).map_or("unknown", DType::name);
         let mut text = format!("call {} {name} of {} {dtype}", words[3], words[2]);
+        let fused = Fused::from_word(words[1]);
+        if collective.is_some_and(|known| !has_place(known)) && fused != Fused::ALONE {
+            let Fused { calls, digest } = fused;
+            text += &format!(" in {calls} fused calls (counts #{digest:08x})");
+        }
         if collective.is_some_and(Collective::reduces) {
             text += &format!(", op {}", ReduceOp::number_name(byte(24)));
         }
@@ -121,6 +179,12 @@ impl CallSignature {
     }
 }
 
+/// Whether the ranks that root and peer name belong to the call. Where they do not, their word says
+/// of which calls it is made.
+fn has_place(collective: Collective) -> bool {
+    collective.has_root() || collective == Collective::SendRecv
+}
+
 impl fmt::Display for CallSignature {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&CallSignature::describe(&self.words()))
@@ -135,13 +199,18 @@ mod tests {
     fn words_are_read_back() {
         for (number, collective) in Collective::ALL.into_iter().enumerate() {
             let codec = ["raw", "dynamic8:block=64", "minmax4:seed=9"][number % 3];
+            let (root, peer, fused) = match has_place(collective) {
+                true => (7, 31, Fused::ALONE),
+                false => (0, 0, Fused::of([number, 16].into_iter())),
+            };
             let call = CallSignature {
                 collective,
                 dtype: DType::ALL[number % DType::ALL.len()],
                 op: number as u8,
                 algorithm: Algorithm::ALL[number % Algorithm::ALL.len()],
-                root: 7,
-                peer: 31,
+                root,
+                peer,
+                fused,
                 count: u64::MAX - number as u64,
                 sequence: 1 << 40,
                 codec: codec.parse().unwrap(),
@@ -161,6 +230,38 @@ mod tests {
     }
 
     #[test]
+    fn calls_that_travel_as_one_are_told_apart() {
+        let call = |counts: &[usize]| CallSignature {
+            collective: Collective::AllReduce,
+            dtype: DType::F32,
+            op: 0,
+            algorithm: Algorithm::Direct,
+            root: 0,
+            peer: 0,
+            fused: match counts {
+                [] => Fused::ALONE,
+                counts => Fused::of(counts.iter().copied()),
+            },
+            count: 32,
+            sequence: 3,
+            codec: CodecSpec::RAW,
+            intra: CodecSpec::RAW,
+        };
+        let groups: [&[usize]; 6] = [&[], &[10, 6], &[6, 10], &[5, 5], &[7, 7], &[16, 1, 1]];
+        for (index, one) in groups.iter().enumerate() {
+            for other in &groups[index + 1..] {
+                assert_ne!(call(one).words(), call(other).words(), "{one:?}, {other:?}");
+            }
+        }
+        let text = call(&[10, 6]).to_string();
+        assert!(
+            text.contains("of 32 f32 in 2 fused calls (counts #"),
+            "{text}"
+        );
+        assert!(!call(&[]).to_string().contains("fused"));
+    }
+
+    #[test]
     fn codecs_inside_hosts_are_told_apart() {
         let call = |intra: &str| CallSignature {
             collective: Collective::AllReduce,
@@ -169,6 +270,7 @@ mod tests {
             algorithm: Algorithm::Hierarchical,
             root: 0,
             peer: 0,
+            fused: Fused::ALONE,
             count: 8,
             sequence: 3,
             codec: "dynamic8".parse().unwrap(),

@@ -8,7 +8,7 @@ use crate::plan::{GpuLimits, Limits, Machine, Planner, Request, Resident};
 use crate::schedule::Hosts;
 use crate::simd::Isa;
 use crate::sys::cuda::mock::Machine as Gpus;
-use crate::types::{CodecSpec, Collective, DType, ReduceOp, SIGNATURE_WORDS, TransportKind};
+use crate::types::{CodecSpec, Collective, DType, Fused, ReduceOp, SIGNATURE_WORDS, TransportKind};
 use std::collections::VecDeque;
 use std::mem::offset_of;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -136,6 +136,7 @@ impl Bench {
             algorithm: None,
             tensor: None,
             feedback: None,
+            fused: Fused::ALONE,
         };
         let mut planner = Planner::new(limits, 0, Isa::Scalar);
         let plan = planner.plan(&request).unwrap();

@@ -9,7 +9,7 @@
 use super::pack::PackedSchedule;
 use crate::error::{Error, ErrorKind, Result};
 use crate::plan::{Plan, Planner, Request};
-use crate::types::{CallSignature, ReduceOp, SIGNATURE_WORDS};
+use crate::types::{CallSignature, Fused, ReduceOp, SIGNATURE_WORDS};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -116,6 +116,7 @@ impl Courses {
             algorithm: Some(call.algorithm),
             tensor: None,
             feedback: None,
+            fused: Fused::ALONE,
         })?;
         Course::new(plan)
     }

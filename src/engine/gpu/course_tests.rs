@@ -7,7 +7,7 @@ use crate::mem::BoxShape;
 use crate::plan::{GpuLimits, Limits, Machine, Resident};
 use crate::schedule::{self, Hosts};
 use crate::simd::Isa;
-use crate::types::{Algorithm, CodecSpec, Collective, DType, TransportKind};
+use crate::types::{Algorithm, CodecSpec, Collective, DType, Fused, TransportKind};
 
 fn limits(hosts: &Hosts, nranks: usize, lanes: usize) -> Limits {
     let shape = BoxShape::new(nranks, 2 << 20, lanes).unwrap();
@@ -44,6 +44,7 @@ fn request(collective: Collective, algorithm: Algorithm, count: usize, codec: &s
         algorithm: Some(algorithm),
         tensor: None,
         feedback: None,
+        fused: Fused::ALONE,
     }
 }
 

@@ -13,7 +13,7 @@ use crate::mem::abi::{CommView, Protocol, TROUBLE_MISMATCH, TROUBLE_TIMEOUT, Tro
 use crate::sys::cuda::CuResult;
 use crate::sys::cuda::mock::{Machine as Gpus, Process};
 use crate::testing::{Data, Pattern, Problem};
-use crate::types::{self, Algorithm, CodecSpec, DType, ReduceOp, Scalar};
+use crate::types::{self, Algorithm, CodecSpec, DType, Fused, ReduceOp, Scalar};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -254,6 +254,7 @@ pub(super) fn request(problem: &Problem, codec: &str) -> Request {
         algorithm: None,
         tensor: None,
         feedback: None,
+        fused: Fused::ALONE,
     }
 }
 
