@@ -20,8 +20,8 @@
  * Input and output are disjoint, or in place where the function says so.
  *
  * Threads: every function may be called from any thread. Calls on one communicator run one after
- * the other, and all its ranks must make them in the same order. Groups and cinch_last_error()
- * belong to the thread. No function may be called from a signal handler, nor, on a communicator
+ * the other, and all its ranks must make them in the same order, small sums in the same groups (see
+ * cinch_group_start). Groups and cinch_last_error() belong to the thread. No function may be called from a signal handler, nor, on a communicator
  * that its parent made, in a forked child.
  *
  * Generated from src/ffi by cbindgen; do not edit.
@@ -1131,6 +1131,9 @@ cinch_result_t cinch_recv(void *recvbuf,
  * operator, codec and algorithm, travel as one (`CINCH_FUSE_BYTES`): none may use what another
  * one writes. What keeps scales or residuals for a tensor goes alone; so do calls on GPUs, and
  * pre-multiplied sums, whose factors are each rank's own.
+ *
+ * So all ranks must group such calls alike, or be set to `CINCH_FUSE_BYTES=0`; and on host memory
+ * with `CINCH_CODEC_SAMPLE` all coded sums. A group of one call is as that call without a group.
  *
  * The collectives that follow return once they are recorded. Their buffers and reports must live,
  * and must not be touched, until the outermost `cinch_group_end` of this thread returns.

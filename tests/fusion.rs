@@ -402,3 +402,34 @@ fn ranks_that_group_otherwise_find_out() {
         assert!(said.iter().all(|said| said.contains(&told)), "{said:?}");
     }
 }
+
+/// Also where every coded sum is sampled: one that a rank puts into a group of its own is, too.
+#[test]
+fn a_group_of_one_call_is_that_call() {
+    let config = Config {
+        codec_sample: 1,
+        ..Config::default()
+    };
+    local_world(2, &config, |comm| {
+        let call = Call {
+            codec: Some("linear8".parse().unwrap()),
+            ..Call::new(Collective::AllReduce, DType::F32, 2000)
+        };
+        let mut data = vec![0.5f32; 2000];
+        for round in 0..4 {
+            let bytes = bytes_of_mut(&mut data);
+            let buffers = UserBuffers::in_place(bytes, 0, 8000).unwrap();
+            let report = match (comm.rank() + round) % 3 {
+                0 => comm.call(&call, buffers).unwrap(),
+                _ => {
+                    let mut group = Group::new();
+                    group.add(comm, &call, buffers).unwrap();
+                    group.run().unwrap()[0]
+                }
+            };
+            assert_eq!(report.fused, 1);
+            assert!(data.iter().all(|&x| x == 2f32.powi(round as i32)));
+        }
+        assert_eq!(comm.codec_stats().sampled, 4);
+    });
+}

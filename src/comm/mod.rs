@@ -44,7 +44,8 @@ use std::time::Duration;
 /// A group of ranks that call collectives together.
 ///
 /// Calls block until their buffers may be used again. Two threads may hold one communicator, but
-/// its calls run one after the other, and all ranks must make them in the same order.
+/// its calls run one after the other, and all ranks must make them in the same order, small sums in
+/// the same groups ([`Group::run`]).
 ///
 /// Dropping it leaves in good order: peers that still wait for this rank's part of a call get an
 /// error, peers that do not are not disturbed.

@@ -7,7 +7,8 @@
 //! calls are sampled, and from which call on a verdict counts, follows from the number of the call
 //! alone. On a GPU nothing is waited for but the sample before, when the next one is due.
 //!
-//! Calls in groups on host memory, and calls that are captured, are not sampled.
+//! Calls on host memory that are in one group with others, and calls that are captured, are not
+//! sampled.
 
 use super::choice::{Choice, choose};
 use super::device::GpuSide;

@@ -340,8 +340,8 @@ pub const KNOBS: &[Knob] = &[
     Knob {
         name: "CINCH_FUSE_BYTES",
         range: "0 to 1M",
-        help: "all_reduces of a group up to this many bytes each travel together on host memory; \
-               0 keeps them apart",
+        help: "all_reduces of a group up to this many bytes each travel together on host memory, \
+               so all ranks must group them alike; 0 keeps them apart",
         apply: |config, text| {
             bytes_between(text, 0, 1 << 20).map(|value| config.fuse_bytes = value)
         },

@@ -20,6 +20,9 @@ use std::sync::Arc;
 /// one writes. What keeps scales or residuals for a tensor goes alone; so do calls on GPUs, and
 /// pre-multiplied sums, whose factors are each rank's own.
 ///
+/// So all ranks must group such calls alike, or be set to `CINCH_FUSE_BYTES=0`; and on host memory
+/// with `CINCH_CODEC_SAMPLE` all coded sums. A group of one call is as that call without a group.
+///
 /// The collectives that follow return once they are recorded. Their buffers and reports must live,
 /// and must not be touched, until the outermost `cinch_group_end` of this thread returns.
 #[unsafe(no_mangle)]

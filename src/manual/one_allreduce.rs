@@ -56,15 +56,20 @@
 //! # Small calls of a group
 //! All_reduces of a group up to `CINCH_FUSE_BYTES` that follow one another on a communicator and
 //! have type, operator, codec and algorithm in common travel as one call over a gathered buffer of
-//! up to 1 MiB. Which do follows from what all ranks know, never from addresses. Each tensor begins
-//! a block of its own, and every call gets its own report, with its share of the bytes sent.
-//! Results are those of separate calls wherever arithmetic is exact; a rounded sum may differ in
+//! up to 1 MiB. Which do follows from what all ranks know, never from addresses; therefore all ranks
+//! must group them alike, or be set to `CINCH_FUSE_BYTES=0`: a rank that makes two of them in a group
+//! makes another call than one that makes them by themselves, or a group of three. The signature has
+//! their number and a digest of their counts, so ranks that differ get an error that says so. Each
+//! tensor begins a block of its own, and every call gets its own report, with its share of the bytes
+//! sent. Results are those of separate calls wherever arithmetic is exact; a rounded sum may differ in
 //! its last bits, as it does between algorithms, since a longer message may have other owners.
 //! Separate stay calls with error feedback or kept scales, which belong to a tensor; pre-multiplied
 //! sums, whose factor one rank alone knows; calls of other collectives; and calls on GPUs, where
 //! gathering and scattering would take a copy on the stream for each tensor, as long as the launch
-//! that it saves, out of memory that a captured graph would have to keep. A call of such a group
-//! must not read what another one writes: found on the rank where it is so, before anything moves.
+//! that it saves, out of memory that a captured graph would have to keep. Inputs are gathered when the
+//! calls before have ended, and outputs are there before the calls behind start, so that these may
+//! depend on each other as in any group. Calls that travel together must not: that one reads what
+//! another writes is found on the rank where it is so, before anything moves.
 //!
 //! # On a GPU
 //! `comm.call_on(&call, buffers)` comes to the same plan by the same function, whose candidates now
