@@ -6,10 +6,12 @@
 
 use cinch::comm::{Call, Group};
 use cinch::mem::{UserBuffers, bytes_of, bytes_of_mut};
+use cinch::simd::Isa;
 use cinch::testing::{gaussian, local_world, random_word};
-use cinch::types::{Element, Scalar};
+use cinch::types::{CodecKind, Element, Scalar, ScaleRule};
 use cinch::{
-    Algorithm, Collective, Communicator, Config, DType, ErrorKind, ReduceOp, Report, Result,
+    Algorithm, CodecSpec, Collective, Communicator, Config, DType, ErrorKind, ReduceOp, Report,
+    Result,
 };
 
 /// Lengths around blocks and cache lines.
@@ -432,4 +434,48 @@ fn a_group_of_one_call_is_that_call() {
         }
         assert_eq!(comm.codec_stats().sampled, 4);
     });
+}
+
+/// Every codec with each of its parameters, but for scales of whole tensors, which are each tensor's
+/// own: what travels beside a tensor, and what fills its last block, changes nothing of it.
+#[test]
+fn every_codec_gives_what_separate_calls_give() {
+    const COUNTS: [usize; 11] = [64, 64, 100, 256, 512, 4096, 4096, 33, 1, 8192, 8192];
+    for spec in CodecSpec::samples() {
+        if matches!(spec.scale, ScaleRule::Tensor { .. }) && spec.kind.has_scale() {
+            continue;
+        }
+        let codec = cinch::codec::build(spec, Isa::Scalar).unwrap().unwrap();
+        let fits = codec.description().fits_extremes;
+        let run = |config: &Config| {
+            local_world(2, config, |comm| {
+                let calls = COUNTS.map(|count| Call {
+                    codec: Some(spec),
+                    // All contributions encoded once by each rank: the same for every cut.
+                    algorithm: Some(Algorithm::OneShot),
+                    ..Call::new(Collective::AllReduce, DType::F32, count)
+                });
+                let draw = |tensor: usize, at: usize| {
+                    let word = random_word((50 * comm.rank() + tensor) as u64, at as u64);
+                    gaussian(word) as f32 * 10f32.powi(tensor as i32 % 5 - 2)
+                };
+                let inputs: Vec<Vec<f32>> = (0..COUNTS.len())
+                    .map(|tensor| (0..COUNTS[tensor]).map(|at| draw(tensor, at)).collect())
+                    .collect();
+                group(comm, &calls, &inputs).unwrap()
+            })
+        };
+        // Numbers that are drawn are those of another place and another call.
+        let draws = spec.seed != 0 || spec.kind == CodecKind::TernGrad;
+        for (together, separate) in run(&Config::default()).iter().zip(run(&apart())) {
+            for (at, (a, b)) in together.0.iter().zip(&separate.0).enumerate() {
+                assert!(draws || a == b, "{spec}: tensor {at} of {}", a.len());
+                let whole = COUNTS[at].is_multiple_of(codec.granule());
+                let fused = together.1[at].fused;
+                assert!(fused == 1 || fits || whole, "{spec}: tensor {at}");
+                assert_eq!(separate.1[at].fused, 1);
+            }
+            assert!(together.1.iter().any(|report| report.fused > 1), "{spec}");
+        }
+    }
 }

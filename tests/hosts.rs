@@ -5,9 +5,9 @@ mod common;
 #[allow(dead_code)] // alignments are the business of the test of all collectives
 mod oracle;
 
-use cinch::comm::Call;
+use cinch::comm::{Call, Group};
 use cinch::config::Origin;
-use cinch::mem::UserBuffers;
+use cinch::mem::{UserBuffers, bytes_of_mut};
 use cinch::plan::Limits;
 use cinch::types::{CodecKind, Level, Scalar, TransportKind};
 use cinch::{
@@ -545,5 +545,42 @@ fn one_host_has_the_codec_inside() {
         let done = run(&[0, 0, 0], &with("CINCH_CODEC", text), &[sum], None);
         assert_eq!(done[0][1].1.codecs().to_string(), shown);
         check_all(&[0, 0, 0], &[sum], &done);
+    }
+}
+
+/// Small sums of a group that travel as one have blocks of their own on both levels, whichever of them
+/// has a codec.
+#[test]
+fn tensors_that_travel_together_share_no_block_on_either_level() {
+    for codec in [
+        "intra=linear8,inter=raw",
+        "intra=raw,inter=linear8",
+        "intra=linear8:block=64,inter=minmax8",
+    ] {
+        world(&[0, 0, 1, 1], &with("CINCH_CODEC", codec), |comm| {
+            let call = Call {
+                algorithm: Some(Algorithm::Hierarchical),
+                ..Call::new(Collective::AllReduce, DType::F32, 40)
+            };
+            let mut tensors = [[1e3f32; 40], [1e-3; 40], [f32::INFINITY; 40]];
+            let mut group = Group::new();
+            for tensor in &mut tensors {
+                let bytes = bytes_of_mut(tensor);
+                let buffers = UserBuffers::in_place(bytes, 0, 160).unwrap();
+                group.add(&comm, &call, buffers).unwrap();
+            }
+            let reports = group.run().unwrap();
+            for (at, (tensor, value)) in tensors.iter().zip([4e3, 4e-3]).enumerate() {
+                let right = |x: &f32| (x / value - 1.0).abs() < 0.01;
+                assert!(
+                    tensor.iter().all(right),
+                    "{codec}: {tensor:?} is tensor {at}"
+                );
+            }
+            for (report, non_finite) in reports.iter().zip([0, 0, 40]) {
+                assert_eq!(report.fused, 3);
+                assert_eq!(report.input.unwrap().non_finite, non_finite, "{codec}");
+            }
+        });
     }
 }

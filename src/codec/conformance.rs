@@ -485,3 +485,30 @@ fn bad_specs_and_foreign_instruction_sets_are_errors() {
         assert_eq!(build(spec, Isa::Scalar).unwrap().unwrap().spec(), spec);
     }
 }
+
+/// What a parcel of tensors relies on that fills the last block of each with its last element.
+#[test]
+fn repeating_an_element_changes_no_other_where_the_extremes_decide() {
+    let mut random = Random(77);
+    for (isa, codec) in all() {
+        let mut differs = false;
+        for n in [1, 33, 100, 300] {
+            for (what, x) in inputs(n, &mut random) {
+                let whole = n.next_multiple_of(codec.granule());
+                let mut filled = x.clone();
+                filled.resize(whole, x[n - 1]);
+                let [alone, among] = [&x, &filled].map(|x| {
+                    let (wire, _) = encode(&*codec, x);
+                    decode(&*codec, &wire, x.len())
+                });
+                let same = same(&alone, &among[..n]);
+                differs |= !same;
+                let fits = codec.description().fits_extremes;
+                assert!(same || !fits, "{isa:?} {:?} {what} {n}", codec.spec());
+            }
+        }
+        if !codec.description().fits_extremes {
+            assert!(differs, "{isa:?} {:?} could say so", codec.spec());
+        }
+    }
+}

@@ -131,6 +131,9 @@ pub struct Description {
     pub code_bits: usize,
     /// fp32 numbers on the wire for each block; 0 for formats without blocks.
     pub block_numbers: usize,
+    /// Whether the numbers of a block follow from its smallest and its largest element, so that more
+    /// elements between those change nothing for the others; true of formats without blocks.
+    pub fits_extremes: bool,
     /// Whether a non-finite element takes its block along; else it alone comes back non-finite.
     pub poisons_block: bool,
     /// What a zero comes back as.

@@ -8,14 +8,15 @@
 //! The inputs are read when the calls' turn comes, and the outputs written before that of the next:
 //! towards all other calls a parcel is one of them. Only its own calls must not depend on each other.
 //!
-//! Each tensor begins at a multiple of the codec's granule, with its last element repeated up to
-//! there. So no block has elements of two tensors, and what fills the last block changes neither
-//! its smallest nor its largest element. The sum is formed as for any call of that length: where
-//! arithmetic is exact the bits are those of separate calls, elsewhere the last ones may differ,
-//! because another rank may own an element and add its own part first.
+//! Each tensor begins at a multiple of the granule of the codecs on all levels, with its last element
+//! repeated up to there. So no block has elements of two tensors, and what fills the last block changes
+//! neither its smallest nor its largest element. Where a codec goes by more than these, only tensors of
+//! whole blocks are taken. The sum is formed as for any call of that length: where arithmetic is exact
+//! the bits are those of separate calls, elsewhere the last ones may differ, because another rank may
+//! own an element and add its own part first, or a codec draw the numbers of another place.
 
 use super::{Call, Communicator, Report};
-use crate::codec::{self, Codec, EncodeStats};
+use crate::codec::{self, EncodeStats};
 use crate::error::{Error, Result};
 use crate::mem::UserBuffers;
 use crate::plan::{self, Request};
@@ -23,7 +24,6 @@ use crate::reduce::{Reducer, Tile};
 use crate::simd::Isa;
 use crate::types::{CodecChoice, Collective, DType, Fused, ReduceOp};
 use std::ops::Range;
-use std::sync::Arc;
 
 /// Most bytes that travel as one. More of them gain nothing: the work is in the bytes by then.
 const MOST_BYTES: usize = 1 << 20;
@@ -39,11 +39,46 @@ pub(super) struct Parcel {
     /// Where the elements of each are.
     places: Vec<Range<usize>>,
     dtype: DType,
-    granule: usize,
     codec: CodecChoice,
+    needs: Needs,
     /// What is known of each member's input, once it was gathered: what an encode pass would have
     /// learnt, were it alone. Empty if nothing is to be learnt.
     inputs: Vec<EncodeStats>,
+}
+
+/// What the codecs of both levels need of tensors that travel together.
+#[derive(Clone, Copy, Debug)]
+struct Needs {
+    /// At multiples of how many elements tensors begin.
+    granule: usize,
+    /// Of how many elements their counts are multiples.
+    whole: usize,
+    /// Largest magnitude that saturates in none of them; `None` where nothing is encoded.
+    largest: Option<f64>,
+}
+
+impl Needs {
+    fn of(dtype: DType, codec: CodecChoice) -> Result<Needs> {
+        let mut needs = Needs {
+            granule: plan::granule(dtype, None),
+            whole: 1,
+            largest: None,
+        };
+        // Which of them a call uses is known when it is planned, by its padded length.
+        for spec in [codec.spec, codec.intra.unwrap_or(codec.spec)] {
+            let Some(codec) = codec::build(spec, Isa::Scalar)? else {
+                continue;
+            };
+            let described = codec.description();
+            needs.granule = needs.granule.max(plan::granule(dtype, Some(&*codec)));
+            if !described.fits_extremes {
+                needs.whole = needs.whole.max(codec.granule());
+            }
+            let largest = needs.largest.unwrap_or(f64::INFINITY);
+            needs.largest = Some(largest.min(described.errors.largest));
+        }
+        Ok(needs)
+    }
 }
 
 /// What is the same for calls that travel together.
@@ -86,7 +121,10 @@ pub(super) fn parcels(
                 .is_some_and(|last| last.take(index, call)))
         {
             let mut parcel = Parcel::new(call.dtype, codec)?;
-            parcel.take(index, call);
+            if !parcel.take(index, call) {
+                open = None;
+                continue;
+            }
             parcels.push(parcel);
         }
         open = Some((call, codec));
@@ -97,13 +135,12 @@ pub(super) fn parcels(
 
 impl Parcel {
     fn new(dtype: DType, codec: CodecChoice) -> Result<Parcel> {
-        let built = codec::build(codec.spec, Isa::Scalar)?;
         Ok(Parcel {
             members: Vec::new(),
             places: Vec::new(),
             dtype,
-            granule: plan::granule(dtype, built.as_deref()),
             codec,
+            needs: Needs::of(dtype, codec)?,
             inputs: Vec::new(),
         })
     }
@@ -111,13 +148,16 @@ impl Parcel {
     /// Elements, filling included.
     fn count(&self) -> usize {
         let end = self.places.last().map_or(0, |place| place.end);
-        end.next_multiple_of(self.granule)
+        end.next_multiple_of(self.needs.granule)
     }
 
-    /// Takes one more call, unless it no longer fits.
+    /// Takes one more call, unless it no longer fits, or its last block may not be filled.
     fn take(&mut self, index: usize, call: &Call) -> bool {
+        if !call.count.is_multiple_of(self.needs.whole) {
+            return false;
+        }
         let start = self.count();
-        let end = start + call.count.next_multiple_of(self.granule);
+        let end = start + call.count.next_multiple_of(self.needs.granule);
         if !self.members.is_empty() && end * self.dtype.size() > MOST_BYTES {
             return false;
         }
@@ -156,7 +196,7 @@ impl Parcel {
         for (place, input) in self.places.iter().zip(inputs) {
             let (from, to) = (place.start * size, place.end * size);
             input.read_input(0, &mut memory[from..to]);
-            let filled = place.end.next_multiple_of(self.granule) * size;
+            let filled = place.end.next_multiple_of(self.needs.granule) * size;
             for at in (to..filled).step_by(size) {
                 memory.copy_within(to - size..to, at);
             }
@@ -178,11 +218,9 @@ impl Parcel {
     }
 
     fn look(&self, memory: &[u8]) -> Result<Vec<EncodeStats>> {
-        let codec: Option<Arc<dyn Codec>> = codec::build(self.codec.spec, Isa::Scalar)?;
-        let Some(codec) = codec else {
+        let Some(largest) = self.needs.largest else {
             return Ok(Vec::new());
         };
-        let largest = codec.description().errors.largest;
         let isa = Isa::detect();
         let reducer = Reducer::new(self.dtype, ReduceOp::Sum, isa)?;
         let longest = self.places.iter().map(Range::len).max().unwrap_or(0);
@@ -200,7 +238,7 @@ impl Parcel {
     pub(super) fn reports(&self, all: &Report) -> Vec<Report> {
         let count = self.count().max(1) as u64;
         let share = |bytes: u64, place: &Range<usize>| {
-            let filled = place.len().next_multiple_of(self.granule) as u64;
+            let filled = place.len().next_multiple_of(self.needs.granule) as u64;
             bytes * filled / count
         };
         // What is left over goes to the first member.

@@ -60,9 +60,12 @@
 //! must group them alike, or be set to `CINCH_FUSE_BYTES=0`: a rank that makes two of them in a group
 //! makes another call than one that makes them by themselves, or a group of three. The signature has
 //! their number and a digest of their counts, so ranks that differ get an error that says so. Each
-//! tensor begins a block of its own, and every call gets its own report, with its share of the bytes
+//! tensor begins a block of its own, of the codecs on both levels, and fills its last one with its last
+//! element; under a codec that goes by more than the extremes of a block (`onebit`, `terngrad`) only
+//! tensors of whole blocks travel together. Every call gets its own report, with its share of the bytes
 //! sent. Results are those of separate calls wherever arithmetic is exact; a rounded sum may differ in
-//! its last bits, as it does between algorithms, since a longer message may have other owners.
+//! its last bits, as it does between algorithms, since a longer message may have other owners, and what
+//! is rounded at random draws other numbers.
 //! Separate stay calls with error feedback or kept scales, which belong to a tensor; pre-multiplied
 //! sums, whose factor one rank alone knows; calls of other collectives; and calls on GPUs, where
 //! gathering and scattering would take a copy on the stream for each tensor, as long as the launch

@@ -30,6 +30,8 @@ pub(super) trait BlockFormat: Debug + Send + Sync + 'static {
     const BITS: usize;
     /// Numbers on the wire for each block: 1 or 2.
     const NUMBERS: usize;
+    /// Whether [`BlockFormat::fit`] looks at the smallest and largest element only.
+    const FITS_EXTREMES: bool;
     /// What a zero comes back as.
     const ZERO: Zero;
     /// Whether a draw decides about every code, seed or not.
@@ -187,6 +189,7 @@ impl<F: BlockFormat> Codec for Blocked<F> {
         Description {
             code_bits: F::BITS,
             block_numbers: F::NUMBERS,
+            fits_extremes: F::FITS_EXTREMES,
             poisons_block: true,
             zero: F::ZERO,
             errors: ErrorLaw {

@@ -87,6 +87,7 @@ impl<F: VectorFormat> Codec for Elementwise<F> {
         Description {
             code_bits: F::BITS,
             block_numbers: 0,
+            fits_extremes: true,
             poisons_block: false,
             zero: F::ZERO,
             errors: self.format.errors(),

@@ -60,6 +60,7 @@ impl<const BITS: usize> Range<BITS> {
 impl<const BITS: usize> BlockFormat for Range<BITS> {
     const BITS: usize = BITS;
     const NUMBERS: usize = 2;
+    const FITS_EXTREMES: bool = true;
     const ZERO: Zero = Zero::Inexact;
     const ALWAYS_RANDOM: bool = false;
 

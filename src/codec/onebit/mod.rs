@@ -26,6 +26,7 @@ pub(super) struct Signs;
 impl BlockFormat for Signs {
     const BITS: usize = 1;
     const NUMBERS: usize = 2;
+    const FITS_EXTREMES: bool = false;
     const ZERO: Zero = Zero::Inexact;
     const ALWAYS_RANDOM: bool = false;
 

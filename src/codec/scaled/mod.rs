@@ -111,6 +111,7 @@ impl<F: VectorFormat> Codec for Scaled<F> {
         Description {
             code_bits: 8,
             block_numbers: 1,
+            fits_extremes: true,
             poisons_block: true,
             zero: Zero::Positive,
             errors: F::ERRORS,

@@ -45,6 +45,7 @@ pub(super) struct Encoder {
 impl BlockFormat for Ternary {
     const BITS: usize = 2;
     const NUMBERS: usize = 1;
+    const FITS_EXTREMES: bool = false;
     const ZERO: Zero = Zero::Positive;
     const ALWAYS_RANDOM: bool = true;
 
