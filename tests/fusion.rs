@@ -479,3 +479,34 @@ fn every_codec_gives_what_separate_calls_give() {
         }
     }
 }
+
+/// A sum beyond the largest value counts, wherever it was formed.
+#[test]
+fn sums_that_saturate_are_counted() {
+    let run = |config: &Config| {
+        let reports = local_world(2, config, |comm| {
+            let call = |count| Call {
+                codec: Some("cast16".parse().unwrap()),
+                algorithm: Some(Algorithm::Direct),
+                ..Call::new(Collective::AllReduce, DType::F32, count)
+            };
+            // Of the last, one element saturates by itself.
+            let inputs = vec![vec![1f32; 300], vec![40_000.0; 100], {
+                let mut last = vec![2f32; 500];
+                last[499] = 1e6;
+                last
+            }];
+            let calls = [call(300), call(100), call(500)];
+            let (outputs, reports) = group(comm, &calls, &inputs).unwrap();
+            assert!(outputs[1].iter().all(|&x| x == 65_504.0));
+            reports
+        });
+        let saturated = |report: &Report| report.input.unwrap().saturated;
+        let total: u64 = reports.iter().flatten().map(saturated).sum();
+        let spared: u64 = reports.iter().map(|reports| saturated(&reports[0])).sum();
+        (total, spared, reports[0][0].fused)
+    };
+    // The element of one rank, and the sum of both.
+    assert_eq!(run(&apart()), (100 + 2, 0, 1));
+    assert_eq!(run(&Config::default()), (100 + 2, 0, 3));
+}

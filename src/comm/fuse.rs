@@ -53,6 +53,8 @@ struct Needs {
     granule: usize,
     /// Of how many elements their counts are multiples.
     whole: usize,
+    /// Whether there are blocks, so that what fills the last one matters.
+    has_blocks: bool,
     /// Largest magnitude that saturates in none of them; `None` where nothing is encoded.
     largest: Option<f64>,
 }
@@ -62,6 +64,7 @@ impl Needs {
         let mut needs = Needs {
             granule: plan::granule(dtype, None),
             whole: 1,
+            has_blocks: false,
             largest: None,
         };
         // Which of them a call uses is known when it is planned, by its padded length.
@@ -74,6 +77,7 @@ impl Needs {
             if !described.fits_extremes {
                 needs.whole = needs.whole.max(codec.granule());
             }
+            needs.has_blocks |= described.block_numbers > 0;
             let largest = needs.largest.unwrap_or(f64::INFINITY);
             needs.largest = Some(largest.min(described.errors.largest));
         }
@@ -197,6 +201,11 @@ impl Parcel {
             let (from, to) = (place.start * size, place.end * size);
             input.read_input(0, &mut memory[from..to]);
             let filled = place.end.next_multiple_of(self.needs.granule) * size;
+            if !self.needs.has_blocks {
+                // Nothing that could saturate, and be counted.
+                memory[to..filled].fill(0);
+                continue;
+            }
             for at in (to..filled).step_by(size) {
                 memory.copy_within(to - size..to, at);
             }
@@ -251,14 +260,37 @@ impl Parcel {
             };
             share(bytes, &self.places[member]) + if member == 0 { bytes - shared() } else { 0 }
         };
+        let inputs = all.input.map(|all| self.saturated_as(&all));
         let reports = (0..self.places.len()).map(|member| Report {
             wire_bytes: of(all.wire_bytes, member),
             raw_bytes: of(all.raw_bytes, member),
-            input: all.input.and(self.inputs.get(member).copied()),
+            input: inputs
+                .as_ref()
+                .and_then(|inputs| inputs.get(member).copied()),
             fused: self.members.len(),
             ..*all
         });
         reports.collect()
+    }
+
+    /// What is known of each member's input, with as many saturated elements as were counted in
+    /// `all`. That counts sums too, of which nobody knows whose they are: they go to the member with
+    /// the largest elements.
+    fn saturated_as(&self, all: &EncodeStats) -> Vec<EncodeStats> {
+        let mut inputs = self.inputs.clone();
+        let mut left = all.saturated;
+        for input in &mut inputs {
+            // What this rank had to add to a sum, and did not encode by itself, did not saturate.
+            input.saturated = input.saturated.min(left);
+            left -= input.saturated;
+        }
+        let largest = inputs
+            .iter_mut()
+            .max_by(|a, b| a.abs_max.total_cmp(&b.abs_max));
+        if let Some(largest) = largest {
+            largest.saturated += left;
+        }
+        inputs
     }
 }
 
