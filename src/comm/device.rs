@@ -7,7 +7,7 @@ use crate::bootstrap::ExchangeRef;
 use crate::config::{CodecPolicy, Config, TuningChoice};
 use crate::engine::gpu::device;
 use crate::engine::gpu::kernels::{self, Kernels};
-use crate::engine::gpu::{GpuCall, GpuEngine, Parts, Slices, Wiring};
+use crate::engine::gpu::{Admitted, GpuCall, GpuEngine, Parts, Sampled, Slices, Wiring};
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::Context;
 use crate::mem::DeviceBuffers;
@@ -31,6 +31,14 @@ pub(super) struct GpuSide {
     engine: Mutex<GpuEngine>,
     /// For samples of coded sums, if there are to be any. Behind the engine, whose kernels use it.
     slices: Option<Slices>,
+}
+
+/// Calls that were admitted, and are queued one behind the other.
+#[derive(Debug)]
+pub(super) enum Part<'b> {
+    Plain(Vec<GpuCall<'b>>, Admitted),
+    /// A coded sum with what it is compared with.
+    Sampled(Sampled<'b>),
 }
 
 impl Drop for GpuSide {
@@ -366,7 +374,10 @@ impl Communicator {
             request: call.request(picked.choice.codec),
             buffers,
         };
-        let mut reports = self.queue(side, &mut engine, &[(queued, picked)])?;
+        let parts = self
+            .admit(side, &mut engine, &[(queued, picked)])
+            .inspect_err(|_| self.unpick(&picked))?;
+        let mut reports = self.start(side, &mut engine, &parts)?;
         let none = || Error::internal("a call has no report");
         let report = reports.pop().ok_or_else(none)?;
         self.counters.ran(&picked.choice, &report);
@@ -416,48 +427,61 @@ impl Communicator {
         Ok(())
     }
 
-    /// Queues calls that were checked. What is refused before the first launch leaves the
-    /// communicator as it was.
-    pub(super) fn queue(
+    /// Refuses what cannot be queued of calls that were checked; nothing is yet.
+    pub(super) fn admit<'b>(
         &self,
         side: &GpuSide,
         engine: &mut GpuEngine,
-        calls: &[(GpuCall<'_>, Picked)],
-    ) -> Result<Vec<Report>> {
+        calls: &[(GpuCall<'b>, Picked)],
+    ) -> Result<Vec<Part<'b>>> {
         let _bound = side.context().bind()?;
-        let mut reports = Vec::with_capacity(calls.len());
         // A sampled call runs by itself, with what it is compared with right behind it: the place
         // of that in the order of calls must not depend on what is grouped with it.
-        for part in calls.chunk_by(|one, next| one.1.slice.is_none() && next.1.slice.is_none()) {
-            let ran = match part {
-                [
-                    (
-                        call,
-                        Picked {
-                            slice: Some(slice), ..
-                        },
-                    ),
-                ] => side
-                    .slices()
-                    .and_then(|slices| self.sample_on(slices, engine, call, slice))
-                    .map(|report| vec![report]),
-                part => {
-                    let calls: Vec<GpuCall<'_>> = part.iter().map(|(call, _)| *call).collect();
-                    engine.run(&calls)
-                }
-            };
-            match ran {
-                Ok(ran) => reports.extend(ran),
-                Err(error) if reports.is_empty() && engine.is_untouched() => {
-                    for (_, picked) in calls {
-                        self.unpick(picked);
-                    }
-                    return Err(error);
-                }
-                Err(error) => return self.settle(Err(error)),
+        let parts = calls.chunk_by(|one, next| one.1.slice.is_none() && next.1.slice.is_none());
+        let admitted = parts.map(|part| match part {
+            [
+                (
+                    call,
+                    Picked {
+                        slice: Some(slice), ..
+                    },
+                ),
+            ] => {
+                let sampled = side.slices()?.admit(engine, call, slice)?;
+                Ok(Part::Sampled(sampled))
             }
-        }
-        Ok(reports)
+            part => {
+                let calls: Vec<GpuCall<'_>> = part.iter().map(|(call, _)| *call).collect();
+                let admitted = engine.admit(&calls)?;
+                Ok(Part::Plain(calls, admitted))
+            }
+        });
+        admitted.collect()
+    }
+
+    /// Queues calls that were admitted.
+    pub(super) fn start(
+        &self,
+        side: &GpuSide,
+        engine: &mut GpuEngine,
+        parts: &[Part<'_>],
+    ) -> Result<Vec<Report>> {
+        let mut queue = || {
+            let _bound = side.context().bind()?;
+            let mut reports = Vec::new();
+            for part in parts {
+                match part {
+                    Part::Plain(calls, admitted) => {
+                        reports.extend(engine.start(calls, admitted)?);
+                    }
+                    Part::Sampled(sampled) => {
+                        reports.push(self.sample_on(side.slices()?, engine, sampled)?);
+                    }
+                }
+            }
+            Ok(reports)
+        };
+        self.settle(queue())
     }
 
     /// The GPUs of this communicator as tuning tables name them, if its buffers are on GPUs.

@@ -169,22 +169,63 @@ fn a_call_that_a_group_has_no_sample_for_is_not_counted() {
     assert_eq!([launched(&run), launched(&run)], [2, 1]);
 }
 
+/// Whichever of its communicators refuses a call, and whichever part of a group that a sample divides:
+/// what was not queued is as if it had not been called.
+#[test]
+fn a_group_is_refused_before_any_of_it_is_queued() {
+    let bench = Bench::new();
+    let stream = bench.stream();
+    let memory = bench.memory(4000);
+    let comms = communicators(&bench);
+    let on = || buffers(&memory, &memory, &stream);
+    let launches = || bench.process.calls("cuLaunchKernel");
+    let [one, two] = &comms[..] else {
+        panic!("two ranks")
+    };
+    let before = launches();
+    for calls in [
+        // The second communicator's, and behind a sampled call.
+        [(one, DType::F32), (two, DType::F16)],
+        [(one, DType::F32), (one, DType::F16)],
+    ] {
+        let mut group = Group::new();
+        for (comm, dtype) in calls {
+            group.add_on(comm, &sum(dtype), on()).unwrap();
+        }
+        assert_eq!(group.run().unwrap_err().kind(), ErrorKind::Unsupported);
+        assert_eq!(launches(), before);
+        assert!(comms.iter().all(|comm| comm.async_error().is_none()));
+    }
+    for comm in [one, two] {
+        let ran = [(); 2].map(|()| {
+            let before = launches();
+            comm.call_on(&sum(DType::F32), on()).unwrap();
+            launches() - before
+        });
+        assert_eq!(ran, [2, 1]);
+    }
+}
+
 #[test]
 fn a_group_that_has_begun_fails_as_a_whole() {
     let bench = Bench::new();
     let stream = bench.stream();
     let memory = bench.memory(4000);
-    let comms = communicators(&bench);
+    let worlds = [(); 2].map(|()| communicators(&bench));
     let mut group = Group::new();
-    for (comm, dtype) in comms.iter().zip([DType::F32, DType::F16]) {
+    for comms in &worlds {
         let buffers = buffers(&memory, &memory, &stream);
-        group.add_on(comm, &sum(dtype), buffers).unwrap();
+        group.add_on(&comms[0], &sum(DType::F32), buffers).unwrap();
     }
-    assert_eq!(group.run().unwrap_err().kind(), ErrorKind::Unsupported);
-    for comm in comms.iter() {
-        let error = comm.async_error().expect("other ranks wait for it");
-        assert!(error.message().contains("the same group"), "{error}");
-    }
+    // Each has a coded sum and an exact one.
+    bench
+        .process
+        .fail("cuLaunchKernel", 2, 1, CuResult::UNKNOWN);
+    let error = group.run().unwrap_err();
+    assert_eq!(worlds[1][0].async_error(), Some(error));
+    let error = worlds[0][0].async_error();
+    let error = error.expect("other ranks wait for it");
+    assert!(error.message().contains("the same group"), "{error}");
 }
 
 /// The communicators of two ranks on host memory.

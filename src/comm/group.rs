@@ -1,6 +1,7 @@
 //! Groups of calls.
 
 use super::check::{self, Places};
+use super::device::GpuSide;
 use super::fuse::{self, Parcel};
 use super::sample::Picked;
 use super::turns::{Waiting, turns};
@@ -93,7 +94,8 @@ impl<'a> Group<'a> {
     /// the communicators were first named: it is the same on all ranks where they share a stream. Those
     /// of one communicator run on the stream of the first of them, behind what is on the streams of all,
     /// which go on behind them. A driver takes some 1,000 launches of a stream before it keeps this thread
-    /// waiting: ranks of one thread on several GPUs get theirs in turns, those on one GPU do not. Then the calls on host memory run to their ends.
+    /// waiting: ranks of one thread on several GPUs get theirs in turns, those on one GPU do not. Then the
+    /// calls on host memory run to their ends.
     ///
     /// # Errors
     /// What refuses a call, before anything of the group moves; then the first failure, with which
@@ -270,51 +272,55 @@ impl<'a> Group<'a> {
         Ok(requests)
     }
 
-    /// Queues what is on GPUs, communicator by communicator in the order in which they were first named:
-    /// no launch waits for another. On one stream their kernels run one after the other, so ranks that
-    /// took them in orders of their own, by address say, would wait for each other for ever. Those of
-    /// several GPUs take turns ([`turns`]). A group that cannot be queued as a whole fails its
-    /// communicators, unless nothing of it was.
+    /// Queues what is on GPUs, once all of it was admitted, communicator by communicator in the order in
+    /// which they were first named: no launch waits for another. On one stream their kernels run one
+    /// after the other, so ranks that took them in orders of their own, by address say, would wait for
+    /// each other for ever. Those of several GPUs take turns ([`turns`]). A failure in between fails all
+    /// communicators of the group.
     fn queue(&mut self, comms: &[&Communicator], reports: &mut [Option<Report>]) -> Result<()> {
-        let mut all: Vec<Queued<'_, '_>> = Vec::new();
+        let mut all = Vec::new();
         for comm in comms.iter().filter(|comm| comm.gpu().is_some()) {
-            all.push(self.queued(comm));
+            all.push(self.queued(comm)?);
         }
-        let turns = turns(&waiting(&all));
-        if turns.len() > all.len() {
-            // What is found in a later turn would find the others under way.
-            for queued in &all {
-                queued.check()?;
-            }
+        // Locked in one order by all threads, as engines of host memory are.
+        let mut by_address: Vec<usize> = (0..all.len()).collect();
+        by_address.sort_by_key(|&at| std::ptr::from_ref(all[at].comm) as usize);
+        let mut engines = Vec::with_capacity(all.len());
+        for at in by_address {
+            engines.push((at, all[at].side.engine()?));
         }
-        let mut has_begun = false;
-        for (which, part) in turns {
-            let Queued {
-                comm,
-                indices,
-                calls,
-            } = &all[which];
-            for &index in &indices[part.clone()] {
-                self.calls[index].buffers = None;
-            }
-            let side = comm.gpu_side()?;
-            let ran = side
-                .engine()
-                .and_then(|mut engine| comm.queue(side, &mut engine, &calls[part.clone()]));
-            match ran {
+        engines.sort_by_key(|(at, _)| *at);
+        let mut admitted = Vec::new();
+        for (which, turn) in turns(&waiting(&all)) {
+            let queued = &all[which];
+            let calls = &queued.calls[turn.clone()];
+            let parts = queued
+                .comm
+                .admit(queued.side, &mut engines[which].1, calls)?;
+            admitted.push((which, &queued.indices[turn], parts));
+        }
+        // From here on they count, whatever comes of them.
+        for entry in &mut self.calls {
+            entry
+                .buffers
+                .take_if(|buffers| matches!(buffers, Buffers::Gpu(_)));
+        }
+        for (which, indices, parts) in admitted {
+            let Queued { comm, side, .. } = &all[which];
+            match comm.start(side, &mut engines[which].1, &parts) {
                 Ok(ran) => {
-                    for (&index, report) in indices[part].iter().zip(ran) {
+                    for (&index, report) in indices.iter().zip(ran) {
                         reports[index] = Some(report);
                     }
-                    has_begun = true;
                 }
                 Err(error) => {
                     // Other ranks queue their part of each: no call of it may wait for this rank.
-                    if has_begun || comm.fault.is_raised() {
-                        let why = "another call of the same group failed";
-                        for other in comms {
-                            other.fail(error.clone().context(why));
-                        }
+                    for other in comms {
+                        other.fail(
+                            error
+                                .clone()
+                                .context("another call of the same group failed"),
+                        );
                     }
                     return Err(error);
                 }
@@ -324,25 +330,24 @@ impl<'a> Group<'a> {
     }
 
     /// The calls of `comm`, which is on a GPU.
-    fn queued<'c>(&self, comm: &'c Communicator) -> Queued<'a, 'c> {
-        let mut queued = Queued {
-            comm,
-            indices: Vec::new(),
-            calls: Vec::new(),
-        };
-        for (index, entry) in self.calls.iter().enumerate() {
-            if std::ptr::eq(entry.comm, comm)
-                && let Some(Buffers::Gpu(buffers)) = entry.buffers
-            {
-                queued.indices.push(index);
-                let call = GpuCall {
-                    request: entry.call.request(entry.picked.choice.codec),
-                    buffers,
+    fn queued<'c>(&self, comm: &'c Communicator) -> Result<Queued<'a, 'c>> {
+        let own = self.calls.iter().enumerate();
+        let (indices, calls) = own
+            .filter(|(_, entry)| std::ptr::eq(entry.comm, comm))
+            .filter_map(|(index, entry)| {
+                let Some(Buffers::Gpu(buffers)) = entry.buffers else {
+                    return None;
                 };
-                queued.calls.push((call, entry.picked));
-            }
-        }
-        queued
+                let request = entry.call.request(entry.picked.choice.codec);
+                Some((index, (GpuCall { request, buffers }, entry.picked)))
+            })
+            .unzip();
+        Ok(Queued {
+            comm,
+            side: comm.gpu_side()?,
+            indices,
+            calls,
+        })
     }
 
     /// Joins each message of a rank to itself with its receive: the first send with the first
@@ -427,20 +432,13 @@ impl<'a> Group<'a> {
 /// What a group has for one communicator on a GPU.
 struct Queued<'a, 'c> {
     comm: &'c Communicator,
+    side: &'c GpuSide,
     /// Of the calls in the group.
     indices: Vec<usize>,
     calls: Vec<(GpuCall<'a>, Picked)>,
 }
 
 impl Queued<'_, '_> {
-    /// Refuses what would be refused when it is queued.
-    fn check(&self) -> Result<()> {
-        let side = self.comm.gpu_side()?;
-        let _bound = side.context().bind()?;
-        let calls: Vec<GpuCall<'_>> = self.calls.iter().map(|(call, _)| *call).collect();
-        side.engine()?.check(&calls)
-    }
-
     /// Whether a turn may begin with each call: a collective launches by itself on all ranks, messages
     /// between two of these go together. On several streams all calls have one place in each.
     fn may_begin(&self) -> Vec<bool> {

@@ -13,7 +13,7 @@
 use super::choice::{Choice, choose};
 use super::device::GpuSide;
 use super::{Call, Communicator, Report, Side};
-use crate::engine::gpu::{GpuCall, GpuEngine, Slices};
+use crate::engine::gpu::{GpuEngine, Sampled, Slices};
 use crate::engine::{HostEngine, Run};
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::UserBuffers;
@@ -181,11 +181,10 @@ impl Communicator {
         &self,
         slices: &Slices,
         engine: &mut GpuEngine,
-        call: &GpuCall<'_>,
-        slice: &Slice,
+        sampled: &Sampled<'_>,
     ) -> Result<Report> {
-        let report = slices.run(engine, call, slice)?;
-        self.sampler.state().due = Due::Queued(*slice);
+        let report = slices.start(engine, sampled)?;
+        self.sampler.state().due = Due::Queued(*sampled.slice());
         Ok(report)
     }
 

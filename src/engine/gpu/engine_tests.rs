@@ -305,7 +305,6 @@ fn a_closed_engine_maps_nothing_and_takes_no_calls() {
         let call = call(request(&problem, "raw"), &memory, &memory, &stream);
         let error = engine.run(&[call]).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidUsage, "{error}");
-        assert!(engine.is_untouched());
         drop(graph);
     }
 }

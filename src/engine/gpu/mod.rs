@@ -26,7 +26,7 @@ pub mod stand_alone;
 mod watchdog;
 mod wiring;
 
-pub use slices::Slices;
+pub use slices::{Sampled, Slices};
 pub use watchdog::Watchdog;
 pub use wiring::Wiring;
 
@@ -72,6 +72,15 @@ impl GpuCall<'_> {
     }
 }
 
+/// What calls take that may run together.
+#[derive(Debug)]
+pub struct Admitted {
+    /// Of each call.
+    prepared: Vec<Arc<Prepared>>,
+    /// That all belong to.
+    capture: Option<u64>,
+}
+
 /// Runs the calls of one communicator on one GPU.
 #[derive(Debug)]
 pub struct GpuEngine {
@@ -98,8 +107,6 @@ pub struct GpuEngine {
     begin: Begin,
     rank: usize,
     nranks: usize,
-    /// Whether the last [`GpuEngine::run`] left nothing behind.
-    untouched: bool,
     /// Whether it takes no more calls.
     closed: bool,
     ended: bool,
@@ -200,7 +207,6 @@ impl GpuEngine {
             fault,
             rank,
             nranks,
-            untouched: true,
             closed: false,
             ended: false,
             outlived: false,
@@ -269,25 +275,20 @@ impl GpuEngine {
     /// several streams begin when all of these have come so far, and hold all of them until they end.
     ///
     /// # Errors
-    /// Before anything is launched: unsupported if a call cannot run on a GPU; invalid usage if the
-    /// communicator was finalized, or if streams are of another context, or mix captures in a way that
-    /// has no order. What a launch fails with after that fails the communicator.
+    /// As for [`GpuEngine::admit`], before anything is launched. What a launch fails with after that
+    /// fails the communicator.
     pub fn run(&mut self, calls: &[GpuCall<'_>]) -> Result<Vec<Report>> {
-        let (prepared, capture) = self.admit(calls)?;
-        self.start(calls, &prepared, capture)
+        let admitted = self.admit(calls)?;
+        self.start(calls, &admitted)
     }
 
-    /// Refuses what [`GpuEngine::run`] would refuse before it launches anything, and queues nothing.
+    /// Refuses what cannot run, before anything is launched. Calls are admitted where those that
+    /// were admitted before have not begun yet, too.
     ///
     /// # Errors
-    /// As there.
-    pub fn check(&mut self, calls: &[GpuCall<'_>]) -> Result<()> {
-        self.admit(calls).map(drop)
-    }
-
-    /// Refuses what cannot run. What each call takes that can, and the capture that all belong to.
-    fn admit(&mut self, calls: &[GpuCall<'_>]) -> Result<(Vec<Arc<Prepared>>, Option<u64>)> {
-        self.untouched = true;
+    /// Unsupported if a call cannot run on a GPU; invalid usage if the communicator was finalized, or
+    /// if streams are of another context, or mix captures in a way that has no order.
+    pub fn admit(&mut self, calls: &[GpuCall<'_>]) -> Result<Admitted> {
         if self.closed {
             return Err(Error::invalid_usage(format!(
                 "rank {}: the communicator was finalized, and takes no more calls",
@@ -305,12 +306,19 @@ impl GpuEngine {
             Some((tensor, &call.request, &*run.plan))
         });
         self.residuals.check(fed, capture.is_some())?;
-        self.untouched = false;
-        Ok((prepared, capture))
+        Ok(Admitted { prepared, capture })
     }
 
-    /// Queues calls that were admitted together, or some of them.
-    fn start(
+    /// Queues calls that were admitted, as [`GpuEngine::run`] does.
+    ///
+    /// # Errors
+    /// What a launch fails with; the communicator cannot go on then.
+    pub fn start(&mut self, calls: &[GpuCall<'_>], admitted: &Admitted) -> Result<Vec<Report>> {
+        self.start_some(calls, &admitted.prepared, admitted.capture)
+    }
+
+    /// Queues some of the calls that were admitted together.
+    fn start_some(
         &mut self,
         calls: &[GpuCall<'_>],
         prepared: &[Arc<Prepared>],
@@ -341,11 +349,6 @@ impl GpuEngine {
             self.order.enter(&other, capture)?;
         }
         Ok(reports)
-    }
-
-    /// Whether the last run failed before it queued anything: all is as it was.
-    pub fn is_untouched(&self) -> bool {
-        self.untouched
     }
 
     /// Whether anything that this communicator launched may still run: outside captures, and replays

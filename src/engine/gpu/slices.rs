@@ -3,7 +3,7 @@
 
 use super::launch::copy;
 use super::pack::Addresses;
-use super::{GpuCall, GpuEngine};
+use super::{Admitted, GpuCall, GpuEngine};
 use crate::error::Result;
 use crate::gpu::{Context, DeviceMemory, Event, PinnedMemory, Stream};
 use crate::mem::DeviceBuffers;
@@ -24,6 +24,22 @@ pub struct Slices {
     arrived: Event,
 }
 
+/// A coded call that was admitted with what its slice is compared with.
+#[derive(Debug)]
+pub struct Sampled<'a> {
+    /// The coded call first.
+    calls: Vec<GpuCall<'a>>,
+    slice: Slice,
+    admitted: Admitted,
+}
+
+impl Sampled<'_> {
+    /// The slice.
+    pub fn slice(&self) -> &Slice {
+        &self.slice
+    }
+}
+
 impl Slices {
     /// Memory on the GPU of `context`. Before ranks launch anything: what allocates may wait for
     /// kernels.
@@ -38,24 +54,44 @@ impl Slices {
         })
     }
 
-    /// Runs a coded call, and behind it what its slice is compared with: all of it, or nothing if
+    /// Admits a coded call, and behind it what its slice is compared with: all of it, or nothing if
     /// some of it is refused.
     ///
     /// # Errors
-    /// As [`GpuEngine::run`].
-    pub fn run(
+    /// As [`GpuEngine::admit`].
+    pub fn admit<'a>(
         &self,
         engine: &mut GpuEngine,
-        call: &GpuCall<'_>,
+        call: &GpuCall<'a>,
         slice: &Slice,
-    ) -> Result<super::Report> {
+    ) -> Result<Sampled<'a>> {
         let stream = engine.stream(call.buffers.stream());
-        let base = self.device.address();
         let (exact, all, own) = (0, REGION, 2 * REGION);
         let between = |request, from, to| self.call(request, (from, to), slice, &stream);
         let mut calls = vec![*call, between(slice.exact_sum(), exact, exact)];
         calls.extend(slice.gather().map(|gather| between(gather, own, all)));
-        let (prepared, capture) = engine.admit(&calls)?;
+        let admitted = engine.admit(&calls)?;
+        Ok(Sampled {
+            calls,
+            slice: *slice,
+            admitted,
+        })
+    }
+
+    /// Queues what was admitted.
+    ///
+    /// # Errors
+    /// As [`GpuEngine::start`].
+    pub fn start(&self, engine: &mut GpuEngine, sampled: &Sampled<'_>) -> Result<super::Report> {
+        let Sampled {
+            calls,
+            slice,
+            admitted: Admitted { prepared, capture },
+        } = sampled;
+        let (call, capture) = (&calls[0], *capture);
+        let stream = engine.stream(call.buffers.stream());
+        let base = self.device.address();
+        let (exact, all, own) = (0, REGION, 2 * REGION);
         // The call may overwrite its input.
         for (block, place) in slice.input_places().enumerate() {
             let at = Addresses {
@@ -64,7 +100,7 @@ impl Slices {
             };
             copy(&stream, at, slice.part_bytes())?;
         }
-        let reports = engine.start(&calls[..1], &prepared[..1], capture)?;
+        let reports = engine.start_some(&calls[..1], &prepared[..1], capture)?;
         let coded = match slice.gather() {
             Some(_) => own,
             None => all,
@@ -74,7 +110,7 @@ impl Slices {
             output: base + coded as u64,
         };
         copy(&stream, at, slice.part_bytes())?;
-        engine.start(&calls[1..], &prepared[1..], capture)?;
+        engine.start_some(&calls[1..], &prepared[1..], capture)?;
         for region in [exact, all] {
             let at = Addresses {
                 input: base + region as u64,

@@ -26,7 +26,9 @@ fn a_slice_is_saved_summed_exactly_and_brought_to_the_host() {
         let request = request(&problem, "linear8");
         let slice = Slice::of(&request, nranks, 5).unwrap();
         let call = call(request, &input, &output, &stream);
-        let report = slices.run(&mut ranks[1].engine, &call, &slice).unwrap();
+        let engine = &mut ranks[1].engine;
+        let sampled = slices.admit(engine, &call, &slice).unwrap();
+        let report = slices.start(engine, &sampled).unwrap();
         assert_eq!(report.codec, request.codec);
         assert!(slices.has_arrived().unwrap());
 
