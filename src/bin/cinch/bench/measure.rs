@@ -6,7 +6,7 @@
 use super::combine::share;
 use super::data::Source;
 use super::row::{Row, buffer_bytes, call_of, is_root, keeps_scales, set_count};
-use super::verify::{Check, Outcome, coarser};
+use super::verify::{Check, Outcome, POISON, coarser};
 use super::world::World;
 use cinch::comm::Call;
 use cinch::mem::{UserBuffers, bytes_of_mut};
@@ -136,7 +136,7 @@ impl<'a, W: World> Bench<'a, W> {
             source
                 .stream(row.dtype, op, rank, index)
                 .fill(0, set.input.bytes());
-            set.work.bytes().fill(0xa5);
+            set.work.bytes().fill(POISON);
             bench.sets.push(set);
         }
         Ok(bench)
@@ -220,7 +220,7 @@ impl<'a, W: World> Bench<'a, W> {
 
     fn poison(&mut self, sets: Range<usize>) {
         for set in &mut self.sets[sets] {
-            set.work.bytes().fill(0xa5);
+            set.work.bytes().fill(POISON);
         }
     }
 
@@ -358,11 +358,12 @@ impl Buffer {
 #[cfg(test)]
 mod tests {
     use super::super::data::Distribution;
+    use super::super::number::decode;
     use super::super::verify::same_on_all_ranks;
     use super::super::world::threads::{self, Flaw};
     use super::*;
-    use cinch::types::Scalar;
-    use cinch::{DType, ReduceOp};
+    use cinch::types::{CodecKind, Scalar};
+    use cinch::{CodecSpec, DType, ReduceOp};
 
     fn measure(row: Row, flaw: Flaw, placement: Placement, nranks: usize) -> Vec<Measured> {
         let source = Source::generated(11, Distribution::Gaussian, nranks);
@@ -461,6 +462,45 @@ mod tests {
                 "{collective}: {:?}",
                 found[0].wrong
             );
+        }
+    }
+
+    /// The bound of some codecs exceeds every sum: there a number in the place of the result would do.
+    #[test]
+    fn what_was_never_written_is_wrong_with_every_codec() {
+        for codec in CodecSpec::samples() {
+            for collective in Collective::ALL {
+                for dtype in [DType::F32, DType::BF16, DType::F16] {
+                    let row = Row {
+                        codec: Some(codec.into()),
+                        ..row(collective, dtype, ReduceOp::Sum)
+                    };
+                    let what = format!("{collective} of {dtype} with {codec}");
+                    let found = measure(row, Flaw::None, Placement::OutOfPlace, 2);
+                    assert_eq!(found[0].wrong, Some(0), "{what}");
+                    let found = measure(row, Flaw::OnlyOnce, Placement::OutOfPlace, 2);
+                    assert!(found[0].wrong >= Some(1000), "{what}: {:?}", found[0].wrong);
+                }
+            }
+        }
+        for dtype in DType::ALL.into_iter().filter(|dtype| dtype.is_float()) {
+            let value = decode(dtype, &[POISON; 8][..dtype.size()]);
+            assert!(value.is_nan(), "{dtype}");
+        }
+    }
+
+    #[test]
+    fn zeros_are_wrong_where_a_codec_leaves_more() {
+        for codec in CodecSpec::samples() {
+            let row = Row {
+                codec: Some(codec.into()),
+                ..row(Collective::AllReduce, DType::F32, ReduceOp::Sum)
+            };
+            let found = measure(row, Flaw::Zeros, Placement::OutOfPlace, 2);
+            // What does not reach its threshold is rightly zero.
+            let may_be = codec.kind == CodecKind::Threshold2;
+            let wrong = found[0].wrong.unwrap();
+            assert_eq!(wrong > 0, !may_be, "{codec}: {wrong}");
         }
     }
 

@@ -96,6 +96,8 @@ pub mod threads {
         OneUlp,
         /// Every element gets noise of this fraction of it.
         Noise(f64),
+        /// Every element is zero.
+        Zeros,
         /// Only the first call of a rank writes its output.
         OnlyOnce,
         /// Every call fails.
@@ -185,6 +187,7 @@ pub mod threads {
                         let factor = 1.0 + 2.0 * unit_roundoff(dtype);
                         encode(dtype, decode(dtype, element) * factor, element);
                     }
+                    Flaw::Zeros => element.fill(0),
                     Flaw::Noise(size) => {
                         let sign = if i % 2 == 0 { 1.0 } else { -1.0 };
                         encode(dtype, decode(dtype, element) * (1.0 + sign * size), element);

@@ -5,6 +5,7 @@ use super::peer::PeerComm;
 use super::runner::{Lane, Side};
 use crate::bench::data::Source;
 use crate::bench::row::{Row, buffer_bytes, call_of, is_root};
+use crate::bench::verify::POISON;
 use cinch::comm::{Call, Group};
 use cinch::gpu::{CaptureMode, Context, DeviceMemory, Event, Graph, Stream};
 use cinch::mem::DeviceBuffers;
@@ -317,7 +318,7 @@ impl Lane for GpuLane<'_> {
     }
 
     fn poison(&mut self) -> Result<()> {
-        self.outputs.fill(0xa5, &self.stream)?;
+        self.outputs.fill(POISON, &self.stream)?;
         self.stream.wait(self.patience)
     }
 

@@ -1,0 +1,133 @@
+use super::super::data::Distribution;
+use super::super::number::encode;
+use super::*;
+
+fn sums(source: &Source, count: usize) -> Vec<f32> {
+    let mut sums = vec![0f64; count];
+    let mut bytes = vec![0; 4 * count];
+    for rank in 0..4 {
+        source
+            .stream(DType::F32, Some(ReduceOp::Sum), rank, 0)
+            .fill(0, &mut bytes);
+        for (sum, x) in sums.iter_mut().zip(bytes.chunks(4)) {
+            *sum += decode(DType::F32, x);
+        }
+    }
+    sums.into_iter().map(|x| x as f32).collect()
+}
+
+fn check(codec: &str, count: usize, spoil: impl Fn(usize, f32) -> f32) -> Outcome {
+    let source = Source::generated(5, Distribution::Gaussian, 4);
+    let row = Row {
+        codec: None,
+        algorithm: None,
+        collective: Collective::AllReduce,
+        dtype: DType::F32,
+        op: ReduceOp::Sum,
+        root: 0,
+        count,
+    };
+    let output: Vec<f32> = sums(&source, count)
+        .into_iter()
+        .enumerate()
+        .map(|(i, x)| spoil(i, x))
+        .collect();
+    Check {
+        source: &source,
+        row: &row,
+        rank: 1,
+        nranks: 4,
+        set: 0,
+        shift: 0,
+        codec: codec.parse().unwrap(),
+        algorithm: Algorithm::Direct,
+    }
+    .run(cinch::mem::bytes_of(&output))
+}
+
+#[test]
+fn raw_sums_have_a_tight_bound() {
+    let exact = check("raw", 70_001, |_, x| x);
+    assert_eq!(exact.wrong, 0);
+    assert!(exact.max_abs_err < 1e-6);
+    assert_eq!(check("raw", 70_001, |_, x| x + 1e-5).wrong, 70_001);
+    let one = check("raw", 70_001, |i, x| if i == 69_999 { f32::NAN } else { x });
+    assert_eq!(one.wrong, 1);
+}
+
+#[test]
+fn lossy_sums_have_the_codecs_bound() {
+    // Absmax of a block is about 2.8, so a two-shot sum of 4 may be off by about
+    // 2 * 4 * 3 / 254; an offset of 1 is not a rounding error.
+    for (codec, small, large) in [
+        ("linear8", 0.05, 1.0),
+        ("dynamic8:block=4096", 0.1, 2.0),
+        ("linear8:tensor=1", 0.05, 1.0),
+        ("cast16", 1e-4, 0.1),
+    ] {
+        let good = check(codec, 70_001, |i, x| {
+            x + if i % 2 == 0 { small } else { -small }
+        });
+        assert_eq!(good.wrong, 0, "{codec}");
+        assert!((good.max_abs_err / f64::from(small) - 1.0).abs() < 0.01);
+        let relative = (good.error_squares / good.exact_squares).sqrt();
+        assert!(
+            (relative / (f64::from(small) / 2.0) - 1.0).abs() < 0.05,
+            "{relative}"
+        );
+        assert_eq!(
+            check(codec, 70_001, |_, x| x + large).wrong,
+            70_001,
+            "{codec}"
+        );
+    }
+}
+
+/// Wherever pieces begin, and wherever the blocks of ranks do, every element is looked at.
+#[test]
+fn pieces_leave_nothing_out() {
+    let source = Source::generated(5, Distribution::Gaussian, 4);
+    for (codec, off) in [("raw", 1e-3), ("linear8", 1.0), ("linear8:block=4096", 1.0)] {
+        let row = Row {
+            codec: None,
+            algorithm: None,
+            collective: Collective::AllGather,
+            dtype: DType::F32,
+            op: ReduceOp::Sum,
+            root: 0,
+            count: 5001,
+        };
+        let check = Check {
+            source: &source,
+            row: &row,
+            rank: 1,
+            nranks: 4,
+            set: 0,
+            shift: 0,
+            codec: codec.parse().unwrap(),
+            algorithm: Algorithm::Ring,
+        };
+        let mut exact = vec![0; 4 * 5001 * 4];
+        for (rank, block) in exact.chunks_mut(4 * 5001).enumerate() {
+            check.inputs(rank, 0, block);
+        }
+        for (by, wrong) in [(0.0, 0), (off, 4 * 5001)] {
+            let mut held = exact.clone();
+            for element in held.chunks_mut(4) {
+                encode(DType::F32, decode(DType::F32, element) + by, element);
+            }
+            let mut outcome = Outcome::default();
+            for (piece, held) in held.chunks(4 * 1117).enumerate() {
+                check.piece(1117 * piece, held, &mut outcome);
+            }
+            assert_eq!(outcome.wrong, wrong, "{codec} off by {by}");
+        }
+    }
+}
+
+#[test]
+fn hashes_tell_outputs_apart() {
+    let hash = |spoil: fn(usize, f32) -> f32| check("raw", 1000, spoil).hash;
+    assert_eq!(hash(|_, x| x), hash(|_, x| x));
+    assert_ne!(hash(|_, x| x), hash(|i, x| if i == 999 { -x } else { x }));
+}
