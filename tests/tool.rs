@@ -345,6 +345,28 @@ fn signals_go_to_the_ranks() {
     }
 }
 
+/// What `nohup` and background jobs of scripts ignore is no request for an end.
+#[test]
+fn ignored_signals_do_not_end_the_ranks() {
+    let script = "trap '' HUP INT QUIT; exec \"$0\" run -n 1 -- sh -c 'echo on; sleep 0.5; exit 5'";
+    let mut launcher = Command::new("sh")
+        .args(["-c", script, env!("CARGO_BIN_EXE_cinch")])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut on = [0; 3];
+    launcher
+        .stdout
+        .as_mut()
+        .unwrap()
+        .read_exact(&mut on)
+        .unwrap();
+    for signal in ["HUP", "INT", "QUIT"] {
+        send(launcher.id() as i32, signal);
+    }
+    assert_eq!(end(&mut launcher).code(), Some(5));
+}
+
 #[test]
 fn ranks_die_with_a_killed_launcher() {
     let (mut launcher, pids) = sleepers(2, "echo $$; exec sleep 600");

@@ -1,4 +1,5 @@
-//! Child processes: they do not outlive their parent, and start with a clean signal mask.
+//! Child processes: they do not outlive their parent, and start with a clean signal mask. What this
+//! process was told to ignore.
 
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -46,6 +47,18 @@ pub fn unblock_signals(command: &mut Command) -> &mut Command {
 pub fn start_on(command: &mut Command, core: usize) -> &mut Command {
     // SAFETY: as above; binding makes one system call and uses the stack only.
     unsafe { command.pre_exec(move || super::cpu::bind(core)) }
+}
+
+/// Whether this process ignores a signal: it does where whoever started it said so, as `nohup` and
+/// the shell of a script's background job do.
+pub fn ignores(signal: i32) -> bool {
+    let mut action = std::mem::MaybeUninit::<libc::sigaction>::uninit();
+    // SAFETY: without a new action the call changes nothing, and where it succeeds it has written
+    // the whole of `action`.
+    unsafe {
+        libc::sigaction(signal, std::ptr::null(), action.as_mut_ptr()) == 0
+            && action.assume_init().sa_sigaction == libc::SIG_IGN
+    }
 }
 
 #[cfg(test)]

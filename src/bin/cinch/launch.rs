@@ -5,7 +5,7 @@
 //! kills a rank whose launcher is gone (the rank itself: of its children it knows nothing).
 
 use cinch::sys::cpu;
-use cinch::sys::process::{die_with_parent, start_on, unblock_signals};
+use cinch::sys::process::{die_with_parent, ignores, start_on, unblock_signals};
 use cinch::{Config, UniqueId};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout};
@@ -308,6 +308,8 @@ fn forward(
 pub(super) struct Signals(SignalFd);
 
 impl Signals {
+    /// Takes them, but those that this process ignores: a signal that is blocked comes as an event
+    /// all the same, and would end a job that `nohup` or a script has put in the background.
     pub(super) fn block() -> Result<Signals, String> {
         let mut set = SigSet::empty();
         for signal in [
@@ -315,10 +317,12 @@ impl Signals {
             Signal::SIGTERM,
             Signal::SIGHUP,
             Signal::SIGQUIT,
-            Signal::SIGCHLD,
         ] {
-            set.add(signal);
+            if !ignores(signal as i32) {
+                set.add(signal);
+            }
         }
+        set.add(Signal::SIGCHLD);
         let failed = |error: Errno| format!("cannot take signals as events: {error}");
         set.thread_block().map_err(failed)?;
         SignalFd::with_flags(&set, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)
