@@ -114,6 +114,8 @@ fn ranks_on_hosts_learn_who_they_are() {
             &["sh", "-c", script],
         )
         .env("GIVEN", "it's given")
+        // What this environment holds is less than an option says.
+        .env("CINCH_TRANSPORT", "shm")
         .current_dir(&place.0)
         .output()
         .unwrap();
@@ -135,6 +137,40 @@ fn ranks_on_hosts_learn_who_they_are() {
     for line in called.lines() {
         assert!(line.ends_with("run --agent"), "{line}");
     }
+}
+
+/// Each host has a drop-in of its own, in front of what is said to be preloaded there.
+#[test]
+fn the_drop_in_of_each_host_is_in_front() {
+    let place = Place::new("preload", "one\ntwo\n");
+    let (source, library) = (place.0.join("nccl.c"), place.0.join("libnccl.so.2"));
+    let text = "char mark[] = \"CINCH_CODEC_RULES\"; int ncclGetUniqueId(void) { return 0; }\n";
+    std::fs::write(&source, text).unwrap();
+    let mut compile = Command::new("cc");
+    compile.args(["-shared", "-fPIC", "-o"]);
+    assert!(
+        compile
+            .args([&library, &source])
+            .status()
+            .unwrap()
+            .success()
+    );
+    let option = format!("--preload={}", library.display());
+    let out = place
+        .run(
+            &[&option, "--env", "VLLM_NCCL_SO_PATH"],
+            &["sh", "-c", "echo $LD_PRELOAD $VLLM_NCCL_SO_PATH"],
+        )
+        .env("VLLM_NCCL_SO_PATH", "/usr/lib/another.so")
+        .output()
+        .unwrap();
+    let path = library.canonicalize().unwrap();
+    let line = format!("{0} {0}\n", path.display());
+    assert_eq!(
+        String::from_utf8_lossy(&out.stdout),
+        line.repeat(2),
+        "{out:?}"
+    );
 }
 
 #[test]

@@ -7,12 +7,14 @@
 
 use super::join::create_id_between_hosts;
 use super::launch::{Launch, Signals, TERM_TO_KILL, exit_code, hex};
+use super::preload;
 use super::run::{RunOptions, bound};
 use super::{FAILURE, USAGE};
 use cinch::Config;
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
+use std::ffi::{OsStr, OsString};
 use std::io::{self, BufRead, Read, Write};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -43,6 +45,8 @@ struct Task {
     label: bool,
     bind: bool,
     grace: f64,
+    /// Where the drop-in lies there, if it is to be in front of the program; empty: beside the tool.
+    preload: Option<String>,
 }
 
 /// Longest task line: a program's arguments may be long, a line without end is nobody's.
@@ -113,7 +117,8 @@ pub fn run(
     config: &Config,
 ) -> Result<i32, (i32, String)> {
     let (hosts, passed_on) = read(options, file).map_err(|sentence| (USAGE, sentence))?;
-    let variables = [variables, passed_on].concat();
+    // The last one wins: an option says more than what this environment holds.
+    let variables = [passed_on, variables].concat();
     run_on(options, hosts, variables, config).map_err(|sentence| (FAILURE, sentence))
 }
 
@@ -137,7 +142,7 @@ fn run_on(
     mut variables: Variables,
     config: &Config,
 ) -> Result<i32, String> {
-    let utf8 = |text: &std::ffi::OsStr| {
+    let utf8 = |text: &OsStr| {
         let text = text.to_str().map(str::to_string);
         text.ok_or_else(|| "arguments and paths for other hosts must be UTF-8".to_string())
     };
@@ -155,6 +160,11 @@ fn run_on(
                 .map_err(|error| format!("cannot find this program: {error}"))?;
             utf8(path.as_os_str())?
         }
+    };
+    let preload = match &options.preload {
+        Some(Some(path)) => Some(utf8(path.as_os_str())?),
+        Some(None) => Some(String::new()),
+        None => None,
     };
     let signals = Signals::block()?;
     let id = create_id_between_hosts(config).map_err(|error| error.to_string())?;
@@ -174,6 +184,7 @@ fn run_on(
             label: options.label,
             bind: options.bind,
             grace: options.grace,
+            preload: preload.clone(),
         };
         before += host.slots;
         // An early return drops `sessions`, which ends those that are there.
@@ -189,12 +200,12 @@ fn passed_on(asked: &[String]) -> Result<Variables, String> {
         let setting = name.starts_with("CINCH_") && !name.starts_with("CINCH_LAUNCH_");
         setting.then_some((name, value))
     });
-    let mut found: Vec<(String, std::ffi::OsString)> = settings.collect();
+    let mut found: Vec<(String, OsString)> = settings.collect();
     for name in asked {
         let value = std::env::var_os(name).ok_or_else(|| format!("--env {name}: it is not set"))?;
         found.push((name.clone(), value));
     }
-    let text = |(name, value): (String, std::ffi::OsString)| match value.into_string() {
+    let text = |(name, value): (String, OsString)| match value.into_string() {
         Ok(value) => Ok((name, value)),
         Err(_) => Err(format!("{name} is not UTF-8 and cannot go to other hosts")),
     };
@@ -368,6 +379,20 @@ pub fn agent() -> Result<i32, String> {
     }
     std::env::set_current_dir(&task.directory)
         .map_err(|error| format!("no folder {} on {host}: {error}", task.directory))?;
+    let given = task.variables.into_iter();
+    let mut variables: Vec<(String, OsString)> =
+        given.map(|(name, value)| (name, value.into())).collect();
+    if let Some(path) = task.preload {
+        let path = Some(Path::new(&path)).filter(|path| !path.as_os_str().is_empty());
+        let library = preload::find(path).map_err(|why| format!("on {host}: {why}"))?;
+        let earlier = variables
+            .iter()
+            .rev()
+            .find(|(name, _)| name == "LD_PRELOAD");
+        let earlier = earlier.map(|(_, value)| value.clone());
+        let earlier = earlier.or_else(|| std::env::var_os("LD_PRELOAD"));
+        variables.extend(preload::variables(&library, earlier));
+    }
     // Before the thread: it inherits the mask.
     let signals = Signals::block()?;
     let orphaned = Arc::new(AtomicBool::new(false));
@@ -380,11 +405,7 @@ pub fn agent() -> Result<i32, String> {
     let launch = Launch {
         command: task.command.into_iter().map(Into::into).collect(),
         ranks: task.ranks,
-        variables: task
-            .variables
-            .into_iter()
-            .map(|(name, value)| (name, value.into()))
-            .collect(),
+        variables,
         label: task.label,
         cores: bound(task.bind, task.ranks)?,
         grace: Duration::try_from_secs_f64(task.grace).map_err(|error| error.to_string())?,

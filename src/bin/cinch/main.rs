@@ -188,7 +188,7 @@ fn show_preload(options: &InfoOptions) -> Result<i32, (i32, String)> {
     let given = options.preload.as_ref().and_then(Option::as_deref);
     let library = preload::find(given).map_err(failure)?;
     if options.command.is_empty() {
-        let mut lines = preload::variables(&library).into_iter();
+        let mut lines = preload::variables(&library, std::env::var_os("LD_PRELOAD")).into_iter();
         return finish(
             lines.try_for_each(|(name, value)| writeln!(out, "{name}={}", value.display())),
         );

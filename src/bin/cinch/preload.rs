@@ -61,10 +61,11 @@ pub fn find(given: Option<&Path>) -> Result<PathBuf, String> {
     }
 }
 
-/// What a program needs in its environment to run on `library`.
-pub fn variables(library: &Path) -> Vec<(String, OsString)> {
+/// What a program needs in its environment to run on `library`, in front of what is preloaded
+/// already.
+pub fn variables(library: &Path, earlier: Option<OsString>) -> Vec<(String, OsString)> {
     let mut preload = library.as_os_str().to_owned();
-    if let Some(earlier) = std::env::var_os("LD_PRELOAD").filter(|earlier| !earlier.is_empty()) {
+    if let Some(earlier) = earlier.filter(|earlier| !earlier.is_empty()) {
         preload.push(":");
         preload.push(earlier);
     }
@@ -81,7 +82,7 @@ pub fn become_program(command: &[OsString], library: &Path) -> Result<i32, Strin
     let program = command.first().ok_or("no program was given")?;
     let error = Command::new(program)
         .args(&command[1..])
-        .envs(variables(library))
+        .envs(variables(library, std::env::var_os("LD_PRELOAD")))
         .exec();
     Err(format!("cannot start {}: {error}", program.display()))
 }
@@ -123,7 +124,7 @@ pub fn show_program(
     let program = command.first().ok_or("no program was given")?;
     let mut child = Command::new(program)
         .args(&command[1..])
-        .envs(variables(library))
+        .envs(variables(library, std::env::var_os("LD_PRELOAD")))
         .spawn()
         .map_err(|error| format!("cannot start {}: {error}", program.display()))?;
     let mut seen: BTreeMap<u32, Seen> = BTreeMap::new();
@@ -291,10 +292,11 @@ mod tests {
 
     #[test]
     fn variables_keep_what_was_preloaded() {
-        let all = variables(Path::new("/x/libnccl.so.2"));
-        let preload = &all[0];
-        assert_eq!(preload.0, "LD_PRELOAD");
-        assert!(preload.1.to_string_lossy().starts_with("/x/libnccl.so.2"));
+        let all = variables(Path::new("/x/libnccl.so.2"), Some("/y.so".into()));
+        assert_eq!(
+            all[0],
+            ("LD_PRELOAD".into(), "/x/libnccl.so.2:/y.so".into())
+        );
         assert!(all[1..].iter().all(|(_, path)| path == "/x/libnccl.so.2"));
         assert_eq!(all.len(), 3);
     }

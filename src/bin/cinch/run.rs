@@ -36,9 +36,10 @@ pub struct RunOptions {
     /// Be what --hosts starts on a host
     #[arg(long, hide = true)]
     agent: bool,
-    /// Put the drop-in libnccl.so.2 in front of the program: the one beside this tool, or at PATH
+    /// Put the drop-in libnccl.so.2 in front of the program: the one beside this tool, or at PATH;
+    /// with --hosts, beside the tool or at PATH there
     #[arg(long, value_name = "PATH", num_args = 0..=1, require_equals = true)]
-    preload: Option<Option<PathBuf>>,
+    pub(super) preload: Option<Option<PathBuf>>,
     /// What carries the data: auto, shm, tcp or rdma
     #[arg(long, default_value = "auto", value_parser = super::bench::options::parse_transport)]
     pub(super) transport: super::bench::options::Named<TransportKind>,
@@ -71,33 +72,31 @@ pub fn run(options: &RunOptions, mut config: Config) -> Result<i32, (i32, String
     if options.agent {
         return super::hosts::agent().map_err(failure);
     }
-    let library = match &options.preload {
-        Some(given) => Some(preload::find(given.as_deref()).map_err(failure)?),
-        None => None,
-    };
-    if let (Some(library), None, None) = (&library, options.ranks, &options.hosts) {
-        return preload::become_program(&options.command, library).map_err(failure);
-    }
-    let mut variables = library.map_or(Vec::new(), |library| preload::variables(&library));
+    let mut transport = None;
     if let Some(kind) = options.transport.0 {
-        variables.push(("CINCH_TRANSPORT".to_string(), kind.name().into()));
+        transport = Some(("CINCH_TRANSPORT".to_string(), kind.name().to_string()));
         config
             .set("CINCH_TRANSPORT", kind.name(), Origin::Program)
             .map_err(|error| usage(error.to_string()))?;
     }
     if let Some(file) = &options.hosts {
-        // They travel as text.
-        let text = |(name, value): (String, OsString)| match value.into_string() {
-            Ok(value) => Ok((name, value)),
-            Err(value) => Err(format!("{name}={} is not UTF-8", value.display())),
-        };
-        let variables = variables.into_iter().map(text);
-        let variables = variables.collect::<Result<_, _>>().map_err(usage)?;
+        // Each host looks for its own drop-in.
+        let variables = transport.into_iter().collect();
         return super::hosts::run(options, file, variables, &config);
     }
+    let library = match &options.preload {
+        Some(given) => Some(preload::find(given.as_deref()).map_err(failure)?),
+        None => None,
+    };
+    if let (Some(library), None) = (&library, options.ranks) {
+        return preload::become_program(&options.command, library).map_err(failure);
+    }
+    let earlier = std::env::var_os("LD_PRELOAD");
+    let preloading = library.map(|library| preload::variables(&library, earlier));
+    let transport = transport.map(|(name, value)| (name, value.into()));
     let ranks = options.ranks.unwrap_or(1) as usize;
     let launch = Launch {
-        variables,
+        variables: preloading.into_iter().flatten().chain(transport).collect(),
         label: options.label,
         cores: bound(options.bind, ranks).map_err(usage)?,
         grace: Duration::from_secs_f64(options.grace),
