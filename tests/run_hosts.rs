@@ -21,8 +21,8 @@ impl Place {
         std::fs::write(folder.join("hosts"), hosts).unwrap();
         let ssh = folder.join("ssh");
         let script = format!(
-            "#!/bin/sh\necho \"$@\" >> '{}'\nhost=$1\nshift\n\
-             [ $host = unreachable ] && exit 255\nFAKE_HOST=$host exec sh -c \"$*\"\n",
+            "#!/bin/sh\necho \"$@\" >> '{}'\nshift 2\nhost=$1\nshift\n\
+             [ $host = unreachable ] && exit 255\n[ $host = asking ] && kill -TTIN $$\nFAKE_HOST=$host exec sh -c \"$*\"\n",
             folder.join("called").display()
         );
         std::fs::write(&ssh, script).unwrap();
@@ -136,6 +136,8 @@ fn ranks_on_hosts_learn_who_they_are() {
     assert_eq!(called.lines().count(), 2, "{called}");
     for line in called.lines() {
         assert!(line.ends_with("run --agent"), "{line}");
+        // ssh has nobody to ask.
+        assert!(line.starts_with("-o BatchMode=yes "), "{line}");
     }
 }
 
@@ -244,6 +246,24 @@ fn what_cannot_be_is_a_sentence() {
             "one\nunreachable\n",
             &["--grace", "0.1"][..],
             "on unreachable ended with code 255",
+        ),
+        (
+            "ssh",
+            "unreachable\n",
+            &[][..],
+            "`ssh unreachable true` must work without a question",
+        ),
+        (
+            "asking",
+            "one\nasking\n",
+            &["--grace", "0.1"][..],
+            "on asking asks something",
+        ),
+        (
+            "no-drop-in",
+            "one\n",
+            &["--preload=/no/such/libnccl.so.2"][..],
+            "/no/such/libnccl.so.2",
         ),
         (
             "slots",

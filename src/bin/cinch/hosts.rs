@@ -12,6 +12,7 @@ use super::run::{RunOptions, bound};
 use super::{FAILURE, USAGE};
 use cinch::Config;
 use nix::sys::signal::{Signal, killpg};
+use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 use std::ffi::{OsStr, OsString};
@@ -48,6 +49,9 @@ struct Task {
     /// Where the drop-in lies there, if it is to be in front of the program; empty: beside the tool.
     preload: Option<String>,
 }
+
+/// What ssh ends with if it has no session.
+const SSH_FAILED: i32 = 255;
 
 /// Longest task line: a program's arguments may be long, a line without end is nobody's.
 const TASK_BYTES: u64 = 4 << 20;
@@ -220,20 +224,21 @@ struct Sessions {
 
 struct Session {
     host: Host,
+    /// Whether ssh by itself runs it, which ends with a code of its own where it does not get in.
+    is_ssh: bool,
     child: Child,
     /// Open as long as the host's ranks are wanted.
     lifeline: Option<ChildStdin>,
 }
 
 impl Sessions {
-    fn start(
-        &mut self,
-        ssh: &std::ffi::OsStr,
-        cinch: &str,
-        host: Host,
-        task: &Task,
-    ) -> Result<(), String> {
+    fn start(&mut self, ssh: &OsStr, cinch: &str, host: Host, task: &Task) -> Result<(), String> {
         let mut command = Command::new(ssh);
+        // It has no terminal to ask on: a question would stop it for ever.
+        let is_ssh = Path::new(ssh).file_name() == Some(OsStr::new("ssh"));
+        if is_ssh {
+            command.args(["-o", "BatchMode=yes"]);
+        }
         command
             .arg(&host.name)
             .arg(format!("exec {} run --agent", quoted(cinch)))
@@ -256,6 +261,7 @@ impl Sessions {
         }
         self.running.push(Session {
             host,
+            is_ssh,
             child,
             lifeline,
         });
@@ -268,15 +274,19 @@ impl Sessions {
         let mut let_go_at: Option<Instant> = None;
         let mut kill_at: Option<Instant> = None;
         while !self.running.is_empty() {
-            for (host, code) in self.reap()? {
+            self.end_those_that_ask();
+            for (host, is_ssh, code) in self.reap()? {
                 if code != 0 && first.is_none() {
                     first = Some(code);
+                    let host = host.name;
                     eprintln!(
-                        "cinch: the ranks on {} ended with code {code}; {} more hosts are running \
+                        "cinch: the ranks on {host} ended with code {code}; {} more hosts are running \
                          and will be ended",
-                        host.name,
                         self.running.len()
                     );
+                    if is_ssh && code == SSH_FAILED {
+                        eprintln!("cinch: if ssh was not let in: {}", log_in(&host));
+                    }
                     let_go_at = Some(Instant::now() + grace);
                 }
             }
@@ -305,15 +315,35 @@ impl Sessions {
         Ok(first.unwrap_or(0))
     }
 
-    /// Hosts whose session has ended, with its code.
-    fn reap(&mut self) -> Result<Vec<(Host, i32)>, String> {
+    /// Kills sessions that the terminal has stopped, as it does when they read from it: they would
+    /// neither end nor go on.
+    fn end_those_that_ask(&self) {
+        let flags = WaitPidFlag::WSTOPPED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
+        for session in &self.running {
+            let pid = Pid::from_raw(session.child.id() as i32);
+            if let Ok(WaitStatus::Stopped(_, Signal::SIGTTIN | Signal::SIGTTOU)) =
+                waitid(Id::Pid(pid), flags)
+            {
+                let host = &session.host.name;
+                eprintln!(
+                    "cinch: the session on {host} asks something on the terminal, which it has not \
+                     got: {}",
+                    log_in(host)
+                );
+                let _ = killpg(pid, Signal::SIGKILL);
+            }
+        }
+    }
+
+    /// Hosts whose session has ended, whether it was ssh's, and its code.
+    fn reap(&mut self) -> Result<Vec<(Host, bool, i32)>, String> {
         let mut ended = Vec::new();
         let mut failure = None;
         self.running
             .retain_mut(|session| match session.child.try_wait() {
                 Ok(None) => true,
                 Ok(Some(status)) => {
-                    ended.push((session.host.clone(), exit_code(status)));
+                    ended.push((session.host.clone(), session.is_ssh, exit_code(status)));
                     false
                 }
                 Err(error) => {
@@ -348,6 +378,14 @@ impl Drop for Sessions {
             let _ = session.child.wait();
         }
     }
+}
+
+/// What to do about a host that asks before it lets anybody in.
+fn log_in(host: &str) -> String {
+    format!(
+        "`ssh {host} true` must work without a question, so log in once to accept the host's key, and \
+         use a key without a passphrase or an agent"
+    )
 }
 
 /// A word of a POSIX shell.

@@ -24,7 +24,8 @@ pub struct RunOptions {
     /// Start the ranks on the hosts of this file over ssh: lines of `HOST [slots=N]`
     #[arg(long, value_name = "FILE")]
     pub(super) hosts: Option<std::path::PathBuf>,
-    /// Program that runs a command on a host, called with the host and the command
+    /// Program that runs a command on a host, called with the host and the command; if it is called
+    /// ssh, with `-o BatchMode=yes` in front: it cannot ask anything here
     #[arg(long, value_name = "PROGRAM", default_value = "ssh")]
     pub(super) ssh: OsString,
     /// Where cinch is on the hosts [default: where it is here]
