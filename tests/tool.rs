@@ -325,6 +325,19 @@ fn ranks_get_an_id_and_their_labels() {
     assert_eq!(lines, ["[0] 256 tcp --flag -n", "[1] 256 tcp --flag -n"]);
 }
 
+/// What ranks wrote before their end comes through, however slow its reader is.
+#[test]
+fn a_slow_reader_gets_all_labelled_lines() {
+    let mut launcher = cinch(&["run", "--label", "-n", "1", "--", "seq", "1", "15000"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    std::thread::sleep(Duration::from_secs(2));
+    let lines = BufReader::new(launcher.stdout.take().unwrap()).lines();
+    assert_eq!(lines.count(), 15000);
+    assert_eq!(end(&mut launcher).code(), Some(0));
+}
+
 #[test]
 fn the_first_failing_code_is_the_launchers() {
     let (code, _, err) = output(&["run", "-n", "3", "sh", "-c", "exit $((RANK * 5))"]);

@@ -4,6 +4,7 @@
 //! well, and an interrupt from the terminal reaches it once, by way of the launcher. The kernel
 //! kills a rank whose launcher is gone (the rank itself: of its children it knows nothing).
 
+use super::forward::Forwarders;
 use cinch::sys::cpu;
 use cinch::sys::process::{die_with_parent, ignores, start_on, unblock_signals};
 use cinch::{Config, UniqueId};
@@ -14,13 +15,12 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::Pid;
 use std::ffi::OsString;
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// Ranks to start on this machine.
@@ -49,10 +49,6 @@ pub(super) const GRACE: Duration = Duration::from_secs(3);
 
 /// From SIGTERM to SIGKILL.
 pub(super) const TERM_TO_KILL: Duration = Duration::from_secs(2);
-
-/// How long output of ranks that have ended is waited for: something that a rank left behind may
-/// hold its end of the pipe.
-const DRAIN: Duration = Duration::from_millis(500);
 
 /// A core for each rank, if there are as many.
 pub fn one_core_each(ranks: usize) -> Option<Vec<usize>> {
@@ -109,7 +105,7 @@ impl Launch {
     /// signals.
     pub(super) fn run(&self, signals: &Signals) -> Result<i32, String> {
         let before = self.world.map_or(0, |(before, _)| before);
-        let mut ranks = Ranks::default();
+        let mut ranks = Ranks::new()?;
         for rank in 0..self.ranks {
             // An early return drops `ranks`, which kills those already started.
             let child = self.spawn(rank)?;
@@ -159,8 +155,11 @@ impl Launch {
                 kill_at = Some(Instant::now() + self.grace.max(TERM_TO_KILL));
             }
         }
-        ranks.drain();
-        Ok(first.unwrap_or(0))
+        let look = || signals.wait(Duration::from_millis(10));
+        let asked = ranks.forwarders.drain(look)?;
+        Ok(first
+            .or(asked.map(|signal| 128 + signal as i32))
+            .unwrap_or(0))
     }
 
     fn spawn(&self, rank: usize) -> Result<Child, String> {
@@ -196,20 +195,27 @@ impl Launch {
 }
 
 /// The started ranks. Dropping it kills and reaps what still runs.
-#[derive(Default)]
 struct Ranks {
     running: Vec<(usize, Child)>,
-    forwarders: Vec<JoinHandle<()>>,
+    forwarders: Forwarders,
 }
 
 impl Ranks {
+    fn new() -> Result<Ranks, String> {
+        let forwarders = Forwarders::new();
+        Ok(Ranks {
+            running: Vec::new(),
+            forwarders: forwarders.map_err(|error| format!("there is no pipe: {error}"))?,
+        })
+    }
+
     fn add(&mut self, rank: usize, mut child: Child, label: bool) {
         if label {
             if let Some(out) = child.stdout.take() {
-                self.forwarders.push(forward(rank, out, io::stdout()));
+                self.forwarders.add(rank, out, io::stdout());
             }
             if let Some(err) = child.stderr.take() {
-                self.forwarders.push(forward(rank, err, io::stderr()));
+                self.forwarders.add(rank, err, io::stderr());
             }
         }
         self.running.push((rank, child));
@@ -240,19 +246,6 @@ impl Ranks {
             let _ = killpg(Pid::from_raw(child.id() as i32), signal);
         }
     }
-
-    /// Lets the last output through.
-    fn drain(&mut self) {
-        let end = Instant::now() + DRAIN;
-        for forwarder in self.forwarders.drain(..) {
-            while !forwarder.is_finished() && Instant::now() < end {
-                std::thread::sleep(Duration::from_millis(2));
-            }
-            if forwarder.is_finished() {
-                let _ = forwarder.join();
-            }
-        }
-    }
 }
 
 impl Drop for Ranks {
@@ -274,34 +267,6 @@ fn end(child: &mut Child) -> io::Result<Option<ExitStatus>> {
     }
     let _ = killpg(pid, Signal::SIGKILL);
     child.wait().map(Some)
-}
-
-/// Copies lines with the rank in front. A line is written at once, so that lines of ranks do not
-/// mix.
-fn forward(
-    rank: usize,
-    from: impl Read + Send + 'static,
-    mut to: impl Write + Send + 'static,
-) -> JoinHandle<()> {
-    std::thread::spawn(move || {
-        let mut from = BufReader::new(from);
-        let mut line = Vec::new();
-        loop {
-            line.clear();
-            // A line without end must not fill the memory.
-            let read = from.by_ref().take(64 << 10).read_until(b'\n', &mut line);
-            if !matches!(read, Ok(1..)) {
-                return;
-            }
-            if line.last() != Some(&b'\n') {
-                line.push(b'\n');
-            }
-            let mut labelled = format!("[{rank}] ").into_bytes();
-            labelled.extend_from_slice(&line);
-            // Reading goes on without a reader of ours, or the rank would block.
-            let _ = to.write_all(&labelled).and_then(|()| to.flush());
-        }
-    })
 }
 
 /// Signals that the launcher takes as events.
@@ -523,24 +488,5 @@ mod tests {
             .unwrap()
             .unwrap_err();
         assert!(error.contains("/no/such/program"), "{error}");
-    }
-
-    #[test]
-    fn labelled_lines_keep_their_rank() {
-        struct Shared(std::sync::Arc<std::sync::Mutex<Vec<u8>>>);
-        impl Write for Shared {
-            fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-                self.0.lock().unwrap().write(bytes)
-            }
-            fn flush(&mut self) -> io::Result<()> {
-                Ok(())
-            }
-        }
-        let seen = std::sync::Arc::default();
-        let text = &b"one\ntwo\nno end"[..];
-        forward(3, text, Shared(std::sync::Arc::clone(&seen)))
-            .join()
-            .unwrap();
-        assert_eq!(*seen.lock().unwrap(), b"[3] one\n[3] two\n[3] no end\n");
     }
 }
