@@ -7,6 +7,7 @@
 mod arrays;
 mod bench;
 mod codecs;
+mod elf;
 mod forward;
 mod gpus;
 mod hosts;

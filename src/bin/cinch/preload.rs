@@ -1,6 +1,7 @@
 //! The drop-in in front of a program: which library, by which variables, and which one a process
 //! has mapped in the end.
 
+use super::elf::exports;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs;
@@ -19,8 +20,11 @@ const PLACES: [&str; 4] = [
     "libnccl.so",
 ];
 
-/// A text that our library holds and no other: the name of a setting.
+/// A text that our libraries hold and no other: the name of a setting.
 const MARK: &[u8] = b"CINCH_CODEC_RULES";
+
+/// What every libnccl exports, and our own libcinch does not.
+const EXPORT: &str = "ncclGetUniqueId";
 
 /// Programs that open a library by a path of their own, and the variable that holds it.
 const PATHS: [&str; 2] = ["VLLM_NCCL_SO_PATH", "SGLANG_NCCL_SO_PATH"];
@@ -54,9 +58,24 @@ pub fn find(given: Option<&Path>) -> Result<PathBuf, String> {
         ));
     };
     let found = fs::canonicalize(found).map_err(|error| format!("{}: {error}", found.display()))?;
+    if found
+        .as_os_str()
+        .as_encoded_bytes()
+        .iter()
+        .any(|byte| b" :".contains(byte))
+    {
+        return Err(format!(
+            "{}: LD_PRELOAD has blanks and colons between libraries, so there must be none in a path; \
+             copy the library elsewhere",
+            found.display()
+        ));
+    }
     match is_ours(&found) {
         Ok(true) => Ok(found),
-        Ok(false) => Err(format!("{} is not cinch's libnccl", found.display())),
+        Ok(false) => Err(format!(
+            "{} is not cinch's libnccl: that is called libnccl.so, and exports {EXPORT}",
+            found.display()
+        )),
         Err(error) => Err(format!("{}: {error}", found.display())),
     }
 }
@@ -95,7 +114,8 @@ struct Seen {
 }
 
 /// Prints what `pid` and its descendants have mapped. Returns whether each that has mapped a
-/// libnccl has mapped ours, and one has.
+/// libnccl has mapped ours alone, and one has: where another is mapped too, a program may have opened
+/// that by its path and call it, whatever is preloaded.
 ///
 /// # Errors
 /// A sentence if there is no such process or it belongs to another user.
@@ -154,9 +174,9 @@ pub fn show_program(
 }
 
 fn show(seen: &BTreeMap<u32, Seen>, out: &mut dyn Write) -> io::Result<bool> {
-    let (mut ours, mut others) = (0, 0);
+    let (mut ours, mut both, mut others) = (0, 0, 0);
     for (pid, process) in seen {
-        let mut has_ours = false;
+        let (mut has_ours, mut has_others) = (false, false);
         for library in &process.libraries {
             let (what, size) = match (is_ours(library), fs::metadata(library)) {
                 (Ok(true), Ok(file)) => ("cinch", file.size()),
@@ -164,6 +184,7 @@ fn show(seen: &BTreeMap<u32, Seen>, out: &mut dyn Write) -> io::Result<bool> {
                 _ => ("gone since", 0),
             };
             has_ours |= what == "cinch";
+            has_others |= what != "cinch";
             writeln!(
                 out,
                 "{pid} {}: {what} {} ({:.1} MB)",
@@ -172,18 +193,27 @@ fn show(seen: &BTreeMap<u32, Seen>, out: &mut dyn Write) -> io::Result<bool> {
                 size as f64 / 1e6
             )?;
         }
-        match (has_ours, process.libraries.is_empty()) {
-            (true, _) => ours += 1,
-            (false, false) => others += 1,
-            (false, true) => {}
+        match (has_ours, has_others) {
+            (true, false) => ours += 1,
+            (true, true) => both += 1,
+            (false, true) => others += 1,
+            (false, false) => {}
+        }
+        if has_ours && has_others {
+            writeln!(
+                out,
+                "{pid} {}: has both, so it may call another's by its path",
+                process.name
+            )?;
         }
     }
-    let without = seen.len() - ours - others;
+    let without = seen.len() - ours - both - others;
     writeln!(
         out,
-        "{ours} processes run on cinch's libnccl, {others} on another alone, {without} on none"
+        "{ours} processes run on cinch's libnccl, {both} have it and another, {others} on another \
+         alone, {without} on none"
     )?;
-    Ok(ours > 0 && others == 0)
+    Ok(ours > 0 && both == 0 && others == 0)
 }
 
 fn look(pid: u32) -> io::Result<Seen> {
@@ -245,12 +275,23 @@ fn parent(pid: u32) -> Option<u32> {
 /// Whether a file is our drop-in.
 fn is_ours(path: &Path) -> io::Result<bool> {
     let bytes = fs::read(path)?;
-    Ok(bytes.starts_with(b"\x7fELF") && bytes.windows(MARK.len()).any(|window| window == MARK))
+    Ok(exports(&bytes, EXPORT) && bytes.windows(MARK.len()).any(|window| window == MARK))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A shared object of this C text.
+    fn compiled(folder: &Path, name: &str, text: &str) -> PathBuf {
+        let (source, library) = (folder.join("source.c"), folder.join(name));
+        fs::write(&source, text).unwrap();
+        let mut compile = Command::new("cc");
+        compile.args(["-shared", "-fPIC", "-o"]);
+        let status = compile.args([&library, &source]).status();
+        assert!(status.unwrap().success());
+        library
+    }
 
     #[test]
     fn maps_are_read_as_the_kernel_writes_them() {
@@ -277,17 +318,66 @@ mod tests {
     fn what_is_no_drop_in_is_refused() {
         let error = find(Some(Path::new("/no/such/libnccl.so.2"))).unwrap_err();
         assert!(error.contains("/no/such/libnccl.so.2"), "{error}");
-        // A library, and none of ours; a file with our mark, and no library.
-        let path = std::env::temp_dir().join(format!("cinch-preload-{}", std::process::id()));
-        for (bytes, ours) in [
-            (b"\x7fELF and others".to_vec(), false),
-            (MARK.to_vec(), false),
-            ([b"\x7fELF", MARK].concat(), true),
+        // No library, one of another, one of ours that is no drop-in, ours, and ours where the loader
+        // would not find it.
+        let folder = std::env::temp_dir().join(format!("cinch-preload-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let export = format!("int {EXPORT}(void) {{ return 0; }}\n");
+        let import = format!("int {EXPORT}(void); int call(void) {{ return {EXPORT}(); }}\n");
+        let mark = format!("char mark[] = \"{}\";\n", MARK.escape_ascii());
+        for (name, text, said) in [
+            ("other.so", export.clone(), "is not cinch's libnccl"),
+            (
+                "libcinch.so",
+                mark.clone() + &import,
+                "is not cinch's libnccl",
+            ),
+            ("libnccl.so.2", mark.clone() + &export, ""),
+            ("lib nccl.so.2", mark.clone() + &export, "blanks"),
+            ("a:b.so", mark + &export, "colons"),
         ] {
-            fs::write(&path, &bytes).unwrap();
-            assert_eq!(find(Some(&path)).is_ok(), ours);
+            let library = compiled(&folder, name, &text);
+            let error = find(Some(&library)).err().unwrap_or_default();
+            assert!(
+                error.contains(said) && error.is_empty() == said.is_empty(),
+                "{error}"
+            );
         }
-        fs::remove_file(&path).unwrap();
+        let cut = folder.join("cut.so");
+        let whole = fs::read(folder.join("libnccl.so.2")).unwrap();
+        for length in [0, 8, 63, 64, whole.len() / 2] {
+            fs::write(&cut, &whole[..length]).unwrap();
+            assert!(find(Some(&cut)).is_err(), "{length}");
+        }
+        fs::remove_dir_all(&folder).unwrap();
+    }
+
+    /// Preloading maps ours into every process, also into one that opens another by its path.
+    #[test]
+    fn a_process_with_both_is_not_ours() {
+        let folder = std::env::temp_dir().join(format!("cinch-both-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let export = format!("int {EXPORT}(void) {{ return 0; }}\n");
+        let mark = format!("char mark[] = \"{}\";\n", MARK.escape_ascii());
+        let ours = compiled(&folder, "libnccl.so.2", &(mark + &export));
+        let others = compiled(&folder, "libnccl.so.2.28.9", &export);
+        let shown = |libraries: &[&PathBuf]| {
+            let process = Seen {
+                name: "python".into(),
+                libraries: libraries.iter().map(|&path| path.clone()).collect(),
+            };
+            let mut text = Vec::new();
+            let all = show(&BTreeMap::from([(7, process)]), &mut text).unwrap();
+            (all, String::from_utf8(text).unwrap())
+        };
+        assert!(shown(&[&ours]).0);
+        let (all, text) = shown(&[&ours, &others]);
+        assert!(!all && text.contains("7 python: has both"), "{text}");
+        assert!(text.contains("0 processes run on cinch's libnccl, 1 have it and another"));
+        for path in [ours, others] {
+            assert!(text.contains(&path.display().to_string()), "{text}");
+        }
+        fs::remove_dir_all(&folder).unwrap();
     }
 
     #[test]
