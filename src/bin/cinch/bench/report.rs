@@ -198,7 +198,7 @@ pub const CSV_COLUMNS: [&str; 23] = [
     "identical",
 ];
 
-/// Writes one row for each entry and placement. No field needs quotes: names hold no commas.
+/// Writes one row for each entry and placement. A codec for each level has a comma, and gets quotes.
 ///
 /// # Errors
 /// Those of writing.
@@ -215,7 +215,7 @@ pub fn write_csv(entries: &[Entry], out: &mut impl Write) -> io::Result<()> {
                 entry.dtype.clone(),
                 entry.redop.clone(),
                 entry.root.to_string(),
-                entry.codec.clone(),
+                quoted(&entry.codec),
                 entry.algo.clone(),
                 entry.transport.clone(),
                 entry.wire_bytes.to_string(),
@@ -238,6 +238,14 @@ pub fn write_csv(entries: &[Entry], out: &mut impl Write) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+/// A field of a CSV file, in quotes if it needs them.
+fn quoted(text: &str) -> String {
+    match text.contains([',', '"']) {
+        true => format!("\"{}\"", text.replace('"', "\"\"")),
+        false => text.into(),
+    }
 }
 
 /// Writes the JSON object.
@@ -371,6 +379,24 @@ pub mod tests {
         assert!(
             lines[1].starts_with("1024,256,f32,sum,-1,linear8:block=32,direct,shm,341,3.94,2,")
         );
+    }
+
+    #[test]
+    fn codecs_of_two_levels_are_one_field() {
+        let mut text = Vec::new();
+        let codec = "intra=raw,inter=dynamic8:block=256";
+        write_csv(&[entry(1024, codec)], &mut text).unwrap();
+        let text = String::from_utf8(text).unwrap();
+        let line = text.lines().nth(1).unwrap();
+        assert!(
+            line.starts_with(&format!("1024,256,f32,sum,-1,\"{codec}\",direct,")),
+            "{line}"
+        );
+        assert_eq!(
+            line.replace(codec, "").split(',').count(),
+            CSV_COLUMNS.len()
+        );
+        assert_eq!(quoted("a\"b"), "\"a\"\"b\"");
     }
 
     #[test]
