@@ -87,12 +87,22 @@ impl TuneOptions {
         if let Some((what, _)) = meaningless.iter().find(|(_, said)| *said) {
             return Err(format!("cinch tune takes no {what}; leave it out"));
         }
-        for name in ["CINCH_ALGO", "CINCH_PROTO", "CINCH_GPU_CHANNELS"] {
+        for (name, what) in [
+            ("CINCH_ALGO", "calls go by it and by no table"),
+            ("CINCH_PROTO", "calls go by it and by no table"),
+            ("CINCH_GPU_CHANNELS", "calls go by it and by no table"),
+            ("CINCH_CODEC", "--codecs says what is measured"),
+            ("CINCH_CODEC_RULES", "--codecs says what is measured"),
+        ] {
             if config.says(name) {
-                return Err(format!(
-                    "{name} is set: calls go by it and by no table; unset it"
-                ));
+                return Err(format!("{name} is set: {what}; unset it"));
             }
+        }
+        if let Some(codec) = self.codecs.iter().find(|codec| codec.auto) {
+            return Err(format!(
+                "--codecs {codec}: with auto a call may go without the codec, and the table would be \
+                 of calls that did; leave out auto"
+            ));
         }
         if self.minbytes > self.maxbytes || self.minbytes == 0 {
             return Err(format!(

@@ -365,14 +365,19 @@ fn options_say_what_is_measured() {
         ("-o t --device gpu --ranks-per-gpu 2", "--ranks-per-gpu"),
         ("-o t --device gpu -b 2K -e 1K", "-b 2048"),
         ("-o t --device gpu --codecs linear8 -d i32", "no codec"),
+        ("-o t --device gpu --codecs auto:linear8", "leave out auto"),
     ] {
         let error = check(line).unwrap_err();
         assert!(error.contains(word), "{line}: {error}");
     }
-    let mut config = Config::default();
-    config
-        .set("CINCH_ALGO", "ring", Origin::Environment)
-        .unwrap();
-    let error = options("-o t --device gpu").check(&config).unwrap_err();
-    assert!(error.contains("CINCH_ALGO"), "{error}");
+    for (name, value) in [
+        ("CINCH_ALGO", "ring"),
+        ("CINCH_CODEC", "off"),
+        ("CINCH_CODEC_RULES", "*=linear8"),
+    ] {
+        let mut config = Config::default();
+        config.set(name, value, Origin::Environment).unwrap();
+        let error = options("-o t --device gpu").check(&config).unwrap_err();
+        assert!(error.contains(name), "{error}");
+    }
 }

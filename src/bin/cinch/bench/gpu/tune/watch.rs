@@ -11,7 +11,7 @@ use crate::bench::record::RunRecord;
 use crate::bench::row::Row;
 use crate::bench::world::World;
 use cinch::plan::Way;
-use cinch::{Communicator, Result};
+use cinch::{CodecSpec, Communicator, Error, Result};
 use serde::Serialize;
 use std::time::Instant;
 
@@ -79,6 +79,19 @@ impl<'a, 'b> GpuWatch<'a, 'b> {
         }
         Ok(slowest(self.control, &[least])?[0])
     }
+
+    /// Refuses times of another codec than the row's.
+    fn check(&self, row: &Row) -> Result<()> {
+        let asked = row.codec.map_or(CodecSpec::RAW, |codec| codec.spec);
+        let ran = self.lane.report()?.codec;
+        match ran.kind == asked.kind {
+            true => Ok(()),
+            false => Err(Error::invalid_usage(format!(
+                "{} with {asked} ran with {ran}: the table would be of calls that did not run",
+                row.collective
+            ))),
+        }
+    }
 }
 
 impl Stopwatch for GpuWatch<'_, '_> {
@@ -96,6 +109,7 @@ impl Stopwatch for GpuWatch<'_, '_> {
         for way in ways {
             self.lane.comm().go_way(Some(*way))?;
             let each = self.estimate()?;
+            self.check(row)?;
             let these = (REPLAY_SECONDS / each.max(1e-9)).ceil() as usize;
             let these = these.clamp(1, MOST_CALLS.min(layout::Mode::Graph.most_calls()));
             self.lane.record_way(these)?;
