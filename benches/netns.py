@@ -18,7 +18,13 @@ def missing():
     absent = [tool for tool in ("ip", "tc") if not shutil.which(tool)]
     if absent:
         return f"{' and '.join(absent)} not found (package iproute2)"
-    return None if os.geteuid() == 0 else "needs root"
+    if os.geteuid() != 0:
+        return "needs root"
+    # Root of a container may lack what it takes: only trying tells.
+    space = f"cinch-{os.getpid()}-try"
+    made = subprocess.run(["ip", "netns", "add", space], stderr=subprocess.PIPE, text=True)
+    subprocess.run(["ip", "netns", "del", space], stderr=subprocess.DEVNULL)
+    return None if made.returncode == 0 else f"ip netns add: {made.stderr.strip() or made.returncode}"
 
 
 def ip(*arguments):
