@@ -4,6 +4,7 @@
 use super::bench::gpu::output::Output;
 use super::bench::options::{parse_datatype, parse_size};
 use super::bench::record::RunRecord;
+use super::bench::verify::POISON;
 use super::{FAILURE, USAGE, WRONG};
 use cinch::codec::{KERNEL_CODECS, Layout, StandAlone};
 use cinch::engine::gpu::host_copy::HostCopier;
@@ -292,7 +293,7 @@ impl Bench {
         })
     }
 
-    /// Gaussian elements throughout device memory; the first period of them.
+    /// Gaussian elements throughout device memory; those of its first half, widened.
     fn fill(&self, dtype: DType) -> Result<Vec<f32>> {
         let count = PERIOD.min(self.bytes / dtype.size());
         let mut values: Vec<f32> = (0..count as u64)
@@ -304,7 +305,8 @@ impl Bench {
         self.elements.write(0, &bytes, &self.stream, PATIENCE)?;
         self.elements.repeat(bytes.len(), &self.stream)?;
         self.stream.wait(PATIENCE)?;
-        Ok(values)
+        let all = self.bytes / dtype.size();
+        Ok(values.into_iter().cycle().take(all).collect())
     }
 
     /// Seconds of one of several launches, on the GPU's clock.
@@ -350,9 +352,16 @@ impl Bench {
                 copies.push(copy);
             }
         }
-        // SAFETY: as above. The copies went over what was decoded.
-        unsafe { codec.decode(place, to, &self.stream)? };
-        let mut found = vec![0; values.len() * dtype.size()];
+        // Once more, over spoilt memory: what earlier turns or the copies have left counts for nothing.
+        let mut found = vec![POISON; self.bytes];
+        self.elements
+            .write(self.bytes, &found, &self.stream, PATIENCE)?;
+        self.wire.fill(POISON, &self.stream)?;
+        // SAFETY: as above.
+        unsafe {
+            codec.encode(from, 0, place, &self.stream)?;
+            codec.decode(place, to, &self.stream)?;
+        }
         self.elements
             .read(self.bytes, &mut found, &self.stream, PATIENCE)?;
         let moved = (self.bytes + wire) as f64;
@@ -361,18 +370,26 @@ impl Bench {
             encode: moved / median(encodes),
             decode: moved / median(decodes),
             copy: 2.0 * self.bytes as f64 / median(copies),
-            right: found == image(spec, dtype, values)?,
+            right: found == self.image(spec, dtype, values)?,
         })
     }
 
     fn copy_row(&self, spec: CodecSpec, dtype: DType, values: &[f32]) -> Result<CopyRow> {
         let mut host = vec![0u8; self.bytes];
         self.elements.read(0, &mut host, &self.stream, PATIENCE)?;
+        let original = host.clone();
         let address = self.elements.address();
         let (mut there, mut back, mut plain_there, mut plain_back) =
             (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let mut right = true;
         for turn in 0..TURNS + 1 {
+            // What the last turn brings is compared, so nothing of earlier ones may be there.
+            let is_last = turn == TURNS;
+            if is_last {
+                host.copy_from_slice(&original);
+                self.elements.fill(POISON, &self.stream)?;
+                self.stream.wait(PATIENCE)?;
+            }
             let begin = Instant::now();
             // SAFETY: memory of this bench, every use of which is waited for.
             unsafe {
@@ -382,11 +399,12 @@ impl Bench {
             }
             self.stream.wait(PATIENCE)?;
             let to_gpu = begin.elapsed();
-            if turn == 0 {
-                let expected = image(spec, dtype, values)?;
-                let mut found = vec![0; expected.len()];
-                self.elements.read(0, &mut found, &self.stream, PATIENCE)?;
-                right = found == expected;
+            let mut brought = Vec::new();
+            if is_last {
+                brought = self.image(spec, dtype, values)?;
+                self.elements.read(0, &mut host, &self.stream, PATIENCE)?;
+                right &= host == brought;
+                host.fill(POISON);
             }
             let begin = Instant::now();
             // SAFETY: as above.
@@ -396,6 +414,11 @@ impl Bench {
                     .to_host(spec, dtype, 0, address, &mut host, stream)?;
             }
             let to_host = begin.elapsed();
+            if is_last {
+                let mut there = vec![0.0; values.len()];
+                widen(dtype, Isa::Scalar, &brought, &mut there);
+                right &= host == self.image(spec, dtype, &there)?;
+            }
             // SAFETY: pinned memory of so many bytes, which nothing else uses.
             let pinned =
                 unsafe { std::slice::from_raw_parts_mut(self.pinned.host().as_ptr(), self.bytes) };
@@ -441,18 +464,18 @@ impl Bench {
         }
         Ok(self.bytes as f64 / median(seconds))
     }
-}
 
-/// What the first elements are after a codec, on the host; whole blocks of them.
-fn image(spec: CodecSpec, dtype: DType, values: &[f32]) -> Result<Vec<u8>> {
-    let host = StandAlone::new(spec, Layout::Chunk, Isa::detect())?;
-    let mut wire = vec![0; host.bytes(values.len())];
-    host.encode(values, 0, &mut wire)?;
-    let mut decoded = vec![0f32; values.len()];
-    host.decode(&wire, &mut decoded)?;
-    let mut bytes = vec![0; values.len() * dtype.size()];
-    narrow(dtype, Isa::Scalar, &decoded, &mut bytes);
-    Ok(bytes)
+    /// What elements are after a codec, on the host.
+    fn image(&self, spec: CodecSpec, dtype: DType, values: &[f32]) -> Result<Vec<u8>> {
+        let host = StandAlone::new(spec, Layout::Chunk, Isa::detect())?.with_threads(self.threads);
+        let mut wire = vec![0; host.bytes(values.len())];
+        host.encode(values, 0, &mut wire)?;
+        let mut decoded = vec![0f32; values.len()];
+        host.decode(&wire, &mut decoded)?;
+        let mut bytes = vec![0; values.len() * dtype.size()];
+        narrow(dtype, Isa::Scalar, &decoded, &mut bytes);
+        Ok(bytes)
+    }
 }
 
 fn median(mut seconds: Vec<f64>) -> f64 {

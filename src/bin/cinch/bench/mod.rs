@@ -18,7 +18,7 @@ mod report;
 mod row;
 mod suite;
 mod table;
-mod verify;
+pub mod verify;
 mod world;
 
 use crate::join;
