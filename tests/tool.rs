@@ -165,6 +165,35 @@ fn bad_options_are_a_sentence_and_exit_code_2() {
     }
 }
 
+/// Of two options neither goes without a word.
+#[test]
+fn options_that_would_do_nothing_are_refused() {
+    for (line, word) in [
+        ("run --preload --transport tcp -- true", "--ranks"),
+        ("run --preload --label -- true", "--ranks"),
+        ("run --preload --bind -- true", "--ranks"),
+        ("run --preload --grace 1 -- true", "--ranks"),
+        ("run --preload --env HOME -- true", "--hosts"),
+        ("run -n 1 --env HOME -- true", "--hosts"),
+        ("run -n 1 --ssh rsh -- true", "--hosts"),
+        ("run -n 1 --remote-cinch /bin/cinch -- true", "--hosts"),
+        ("info --preload --probe", "--probe"),
+        ("arrays -b 5000", "multiple of 4K"),
+        ("arrays -b 0", "multiple of 4K"),
+        ("bench all_reduce --data benches/data --seed 2", "--seed"),
+        ("bench --report Cargo.toml --output x --graph", "--graph"),
+        (
+            "bench --report Cargo.toml --output Cargo.toml",
+            "replace its rows",
+        ),
+    ] {
+        let line: Vec<&str> = line.split(' ').collect();
+        let (code, out, err) = output(&line);
+        assert_eq!(code, 2, "{line:?}: {err}");
+        assert!(out.is_empty() && err.contains(word), "{line:?}: {err}");
+    }
+}
+
 /// Options that cannot be are 2, and what fails on the way is 3, whoever finds it.
 #[test]
 fn exit_codes_tell_options_from_failures() {

@@ -30,8 +30,8 @@ const LAUNCHES: usize = 5;
 
 #[derive(clap::Args)]
 pub struct ArraysOptions {
-    /// Bytes of elements
-    #[arg(short = 'b', long, value_name = "BYTES", value_parser = parse_size, default_value = "256M")]
+    /// Bytes of elements, a multiple of 4K
+    #[arg(short = 'b', long, value_name = "BYTES", value_parser = parse_bytes, default_value = "256M")]
     bytes: usize,
     /// Codecs of device memory; all unless named
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
@@ -62,6 +62,13 @@ pub struct ArraysOptions {
     /// Write each row as a JSON object on a line of its own
     #[arg(long, value_name = "FILE.jsonl")]
     json: Option<PathBuf>,
+}
+
+fn parse_bytes(text: &str) -> std::result::Result<usize, String> {
+    match parse_size(text)? {
+        bytes if bytes > 0 && bytes.is_multiple_of(4096) => Ok(bytes),
+        _ => Err("a multiple of 4K, from 4K on".into()),
+    }
 }
 
 type Outcome<T> = std::result::Result<T, (i32, String)>;
@@ -274,7 +281,7 @@ impl CopyRow {
 impl Bench {
     fn new(options: &ArraysOptions) -> Result<Bench> {
         let context = Context::primary(&Device::at(&Driver::load()?, options.gpu)?)?;
-        let bytes = options.bytes.max(4096).next_multiple_of(4096);
+        let bytes = options.bytes;
         Ok(Bench {
             kernels: Arc::new(CodecKernels::new(&context)?),
             copier: HostCopier::new(&context, options.threads, PATIENCE)?,

@@ -83,7 +83,7 @@ enum Command {
 #[derive(clap::Args)]
 struct InfoOptions {
     /// Measure bandwidth and latency between all pairs of GPUs
-    #[arg(long)]
+    #[arg(long, conflicts_with = "preload")]
     probe: bool,
     /// Show which libnccl a program runs on: that of --pid, or the one behind --, run with the
     /// drop-in (found beside this tool, or at PATH) in front of it; without either, what

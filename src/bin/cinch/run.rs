@@ -15,24 +15,31 @@ use std::time::Duration;
 
 /// Options of `cinch run`.
 #[derive(Args, Clone, Debug)]
+#[command(group = clap::ArgGroup::new("starts").multiple(true))]
 pub struct RunOptions {
     /// Ranks to start; with --hosts, as many as the hosts have slots; with --preload and without
     /// this, the program is started once, in this one's place
-    #[arg(short = 'n', long = "ranks", required_unless_present_any = ["hosts", "agent", "preload"],
+    #[arg(short = 'n', long = "ranks", group = "starts",
+          required_unless_present_any = ["hosts", "agent", "preload"],
           value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub(super) ranks: Option<u32>,
     /// Start the ranks on the hosts of this file over ssh: lines of `HOST [slots=N]`
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", group = "starts")]
     pub(super) hosts: Option<std::path::PathBuf>,
     /// Program that runs a command on a host, called with the host and the command; if it is called
     /// ssh, with `-o BatchMode=yes` in front: it cannot ask anything here
-    #[arg(long, value_name = "PROGRAM", default_value = "ssh")]
+    #[arg(
+        long,
+        value_name = "PROGRAM",
+        default_value = "ssh",
+        requires = "hosts"
+    )]
     pub(super) ssh: OsString,
     /// Where cinch is on the hosts [default: where it is here]
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, value_name = "PATH", requires = "hosts")]
     pub(super) remote_cinch: Option<String>,
     /// Variables that ranks on other hosts get besides those that begin with CINCH_
-    #[arg(long = "env", value_name = "NAME")]
+    #[arg(long = "env", value_name = "NAME", requires = "hosts")]
     pub(super) environment: Vec<String>,
     /// Be what --hosts starts on a host
     #[arg(long, hide = true)]
@@ -42,16 +49,18 @@ pub struct RunOptions {
     #[arg(long, value_name = "PATH", num_args = 0..=1, require_equals = true)]
     pub(super) preload: Option<Option<PathBuf>>,
     /// What carries the data: auto, shm, tcp or rdma
-    #[arg(long, default_value = "auto", value_parser = super::bench::options::parse_transport)]
+    #[arg(long, default_value = "auto", value_parser = super::bench::options::parse_transport,
+          requires = "starts")]
     pub(super) transport: super::bench::options::Named<TransportKind>,
     /// Put the rank in front of each line of output
-    #[arg(long)]
+    #[arg(long, requires = "starts")]
     pub(super) label: bool,
     /// Give each rank one core; an error if there are fewer cores than ranks
-    #[arg(long)]
+    #[arg(long, requires = "starts")]
     pub(super) bind: bool,
     /// Seconds that the other ranks have to end by themselves after one failed
-    #[arg(long, default_value_t = GRACE.as_secs_f64(), value_parser = parse_grace)]
+    #[arg(long, default_value_t = GRACE.as_secs_f64(), value_parser = parse_grace,
+          requires = "starts")]
     pub(super) grace: f64,
     /// Program and its arguments
     #[arg(

@@ -7,7 +7,7 @@ use cinch::types::{Scalar, TransportKind};
 use cinch::{Algorithm, Collective, DType, ReduceOp};
 use clap::builder::ArgPredicate;
 use clap::{ArgAction, Args, ValueEnum};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Sizes take binary K, M and G.
 #[derive(Args, Clone, Debug)]
@@ -93,7 +93,8 @@ pub struct BenchOptions {
     pub explain_hosts: Option<(usize, usize)>,
     /// Input from .npy files: one for all ranks, one with {rank} in its name, a folder with one
     /// for each rank, or the option repeated
-    #[arg(long, value_name = "FILE|DIR", action = ArgAction::Append)]
+    #[arg(long, value_name = "FILE|DIR", action = ArgAction::Append,
+          conflicts_with_all = ["seed", "distribution"])]
     pub data: Vec<PathBuf>,
     /// Seed of generated input
     #[arg(long, default_value_t = 1)]
@@ -116,7 +117,8 @@ pub struct BenchOptions {
           conflicts_with_all = ["collective", "minbytes", "maxbytes", "stepfactor", "stepbytes", "iters",
                                 "warmup", "check", "datatype", "op", "root", "ranks", "transport",
                                 "algo", "codec", "json", "csv", "plot", "compare", "explain", "data",
-                                "seed", "distribution", "time_limit", "device"])]
+                                "seed", "distribution", "time_limit", "device", "gpus", "procs",
+                                "ranks_per_gpu", "cyclic", "hosts", "graph", "proto", "vs"])]
     pub report: Option<PathBuf>,
     /// Folder of --suite, or file of --report
     #[arg(long, value_name = "DIR|FILE.html")]
@@ -178,6 +180,14 @@ impl BenchOptions {
             ("--plot", &self.plot),
         ];
         different(files)?;
+        if let (Some(rows), Some(output)) = (&self.report, &self.output)
+            && is_same_file(rows, output)
+        {
+            return Err(format!(
+                "--report and --output both name {}: the report would replace its rows",
+                output.display()
+            ));
+        }
         match (&self.output, self.suite || self.report.is_some()) {
             (Some(_), false) => Err(
                 "--output is the folder of --suite or the file of --report; --json, --csv and --plot take \
@@ -308,6 +318,14 @@ impl BenchOptions {
             ));
         }
         None
+    }
+}
+
+/// Whether two paths lead to one file.
+fn is_same_file(one: &Path, other: &Path) -> bool {
+    match (one.canonicalize(), other.canonicalize()) {
+        (Ok(one), Ok(other)) => one == other,
+        _ => one == other,
     }
 }
 
@@ -549,6 +567,12 @@ mod tests {
             ("--suite --output x -r 1", "cannot be used"),
             ("--report x --output y --json z", "cannot be used"),
             ("--report x --output y -n 3", "cannot be used"),
+            ("--report x --output y --graph", "cannot be used"),
+            ("--report x --output y --gpus 2", "cannot be used"),
+            ("--report x --output y --procs", "cannot be used"),
+            ("--report x --output y --vs z", "cannot be used"),
+            ("all_reduce --data x --seed 1", "cannot be used"),
+            ("all_reduce --data x --distribution heavy", "cannot be used"),
             ("all_reduce -n 0", "1"),
             ("all_reduce --time-limit -2", "unexpected"),
         ] {
@@ -583,6 +607,11 @@ mod tests {
                 .unwrap_err()
                 .contains("--json and --csv")
         );
+        for same in ["Cargo.toml", "./Cargo.toml"] {
+            let over = parse(&format!("--report Cargo.toml --output {same}")).unwrap();
+            let error = over.check_outputs().unwrap_err();
+            assert!(error.contains("replace its rows"), "{error}");
+        }
         // Defaults are no options that were given.
         for fine in [
             "all_reduce --explain-hosts 4x2 --codec linear8 --algo ring",
