@@ -141,7 +141,7 @@ impl Work for Bench<'_> {
                 nranks: control.nranks(),
                 per_gpu: options.gpu.per_gpu(),
                 hosts: options.gpu.hosts(),
-                processes: options.gpu.procs,
+                processes: options.gpu.processes(),
                 graph: options.gpu.graph,
             };
             let record = record(how, site, row, &found, protocol);

@@ -1,5 +1,6 @@
 //! Options that only buffers on GPUs have.
 
+use crate::join;
 use cinch::types::Protocol;
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
@@ -85,6 +86,11 @@ impl GpuOptions {
                 None => Ok(false),
             },
         }
+    }
+
+    /// Whether each rank is a process: by --procs, or as a launcher has started them.
+    pub fn processes(&self) -> bool {
+        self.procs || join::launcher().is_some()
     }
 
     /// Hosts that the ranks stand for.

@@ -271,7 +271,7 @@ fn run_rank(control: &Communicator, setup: &Setup<'_>) -> Result<bool> {
             1 => String::new(),
             hosts => format!(" as {}", comm_hosts(hosts, &carriers)),
         },
-        match setup.options.procs {
+        match setup.options.processes() {
             true => "processes",
             false => "threads",
         },

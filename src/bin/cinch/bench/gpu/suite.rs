@@ -93,7 +93,7 @@ impl Work for Suite<'_> {
                 nranks: control.nranks(),
                 per_gpu: options.gpu.per_gpu(),
                 hosts: options.gpu.hosts(),
-                processes: options.gpu.procs,
+                processes: options.gpu.processes(),
                 graph: case.graph,
             };
             let record = record(how, site, &case.row, &found, protocol);
