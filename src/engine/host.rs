@@ -294,39 +294,46 @@ impl HostEngine {
         if scans < SPINS && !scans.is_multiple_of(SCANS_PER_CLOCK) {
             return Ok(());
         }
-        let now = Instant::now();
-        let since = *clock.since.get_or_insert(now);
-        let expired = now.duration_since(since) >= self.timeout;
-        let look = now.duration_since(since) >= GRACE;
-        if !expired && !look {
+        let waited = clock.waited(Instant::now());
+        let expired = waited >= self.timeout;
+        if !expired && waited < GRACE {
             return Ok(());
         }
-        let waiting = waiting(&mut self.links);
-        let peers = self.exchange.peers();
+        let missing = waiting(&mut self.links);
         // A rank that left in good order published all it had before it said so. In memory that is
-        // to be seen by now; what a network still carries comes before the connection ends.
-        let gone = waiting.iter().find(|(rank, _)| {
-            self.exchange.departed(*rank) && (expired || self.shares_memory(*rank))
-        });
-        if let Some((rank, what)) = gone {
+        // to be seen by now; what a network still carries comes before the connection ends. The
+        // scan that found nothing of it may have been before it left: only what the next one lacks
+        // will never come.
+        if let Some((rank, what)) = missing.iter().find(|(rank, _)| clock.gone.contains(rank)) {
             return Err(Error::new(ErrorKind::Remote, self.left(*rank, what)));
         }
-        if expired {
-            let whom: Vec<String> = waiting
-                .iter()
-                .map(|(rank, what)| format!("{}: {what}", peers[*rank]))
-                .collect();
-            return Err(Error::new(
-                ErrorKind::Timeout,
-                format!(
-                    "rank {} has waited {:.1} s (CINCH_TIMEOUT) for {}",
-                    self.links.rank,
-                    self.timeout.as_secs_f64(),
-                    whom.join("; ")
-                ),
-            ));
+        let gone = missing
+            .iter()
+            .map(|(rank, _)| *rank)
+            .filter(|&rank| self.exchange.departed(rank) && (expired || self.shares_memory(rank)));
+        clock.gone = gone.collect();
+        // Where nothing is missing, all has come since the last scan.
+        match expired && clock.gone.is_empty() && !missing.is_empty() {
+            true => Err(self.timed_out(&missing)),
+            false => Ok(()),
         }
-        Ok(())
+    }
+
+    fn timed_out(&self, missing: &[(usize, String)]) -> Error {
+        let peers = self.exchange.peers();
+        let whom: Vec<String> = missing
+            .iter()
+            .map(|(rank, what)| format!("{}: {what}", peers[*rank]))
+            .collect();
+        Error::new(
+            ErrorKind::Timeout,
+            format!(
+                "rank {} has waited {:.1} s (CINCH_TIMEOUT) for {}",
+                self.links.rank,
+                self.timeout.as_secs_f64(),
+                whom.join("; ")
+            ),
+        )
     }
 
     /// Whether what `rank` has published can be seen at once.
@@ -390,10 +397,24 @@ fn common(kinds: &[Option<TransportKind>]) -> Option<TransportKind> {
     peers.all(|&kind| kind == first).then_some(first)
 }
 
-/// Since when a batch has waited; reset by progress.
+impl WaitClock {
+    /// Looks at the clock. Of the time between two looks [`GRACE`] counts at most: a thread that
+    /// did not run for longer, because its process was stopped, waited for nobody meanwhile, and
+    /// what has come it has yet to read.
+    fn waited(&mut self, now: Instant) -> Duration {
+        let last = self.looked.replace(now).unwrap_or(now);
+        self.waited += now.duration_since(last).min(GRACE);
+        self.waited
+    }
+}
+
+/// How long a batch has waited; reset by progress.
 #[derive(Debug, Default)]
 pub(super) struct WaitClock {
-    since: Option<Instant>,
+    waited: Duration,
+    looked: Option<Instant>,
+    /// Ranks that had left by the last look, and of which something was missing.
+    gone: Vec<usize>,
     /// A fault ends the wait, unless the scan that follows finds something.
     looked_again: bool,
 }
