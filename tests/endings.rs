@@ -2,22 +2,18 @@
 //! `CINCH_TEST_ENDINGS=100 cargo test --test endings -- --nocapture` runs as many rounds of each kind.
 
 mod common;
+#[path = "endings/waits.rs"]
+mod waits;
 
 use cinch::bootstrap::{Exchange, ExchangeRef, LocalExchange, PeerInfo, Star};
 use cinch::comm::Call;
-use cinch::engine::HostEngine;
 use cinch::mem::{UserBuffers, bytes_of, bytes_of_mut};
-use cinch::plan::{Machine, Request};
-use cinch::schedule::Hosts;
-use cinch::simd::Isa;
 use cinch::sync::Fault;
 use cinch::testing::local_world;
-use cinch::transport::{ConnectContext, Header, RecvEnd, connect_all};
 use cinch::types::{SIGNATURE_WORDS, TransportKind};
-use cinch::{
-    CodecSpec, Collective, Communicator, Config, DType, Error, ErrorKind, ReduceOp, UniqueId,
-};
+use cinch::{Collective, Communicator, Config, DType, Error, ErrorKind, UniqueId};
 use common::{Rng, TRANSPORTS, config, number, seed};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
@@ -34,9 +30,9 @@ enum End {
     Vanish,
 }
 
-/// The control side of a rank that says no goodbye.
+/// The control side of a rank that says no goodbye, and whose news come late.
 #[derive(Debug)]
-struct Rude(ExchangeRef);
+struct Rude(ExchangeRef, Duration);
 
 impl Exchange for Rude {
     fn rank(&self) -> usize {
@@ -52,7 +48,14 @@ impl Exchange for Rude {
     }
 
     fn announce(&self, reason: &Error) {
-        self.0.announce(reason);
+        let (exchange, late, reason) = (self.0.clone(), self.1, reason.clone());
+        if late.is_zero() {
+            return exchange.announce(&reason);
+        }
+        std::thread::spawn(move || {
+            std::thread::sleep(late);
+            exchange.announce(&reason);
+        });
     }
 
     fn note_call(&self, signature: [u64; SIGNATURE_WORDS]) {
@@ -82,7 +85,7 @@ fn rude_world<R: Send>(config: &Config, rank_main: impl Fn(Communicator) -> R + 
                     let fault = Fault::new();
                     let star = Star::join(&id, rank, RANKS, config, fault.clone()).expect("a star");
                     let exchange: ExchangeRef = match rank {
-                        0 => std::sync::Arc::new(Rude(star)),
+                        0 => Arc::new(Rude(star, Duration::ZERO)),
                         _ => star,
                     };
                     rank_main(Communicator::over(exchange, fault, config.clone()).expect("links"))
@@ -271,113 +274,56 @@ fn who_fails_unheard_and_goes_has_not_left_in_good_order() {
     }
 }
 
-/// The end of a connection over a slow network: what has been sent arrives late.
-#[derive(Debug)]
-struct Slow(Box<dyn RecvEnd>, Instant);
-
-impl RecvEnd for Slow {
-    fn ready(&mut self) -> cinch::Result<bool> {
-        if Instant::now() < self.1 {
-            return Ok(false);
-        }
-        self.0.ready()
+/// Whether something comes about within a time that is long enough for it.
+fn soon(about: impl Fn() -> bool) -> bool {
+    let begin = Instant::now();
+    while !about() && begin.elapsed() < Duration::from_secs(20) {
+        std::thread::sleep(Duration::from_millis(1));
     }
-
-    fn header(&self) -> Header {
-        self.0.header()
-    }
-
-    fn payload(&self) -> &[u8] {
-        self.0.payload()
-    }
-
-    fn release(&mut self) {
-        self.0.release();
-    }
+    about()
 }
 
-/// Two engines, of which rank 0 sends `count` bytes and leaves, and rank 1 expects 8 that come
-/// 0.8 s later.
-fn slow(transport: TransportKind, count: usize) -> cinch::Result<Vec<u8>> {
-    let config = config(transport);
-    let faults = [Fault::new(), Fault::new()];
-    let ranks = LocalExchange::world_with(2, &faults, &config);
-    let results: Vec<_> = std::thread::scope(|scope| {
-        let ranks = ranks.into_iter().zip(&faults).map(|(exchange, fault)| {
-            let config = &config;
+/// Who aborts is gone from the meeting of the split before the news of it comes. The last rank
+/// keeps that meeting from its end.
+#[test]
+fn an_abort_while_a_split_is_under_way_is_an_abort() {
+    let config = config(TransportKind::Loopback);
+    let faults: Vec<_> = (0..RANKS).map(|_| Fault::new()).collect();
+    let exchanges = LocalExchange::world_with(RANKS, &faults, &config);
+    let errors: Vec<_> = std::thread::scope(|scope| {
+        let ranks = exchanges.into_iter().zip(faults).map(|(exchange, fault)| {
+            let config = config.clone();
             scope.spawn(move || {
-                let (rank, exchange): (usize, ExchangeRef) = (exchange.rank(), exchange);
-                let mut links = connect_all(&ConnectContext {
-                    exchange: &*exchange,
-                    config,
-                    fault,
-                    deadline: Instant::now() + config.init_timeout,
-                    verbs: None,
-                })?;
-                if rank == 1 {
-                    let late = Instant::now() + Duration::from_millis(800);
-                    let ends = std::mem::take(&mut links.recvs).into_iter();
-                    let slowed = ends.map(|end| end.map(|end| Box::new(Slow(end, late)) as Box<_>));
-                    links.recvs = slowed.collect();
+                let late = Duration::from_millis(100);
+                let exchange: ExchangeRef = Arc::new(Rude(exchange, late));
+                let comm = Communicator::over(exchange.clone(), fault, config).unwrap();
+                if comm.rank() == RANKS - 1 {
+                    let mut colour = [0; 13];
+                    colour[0] = 1;
+                    exchange.all_gather(&colour).unwrap();
+                    exchange.all_gather(&[]).unwrap();
+                    assert!(soon(|| comm.async_error().is_some()));
+                    return comm.async_error().unwrap();
                 }
-                let machine = Machine {
-                    transport,
-                    inside: transport,
-                    oversubscribed: true,
-                    measured: None,
-                };
-                let hosts = Hosts::new(exchange.peers().iter().map(|peer| peer.host_id));
-                let (isa, parts) = (Isa::detect(), (machine, hosts));
-                let mut engine =
-                    HostEngine::new(links, exchange.clone(), fault.clone(), config, isa, parts);
-                let request = Request {
-                    collective: Collective::SendRecv,
-                    dtype: DType::U8,
-                    op: ReduceOp::Sum,
-                    count: if rank == 0 { count } else { 8 },
-                    root: 0,
-                    peer: 1,
-                    codec: CodecSpec::RAW,
-                    auto: false,
-                    intra: CodecSpec::RAW,
-                    algorithm: None,
-                    tensor: None,
-                    feedback: None,
-                    fused: cinch::types::Fused::ALONE,
-                };
-                let (sent, mut got) = (vec![5; count], vec![0; 8]);
-                if rank == 0 {
-                    if count > 0 {
-                        let run = engine.prepare(request, UserBuffers::new(&sent, &mut []))?;
-                        engine.run(run)?;
+                std::thread::scope(|scope| {
+                    if comm.rank() == RANKS - 2 {
+                        scope.spawn(|| {
+                            // All others are at the meeting by then.
+                            std::thread::sleep(Duration::from_millis(500));
+                            comm.abort();
+                        });
                     }
-                    // As a communicator that is dropped.
-                    exchange.leave();
-                } else {
-                    let run = engine.prepare(request, UserBuffers::new(&[], &mut got))?;
-                    engine.run(run)?;
-                }
-                Ok(got)
+                    comm.split(Some(0), 0).unwrap_err()
+                })
             })
         });
         let ranks: Vec<_> = ranks.collect();
-        let results = ranks.into_iter().map(|rank| rank.join().expect("a rank"));
-        results.collect()
+        let errors = ranks.into_iter().map(|rank| rank.join().expect("a rank"));
+        errors.collect()
     });
-    let [first, second] = results.try_into().expect("two ranks");
-    first.expect("rank 0");
-    second
-}
-
-#[test]
-fn what_a_rank_that_left_has_sent_may_be_long_on_its_way() {
-    assert_eq!(slow(TransportKind::Tcp, 8).unwrap(), vec![5; 8]);
-    for transport in [TransportKind::Tcp, TransportKind::Shm] {
-        let error = slow(transport, 0).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Remote);
-        for part in ["rank 0 (", "left the communicator, and rank 1 still waits"] {
-            assert!(error.message().contains(part), "{transport}: {error}");
-        }
+    for (rank, error) in errors.iter().enumerate() {
+        assert_eq!(error.kind(), ErrorKind::Aborted, "rank {rank}: {error}");
+        assert!(error.message().contains("rank 2 ("), "rank {rank}: {error}");
     }
 }
 

@@ -30,7 +30,7 @@ use crate::mem::UserBuffers;
 use crate::plan::{Limits, MeasuredCosts};
 use crate::schedule::Hosts;
 use crate::simd::FloatEnvironment;
-use crate::sync::Fault;
+use crate::sync::{Fault, GRACE};
 use crate::sys::fork::{Ours, Owner};
 use crate::sys::log::{self, Level};
 use crate::types::TransportKind;
@@ -272,8 +272,16 @@ impl Communicator {
         fault: Arc<Fault>,
     ) -> Result<Option<Communicator>> {
         self.check_fault()?;
+        let made = init::split(self, color, key, config, fault);
+        // Who aborts this communicator ends its part in the split at once, and that may be seen here
+        // before the news of the abort comes.
+        if let Err(error) = &made
+            && error.kind() == ErrorKind::Remote
+        {
+            self.fault.reason_within(GRACE);
+        }
         // A rank that fails to split leaves the others waiting for it: all of them fail.
-        self.settle(init::split(self, color, key, config, fault))
+        self.settle(made)
     }
 
     /// Lets ranks of this communicator make another one when it has failed: see

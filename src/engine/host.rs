@@ -13,7 +13,7 @@ use crate::mem::UserBuffers;
 use crate::plan::{Limits, Machine, MeasuredCosts, Planner, Request};
 use crate::schedule::{Hosts, Step};
 use crate::simd::Isa;
-use crate::sync::Fault;
+use crate::sync::{Fault, GRACE};
 use crate::transport::Links;
 use crate::types::{CallSignature, Collective, SIGNATURE_WORDS, TransportKind};
 use std::collections::{HashMap, VecDeque};
@@ -68,10 +68,6 @@ pub(super) struct ScaleKey {
 
 /// Collectives whose signatures are remembered.
 const RECENT: usize = 16;
-
-/// How long a broken connection waits for the control side to say what really happened: the
-/// connection of a rank that gave up may break before the news of the rank that died arrives.
-const GRACE: Duration = Duration::from_millis(300);
 
 /// Longest sleep of one wait while there is nothing else to do.
 pub(super) const SLEEP: Duration = Duration::from_millis(5);
@@ -368,14 +364,7 @@ impl HostEngine {
 
     /// The control side's account of what went wrong, or `error` if there is none in time.
     fn await_cause(&self, error: Error) -> Error {
-        let deadline = Instant::now() + GRACE;
-        while Instant::now() < deadline {
-            if let Err(reason) = self.fault.check() {
-                return reason;
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        error
+        self.fault.reason_within(GRACE).unwrap_or(error)
     }
 }
 
@@ -397,17 +386,6 @@ fn common(kinds: &[Option<TransportKind>]) -> Option<TransportKind> {
     peers.all(|&kind| kind == first).then_some(first)
 }
 
-impl WaitClock {
-    /// Looks at the clock. Of the time between two looks [`GRACE`] counts at most: a thread that
-    /// did not run for longer, because its process was stopped, waited for nobody meanwhile, and
-    /// what has come it has yet to read.
-    fn waited(&mut self, now: Instant) -> Duration {
-        let last = self.looked.replace(now).unwrap_or(now);
-        self.waited += now.duration_since(last).min(GRACE);
-        self.waited
-    }
-}
-
 /// How long a batch has waited; reset by progress.
 #[derive(Debug, Default)]
 pub(super) struct WaitClock {
@@ -417,4 +395,15 @@ pub(super) struct WaitClock {
     gone: Vec<usize>,
     /// A fault ends the wait, unless the scan that follows finds something.
     looked_again: bool,
+}
+
+impl WaitClock {
+    /// Looks at the clock. Of the time between two looks [`GRACE`] counts at most: a thread that
+    /// did not run for longer, because its process was stopped, waited for nobody meanwhile, and
+    /// what has come it has yet to read.
+    fn waited(&mut self, now: Instant) -> Duration {
+        let last = self.looked.replace(now).unwrap_or(now);
+        self.waited += now.duration_since(last).min(GRACE);
+        self.waited
+    }
 }

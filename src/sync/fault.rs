@@ -4,7 +4,7 @@ use super::atomic::{AtomicU8, Ordering};
 use super::locks::{Mutex, OnceLock};
 use crate::error::{Error, Result};
 use std::sync::{Arc, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Nothing has happened.
 const NONE: u8 = 0;
@@ -12,6 +12,10 @@ const NONE: u8 = 0;
 const HEARD: u8 = 1;
 /// The communicator has failed: every wait ends.
 const RAISED: u8 = 2;
+
+/// How long what broke waits for news of what really happened: the connection of a rank that gave up
+/// may break before the news of the rank that died, or of the one that aborted, arrives.
+pub const GRACE: Duration = Duration::from_millis(300);
 
 /// Set by whoever first sees the communicator fail; watched by every wait.
 ///
@@ -141,6 +145,19 @@ impl Fault {
         self.reason.get()
     }
 
+    /// The reason, if anything has happened or does within `patience`: what broke here may have a
+    /// cause of which this rank is yet to hear.
+    pub fn reason_within(&self, patience: Duration) -> Option<Error> {
+        let deadline = Instant::now() + patience;
+        loop {
+            match self.check() {
+                Err(reason) => return Some(reason),
+                Ok(()) if Instant::now() >= deadline => return None,
+                Ok(()) => std::thread::sleep(Duration::from_millis(1)),
+            }
+        }
+    }
+
     fn failure(&self) -> Error {
         self.reason()
             .cloned()
@@ -159,7 +176,6 @@ impl Fault {
 mod tests {
     use super::*;
     use crate::error::ErrorKind;
-    use std::time::Duration;
 
     #[test]
     fn the_first_reason_wins_and_reaches_children() {
@@ -236,7 +252,6 @@ mod tests {
 mod models {
     use super::*;
     use crate::error::ErrorKind;
-    use std::time::Duration;
 
     const OWN: &str = "own";
     const HEARD_OF: &str = "heard";

@@ -7,4 +7,4 @@ mod fault;
 mod locks;
 
 pub use backoff::{Backoff, Pause};
-pub use fault::Fault;
+pub use fault::{Fault, GRACE};

@@ -140,6 +140,7 @@ fn one_message(
                     algorithm: None,
                     tensor: None,
                     feedback: None,
+                    fused: cinch::types::Fused::ALONE,
                 };
                 let (sent, mut got) = (vec![5; count], vec![0; 8]);
                 if rank == 0 {
