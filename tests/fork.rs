@@ -4,10 +4,13 @@
 
 mod common;
 
+use cinch::ffi::Tickets;
 use cinch::types::TransportKind;
 use cinch::{Communicator, Config, ErrorKind, ReduceOp, UniqueId};
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// When the rank of another host must have heard of the end of one that left a child behind.
@@ -155,4 +158,40 @@ fn children_make_communicators_of_their_own() {
         (unsafe { libc::waitpid(pid, &mut status, 0) } == pid).then_some(status)
     });
     assert_eq!(own, [Some(0); 2]);
+}
+
+/// C programs hold tickets. A child that is forked while other threads make, look up and end some
+/// finds those that it has, and ends them.
+#[test]
+fn children_find_what_tickets_stand_for() {
+    static TICKETS: Tickets<u32> = Tickets::new("number", "number", 0xC1CF);
+    let kept: *mut u8 = TICKETS.register(Arc::new(5)).unwrap();
+    let kept = kept.addr();
+    let ticket = move || std::ptr::without_provenance_mut::<u8>(kept);
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                while !done.load(Ordering::Relaxed) {
+                    assert_eq!(*TICKETS.lookup(ticket()).unwrap(), 5);
+                    let own: *mut u8 = TICKETS.register(Arc::new(6)).unwrap();
+                    assert_eq!(*TICKETS.remove(own).unwrap(), 6);
+                }
+            });
+        }
+        let ended = (0..100).all(|_| {
+            let pid = fork(|| {
+                // SAFETY: a timer of the child.
+                unsafe { libc::alarm(5) };
+                let found = TICKETS.lookup(ticket()).is_ok_and(|five| *five == 5);
+                let made = TICKETS.register::<u8>(Arc::new(7)).is_ok();
+                i32::from(!(found && made && TICKETS.remove(ticket()).is_ok()))
+            });
+            let mut status = -1;
+            // SAFETY: waits for a child of this thread.
+            unsafe { libc::waitpid(pid, &mut status, 0) == pid && status == 0 }
+        });
+        done.store(true, Ordering::Relaxed);
+        assert!(ended, "a child waits for ever, or finds nothing");
+    });
 }

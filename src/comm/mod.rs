@@ -349,6 +349,12 @@ impl Communicator {
         ended.inspect_err(|reason| self.tell(reason)).err()
     }
 
+    /// # Errors
+    /// Invalid usage in a child that was forked after the communicator was made.
+    pub fn check_process(&self) -> Result<()> {
+        self.owner.check()
+    }
+
     /// Whether this rank is in no call: none is being made, and on a GPU none that was queued is left.
     /// What a graph replays is not known where `CINCH_GRAPH_MIXING` is 0.
     pub fn is_idle(&self) -> bool {

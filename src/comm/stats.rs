@@ -91,8 +91,12 @@ impl Counters {
 
 impl Communicator {
     /// What this communicator's calls did so far, on this rank.
+    /// None in a child that the process forked, which has no part in them.
     pub fn codec_stats(&self) -> CodecStats {
-        self.counters.change(|stats| *stats)
+        match self.owner.is_this() {
+            true => self.counters.change(|stats| *stats),
+            false => CodecStats::default(),
+        }
     }
 }
 

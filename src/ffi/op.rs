@@ -10,11 +10,13 @@ use crate::types::{DType, ReduceOp, Scalar};
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The created operators of one communicator, by number.
 #[derive(Debug, Default)]
-pub(super) struct CreatedOps(Mutex<BTreeMap<op_number, (DType, Scalar)>>);
+pub(super) struct CreatedOps(Mutex<Created>);
+
+type Created = BTreeMap<op_number, (DType, Scalar)>;
 
 /// Unique in the process, so that an operator of another communicator is an error.
 static NEXT: AtomicU32 = AtomicU32::new(cinch_op_t::CINCH_OP_FIRST_CREATED as u32);
@@ -44,7 +46,7 @@ pub unsafe extern "C" fn cinch_op_create_premulsum(
                 next.checked_add(1)
             })
             .map_err(|_| Error::invalid_usage("4294967279 operators were created; none is left"))?;
-        let mut ops = handle.ops.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ops = created(&handle)?;
         ops.insert(number, (dtype, factor));
         // SAFETY: not NULL, so writable by the documented contract.
         unsafe { op.write_unaligned(number) };
@@ -60,7 +62,7 @@ pub unsafe extern "C" fn cinch_op_destroy(
 ) -> cinch_result_t {
     guard!("cinch_op_destroy", {
         let handle = handle::lookup(comm)?;
-        let mut ops = handle.ops.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ops = created(&handle)?;
         ops.remove(&op).map(|_| ()).ok_or_else(|| unknown(op))
     })
 }
@@ -74,7 +76,7 @@ pub(super) fn find(handle: &Handle, op: op_number, dtype: DType) -> Result<Reduc
         3 => ReduceOp::Min,
         4 => ReduceOp::Avg,
         _ => {
-            let ops = handle.ops.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let ops = created(handle)?;
             let &(made_for, factor) = ops.get(&op).ok_or_else(|| unknown(op))?;
             if made_for != dtype {
                 return Err(Error::invalid_argument(format!(
@@ -84,6 +86,13 @@ pub(super) fn find(handle: &Handle, op: op_number, dtype: DType) -> Result<Reduc
             ReduceOp::PreMulSum(factor)
         }
     })
+}
+
+/// The operators that were created for `handle`; for no child of a fork, whose copy of the lock may
+/// stay locked for ever.
+fn created(handle: &Handle) -> Result<MutexGuard<'_, Created>> {
+    handle.comm.check_process()?;
+    Ok(handle.ops.0.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
 fn unknown(op: op_number) -> Error {

@@ -105,7 +105,9 @@ pub unsafe extern "C" fn cinch_comm_stats(
     guard!("cinch_comm_stats", {
         // SAFETY: NULL or readable, by the documented contract.
         unsafe { versioned::check(stats) }?;
-        let counted = handle::lookup(comm)?.comm.codec_stats();
+        let handle = handle::lookup(comm)?;
+        handle.comm.check_process()?;
+        let counted = handle.comm.codec_stats();
         // SAFETY: checked, and writable by the documented contract.
         unsafe { versioned::fill(stats, &c_stats(&counted)) };
         Ok(())

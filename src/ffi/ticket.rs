@@ -1,12 +1,12 @@
 //! Handles that are tickets, not addresses: a tag and a number that is never reused, looked up in
 //! a table of the living. Hence NULL, garbage, and handles that were destroyed are errors for as
 //! long as the process lives, and nothing that a caller passes is dereferenced. The lookup costs a
-//! call some tens of nanoseconds.
+//! call some tens of nanoseconds, and waits for a fork that another thread has under way: a child
+//! finds the table whole.
 
 use crate::error::{Error, Result};
-use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use crate::sys::whole::Guarded;
+use std::sync::Arc;
 
 /// The objects of one kind that C programs hold.
 #[derive(Debug)]
@@ -15,8 +15,16 @@ pub struct Tickets<T> {
     name: &'static str,
     kind: &'static str,
     tag: usize,
-    live: RwLock<BTreeMap<usize, Arc<T>>>,
-    next: AtomicUsize,
+    table: Guarded<Table<T>>,
+}
+
+/// Made and freed outside of the guard, as objects are: nothing is allocated in it.
+#[derive(Debug)]
+struct Table<T> {
+    /// By their numbers, which ascend.
+    live: Vec<(usize, Arc<T>)>,
+    /// The number of the next one.
+    next: usize,
 }
 
 const NUMBER_BITS: u32 = usize::BITS - 16;
@@ -30,8 +38,10 @@ impl<T> Tickets<T> {
             name,
             kind,
             tag: (tag as usize) << NUMBER_BITS,
-            live: RwLock::new(BTreeMap::new()),
-            next: AtomicUsize::new(1),
+            table: Guarded::new(Table {
+                live: Vec::new(),
+                next: 1,
+            }),
         }
     }
 
@@ -40,18 +50,23 @@ impl<T> Tickets<T> {
     /// # Errors
     /// Invalid usage if there are no more numbers.
     pub fn register<P>(&self, object: Arc<T>) -> Result<*mut P> {
-        let number = self.next.fetch_add(1, Ordering::Relaxed);
-        if number >> NUMBER_BITS != 0 {
-            return Err(Error::invalid_usage(format!(
-                "{number} {}s were made by this process; there are no more handles",
-                self.kind
-            )));
+        let mut object = Some(object);
+        let mut room = Vec::new();
+        loop {
+            let number = self.table.with(|table| table.add(&mut object, &mut room));
+            match number {
+                Ok(number) if number >> NUMBER_BITS == 0 => {
+                    return Ok(std::ptr::without_provenance_mut(self.tag | number));
+                }
+                Ok(number) => {
+                    return Err(Error::invalid_usage(format!(
+                        "{number} {}s were made by this process; there are no more handles",
+                        self.kind
+                    )));
+                }
+                Err(live) => room = Vec::with_capacity(2 * live + 8),
+            }
         }
-        self.live
-            .write()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(number, object);
-        Ok(std::ptr::without_provenance_mut(self.tag | number))
     }
 
     /// What the ticket stands for.
@@ -60,12 +75,11 @@ impl<T> Tickets<T> {
     /// Invalid argument if it stands for nothing, saying whether it once did.
     pub fn lookup<P>(&self, ticket: *const P) -> Result<Arc<T>> {
         let number = self.number_of(ticket)?;
-        self.live
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get(&number)
-            .cloned()
-            .ok_or_else(|| self.not_alive(ticket, number))
+        let found = self.table.with(|table| {
+            let place = table.place(number)?;
+            Some(table.live[place].1.clone())
+        });
+        found.ok_or_else(|| self.not_alive(ticket, number))
     }
 
     /// Takes the ticket back.
@@ -74,11 +88,11 @@ impl<T> Tickets<T> {
     /// As [`Tickets::lookup`].
     pub fn remove<P>(&self, ticket: *const P) -> Result<Arc<T>> {
         let number = self.number_of(ticket)?;
-        self.live
-            .write()
-            .unwrap_or_else(PoisonError::into_inner)
-            .remove(&number)
-            .ok_or_else(|| self.not_alive(ticket, number))
+        let found = self.table.with(|table| {
+            let place = table.place(number)?;
+            Some(table.live.remove(place).1)
+        });
+        found.ok_or_else(|| self.not_alive(ticket, number))
     }
 
     fn number_of<P>(&self, ticket: *const P) -> Result<usize> {
@@ -96,12 +110,45 @@ impl<T> Tickets<T> {
     }
 
     fn not_alive<P>(&self, ticket: *const P, number: usize) -> Error {
-        let why = if (1..self.next.load(Ordering::Relaxed)).contains(&number) {
+        let next = self.table.with(|table| table.next);
+        let why = if (1..next).contains(&number) {
             "was destroyed".into()
         } else {
             format!("is not a {}", self.kind)
         };
         Error::invalid_argument(format!("{} {ticket:?} {why}", self.name))
+    }
+}
+
+impl<T> Table<T> {
+    /// Takes `object` in, and says its number: one that is too large if there are no more. Says how
+    /// many there are if they fill their memory and `room`; leaves in `room` what it no longer uses.
+    fn add(
+        &mut self,
+        object: &mut Option<Arc<T>>,
+        room: &mut Vec<(usize, Arc<T>)>,
+    ) -> std::result::Result<usize, usize> {
+        if self.live.len() == self.live.capacity() {
+            if room.capacity() <= self.live.len() {
+                return Err(self.live.len());
+            }
+            room.append(&mut self.live);
+            std::mem::swap(room, &mut self.live);
+        }
+        let number = self.next;
+        if number >> NUMBER_BITS == 0
+            && let Some(object) = object.take()
+        {
+            self.live.push((number, object));
+            self.next += 1;
+        }
+        Ok(number)
+    }
+
+    fn place(&self, number: usize) -> Option<usize> {
+        self.live
+            .binary_search_by_key(&number, |&(number, _)| number)
+            .ok()
     }
 }
 
