@@ -93,6 +93,80 @@ fn a_communicator_that_is_told_measures_nothing() {
     }
 }
 
+/// What a rank measured and what it goes by, and what its calls run by default.
+fn in_effect(comm: &Communicator) -> (String, Option<MeasuredCosts>) {
+    let costs = comm.limits().unwrap().machine.measured;
+    (comm.codec_policy().codec.to_string(), costs)
+}
+
+/// Ranks come to one policy by settings of their own: what is in effect decides what they measure,
+/// for else one would wait for what the others never do.
+#[test]
+fn the_policy_in_effect_is_what_costs_are_measured_for() {
+    for (settings, measures) in [
+        // Off by a rule here, by the process there.
+        (
+            [
+                &[
+                    ("CINCH_CODEC", "auto:linear8"),
+                    ("CINCH_CODEC_RULES", "*=off"),
+                ][..],
+                &[("CINCH_CODEC", "off")],
+            ],
+            false,
+        ),
+        (
+            [
+                &[
+                    ("CINCH_CODEC", "auto:linear8"),
+                    ("CINCH_CODEC_LINKS", "network"),
+                ],
+                &[],
+            ],
+            false,
+        ),
+        (
+            [
+                &[
+                    ("CINCH_CODEC", "auto:linear8"),
+                    ("CINCH_CODEC_RULES", "*=static8"),
+                ],
+                &[("CINCH_CODEC_RULES", "*=static8")],
+            ],
+            false,
+        ),
+        (
+            [
+                &[("CINCH_CODEC_RULES", "*=auto:static8")],
+                &[("CINCH_CODEC", "auto:static8")],
+            ],
+            true,
+        ),
+    ] {
+        let id = cinch::UniqueId::create(&Config::default()).unwrap();
+        let ranks: Vec<_> = std::thread::scope(|scope| {
+            let ranks = settings.into_iter().enumerate().map(|(rank, settings)| {
+                scope.spawn(move || {
+                    let mut config = Config {
+                        init_timeout: std::time::Duration::from_secs(20),
+                        ..config("raw", TransportKind::Loopback)
+                    };
+                    let origin = cinch::config::Origin::Environment;
+                    config.set("CINCH_CODEC", "raw", origin).unwrap();
+                    for (name, value) in settings {
+                        config.set(name, value, origin).unwrap();
+                    }
+                    in_effect(&Communicator::init(&id, rank, 2, config).unwrap())
+                })
+            });
+            let ranks: Vec<_> = ranks.collect();
+            ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+        });
+        assert_eq!(ranks[0], ranks[1], "{settings:?}");
+        assert_eq!(ranks[0].1.is_some(), measures, "{settings:?}");
+    }
+}
+
 /// Costs with a wire of `byte` seconds a byte, and codecs that take `element` seconds an element.
 fn costs(message: f64, byte: f64, element: f64) -> MeasuredCosts {
     let line = |each| Affine { fixed: 0.0, each };

@@ -2,7 +2,6 @@
 //! model of costs.
 
 use crate::bootstrap::{ExchangeRef, PeerInfo};
-use crate::config::Config;
 use crate::engine::HostEngine;
 use crate::error::Result;
 use crate::mem::UserBuffers;
@@ -22,20 +21,20 @@ const QUICK: f64 = 200e-6;
 /// Trips there and back of each size; the first brings both sides in step and does not count.
 const TRIPS: usize = 6;
 
-/// Measures this rank's core and its link to a partner, and gives `engine` what all ranks agreed
-/// on. All ranks call it together, right after they have connected: it makes the same calls on
-/// both ranks of a pair and two exchanges on all.
+/// Measures this rank's core, which encodes with `spec` among others, and its link to a partner, and
+/// gives `engine` what all ranks agreed on. All ranks call it together, right after they have
+/// connected: it makes the same calls on both ranks of a pair and two exchanges on all.
 ///
 /// # Errors
 /// What stops a message between two ranks; mismatch if a rank says no costs.
 pub(super) fn measure(
     exchange: &ExchangeRef,
-    config: &Config,
+    spec: CodecSpec,
     engine: &mut HostEngine,
     isa: Isa,
 ) -> Result<()> {
     // One after the other: cores are busy with codecs while no message is timed.
-    let core = MeasuredCosts::of_core(Affine::default(), config.codec, isa)?;
+    let core = MeasuredCosts::of_core(Affine::default(), spec, isa)?;
     exchange.barrier()?;
     let send = link(exchange, engine)?;
     let said = exchange.all_gather(&MeasuredCosts { send, ..core }.to_bytes())?;

@@ -148,7 +148,7 @@ pub(super) fn connect(
     let policy = CodecPolicy::new(&config, one_host);
     agree(&exchange, &config, &policy, table.as_deref())?;
     let (info, side) = if config.device == DeviceChoice::Host {
-        let (info, engine) = on_host(&exchange, &fault, &config, isa)?;
+        let (info, engine) = on_host(&exchange, &fault, &config, &policy, isa)?;
         (info, Side::Host(Ours::new(Box::new(Mutex::new(engine)))))
     } else {
         let (info, side) = device::connect(&exchange, &fault, &config, &policy, isa, table)?;
@@ -179,6 +179,7 @@ fn on_host(
     exchange: &ExchangeRef,
     fault: &Arc<Fault>,
     config: &Config,
+    policy: &CodecPolicy,
     isa: Isa,
 ) -> Result<(CommInfo, HostEngine)> {
     let links = transport::connect_all(&ConnectContext {
@@ -190,7 +191,7 @@ fn on_host(
     })
     .inspect_err(|error| exchange.announce(error))?;
     let hosts = Hosts::new(exchange.peers().iter().map(|peer| peer.host_id));
-    let machine = machine(&hosts, config, &links);
+    let machine = machine(exchange.peers(), config, &links.kinds, links.oversubscribed);
     let info = CommInfo {
         transports: links.kinds.clone(),
         classes: Vec::new(),
@@ -208,8 +209,9 @@ fn on_host(
         isa,
         (machine, hosts),
     );
-    if config.codec_auto {
-        costs::measure(exchange, config, &mut engine, isa)
+    // What is in effect, on which all ranks have agreed: settings by which they came to it may differ.
+    if policy.codec.auto {
+        costs::measure(exchange, policy.codec.spec, &mut engine, isa)
             .inspect_err(|error| exchange.announce(error))?;
     }
     Ok((info, engine))
