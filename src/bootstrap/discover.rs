@@ -84,11 +84,19 @@ pub fn half_set(lookup: impl Fn(&str) -> Option<String>) -> Option<(&'static str
 }
 
 /// Rank, size and meeting from `lookup`, which gives the value of a variable (see
-/// [`crate::config::launcher_environment`]). `None` if no launcher has left a trace.
+/// [`crate::config::launcher_environment`]), and from [`Config::comm_id`], which goes before what a
+/// variable says of it. `None` if no launcher has left a trace.
 ///
 /// # Errors
 /// Invalid argument, naming variable and value, if one is malformed or its partner is missing.
-pub fn discover(lookup: impl Fn(&str) -> Option<String>) -> Result<Option<Launch>> {
+pub fn discover(
+    config: &Config,
+    lookup: impl Fn(&str) -> Option<String>,
+) -> Result<Option<Launch>> {
+    let lookup = |name: &str| match (&config.comm_id, name) {
+        (Some(set), "CINCH_COMM_ID") => Some(set.clone()),
+        _ => lookup(name),
+    };
     for (launcher, rank_name, size_name) in LAUNCHERS {
         let (rank, nranks) = match (lookup(rank_name), lookup(size_name)) {
             (Some(rank), Some(size)) => (
@@ -260,7 +268,11 @@ mod tests {
     use super::*;
 
     fn of(pairs: &[(&str, &str)]) -> Result<Option<Launch>> {
-        discover(|name| {
+        set(&Config::default(), pairs)
+    }
+
+    fn set(config: &Config, pairs: &[(&str, &str)]) -> Result<Option<Launch>> {
+        discover(config, |name| {
             let found = pairs.iter().find(|(known, _)| *known == name);
             found.map(|(_, value)| value.to_string())
         })
@@ -292,6 +304,15 @@ mod tests {
         assert_eq!(met(&torch), (2, 8, at("node1", 29501)));
         let other = [&torch[..], &[("CINCH_COMM_ID", "[::1]:7")]].concat();
         assert_eq!(met(&other), (2, 8, at("::1", 7)));
+        // What a program has set goes before that.
+        let config = Config {
+            comm_id: Some("node3:9".into()),
+            ..Config::default()
+        };
+        for pairs in [&torch[..2], &other] {
+            let launch = set(&config, pairs).unwrap().unwrap();
+            assert_eq!(launch.meeting, at("node3", 9));
+        }
         let (.., nowhere) = met(&torch[..3]);
         assert_eq!(
             nowhere,

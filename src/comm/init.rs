@@ -119,7 +119,7 @@ fn log_connected(comm: &Communicator) {
 }
 
 pub(super) fn by_environment(config: Config) -> Result<Communicator> {
-    let launch = bootstrap::discover(launcher_environment)?.ok_or_else(|| {
+    let launch = bootstrap::discover(&config, launcher_environment)?.ok_or_else(|| {
         let found = match bootstrap::half_set(launcher_environment) {
             Some((set, unset)) => format!("{set} is set and {unset} is not"),
             None => "no launcher's variables are set".into(),
