@@ -13,7 +13,7 @@ use crate::simd::{FloatEnvironment, Isa};
 use crate::sync::Fault;
 use crate::sys::fork::{Ours, Owner};
 use crate::sys::log::{self, Level};
-use crate::transport::{self, ConnectContext, Links};
+use crate::transport::{self, ConnectContext};
 use crate::types::{DeviceChoice, Subsystem, TransportKind};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -274,17 +274,36 @@ fn agree(
 }
 
 /// The facts behind selection: the same on all ranks, from what all ranks said.
-fn machine(hosts: &Hosts, config: &Config, links: &Links) -> Machine {
-    let between = match hosts.count() {
-        1 => TransportKind::Shm,
-        // All ranks or none.
-        _ if links.kinds.contains(&Some(TransportKind::Rdma)) => TransportKind::Rdma,
-        _ => TransportKind::Tcp,
+fn machine(
+    peers: &[PeerInfo],
+    config: &Config,
+    kinds: &[Option<TransportKind>],
+    oversubscribed: bool,
+) -> Machine {
+    // All ranks or none.
+    let network = match kinds.contains(&Some(TransportKind::Rdma)) {
+        true => TransportKind::Rdma,
+        false => TransportKind::Tcp,
+    };
+    let any = |pair: fn(&PeerInfo, &PeerInfo) -> bool| {
+        let mut ones = peers.iter();
+        ones.any(|one| peers.iter().any(|other| pair(one, other)))
+    };
+    let apart = |one: &PeerInfo, other: &PeerInfo| {
+        one.host_id == other.host_id && one.process_id != other.process_id
+    };
+    let inside = match config.shm_disable && any(apart) {
+        true => network,
+        false => TransportKind::Shm,
+    };
+    let between = match any(|one, other| one.host_id != other.host_id) {
+        true => network,
+        false => inside,
     };
     Machine {
         transport: config.transport.unwrap_or(between),
-        inside: config.transport.unwrap_or(TransportKind::Shm),
-        oversubscribed: links.oversubscribed,
+        inside: config.transport.unwrap_or(inside),
+        oversubscribed,
         measured: None,
     }
 }
@@ -480,6 +499,44 @@ mod tests {
             assert!(connect(exchange, faults[1].clone(), config).is_err());
             let told = faults[0].reason().expect("rank 0 hears of it");
             assert!(told.message().contains(word), "{told}");
+        }
+    }
+
+    /// Hosts and processes of ranks, and what is between them with and without shared memory.
+    #[test]
+    fn costs_are_those_of_what_carries() {
+        use TransportKind::{Rdma, Shm, Tcp};
+        for (ranks, by_shm, by_network) in [
+            (&[(0, 0), (0, 1)][..], (Shm, Shm), (Tcp, Tcp)),
+            (&[(0, 0), (0, 0)], (Shm, Shm), (Shm, Shm)),
+            (&[(0, 0), (0, 0), (1, 1)], (Tcp, Shm), (Tcp, Shm)),
+            (&[(0, 0), (0, 2), (1, 1)], (Tcp, Shm), (Tcp, Tcp)),
+        ] {
+            let peer = |(rank, &(host, process)): (usize, &(u8, u8))| PeerInfo {
+                rank,
+                pid: 1,
+                uid: 1,
+                host: String::new(),
+                host_id: [host; 16],
+                process_id: [process; 16],
+                address: [127, 0, 0, 1].into(),
+            };
+            let peers: Vec<PeerInfo> = ranks.iter().enumerate().map(peer).collect();
+            let of = |shm_disable, transport, kind| {
+                let config = Config {
+                    shm_disable,
+                    transport,
+                    ..Config::default()
+                };
+                let machine = machine(&peers, &config, &[None, Some(kind)], false);
+                (machine.transport, machine.inside)
+            };
+            assert_eq!(of(false, None, Tcp), by_shm, "{ranks:?}");
+            assert_eq!(of(true, None, Tcp), by_network, "{ranks:?}");
+            let rdma = |kind| if kind == Tcp { Rdma } else { kind };
+            let by_rdma = (rdma(by_network.0), rdma(by_network.1));
+            assert_eq!(of(true, None, Rdma), by_rdma, "{ranks:?}");
+            assert_eq!(of(true, Some(Tcp), Tcp), (Tcp, Tcp), "{ranks:?}");
         }
     }
 
