@@ -44,7 +44,8 @@
 //! With `CINCH_CODEC=auto:dynamic8`, or `Call::auto`, step 2 makes candidates with and without the
 //! codec and takes the cheapest of all. A communicator whose setting is `auto:` measures when it is
 //! made, in a few milliseconds: encode, decode and addition on its core, and trips of two sizes to
-//! a partner on another host where there is one, all pairs at once. Each cost is a line
+//! a partner on another host where there is one, all pairs at once; messages inside hosts cost
+//! what the constants say there. Each cost is a line
 //! T(x) = A + B x ([`crate::plan::MeasuredCosts`]). Ranks exchange their lines and go by the
 //! largest of each: a rank that went by what it alone has measured would wait for data that the
 //! others never send. The same lines choose the number of chunks: over TCP a finer cut hides work

@@ -1,6 +1,6 @@
 //! Predicted time of a candidate: a pure function of the call and the communicator.
 
-use super::measured::MeasuredCosts;
+use super::measured::{Link, MeasuredCosts};
 use crate::schedule::{CostCounts, Hops};
 use crate::types::{CodecKind, TransportKind};
 
@@ -143,13 +143,16 @@ pub struct Work {
     pub codecs: [CodecKind; 2],
     /// Messages of one pass by which a host's ranks send to other hosts.
     pub leaving: usize,
+    /// Hosts of the communicator.
+    pub hosts: usize,
 }
 
 /// Predicted seconds. Hops are paid once: passes overlap. So do a rank's work and what its host's
 /// link carries.
 pub fn seconds(work: &Work, machine: Machine) -> f64 {
     if let Some(measured) = &machine.measured {
-        return measured.seconds(work, machine.transport);
+        let far = measured.link(machine.transport);
+        return measured.seconds(work, near(work, machine, far), far);
     }
     let between = Constants::of(machine.transport, machine);
     let inside = Constants::of(machine.inside, machine);
@@ -190,4 +193,19 @@ pub fn seconds(work: &Work, machine: Machine) -> f64 {
     work.hops.between as f64 * between.hop
         + work.hops.inside as f64 * inside.hop
         + work.passes as f64 * per_pass.max(link)
+}
+
+/// The link inside hosts beside measured costs. Where there are several, it is one between them
+/// that was measured: inside, the constants know better.
+fn near(work: &Work, machine: Machine, measured: Link) -> Link {
+    if work.hosts == 1 {
+        return measured;
+    }
+    let inside = Constants::of(machine.inside, machine);
+    Link {
+        latency: inside.hop,
+        work: inside.message,
+        byte: 2.0 * inside.wire_byte,
+        beside: Link::moves_beside(machine.inside),
+    }
 }

@@ -169,42 +169,86 @@ impl MeasuredCosts {
         }
     }
 
-    /// Predicted seconds of `work`.
+    /// The link that was measured, over `transport`. Where there are several hosts it is one between
+    /// them, and what it carried shared its host's way out with the messages of the host's other
+    /// ranks, as in a call: they were measured at the same time.
+    pub(super) fn link(&self, transport: TransportKind) -> Link {
+        Link {
+            latency: (1.0 - 2.0 * WORK) * self.send.fixed,
+            work: WORK * self.send.fixed,
+            byte: self.send.each,
+            beside: Link::moves_beside(transport),
+        }
+    }
+
+    /// Predicted seconds of `work`, over one link inside hosts and one between them.
     ///
     /// One pass is the busiest rank's work on its messages and its elements, at least the time
     /// in which one chunk goes through all hops one after the other, and the hops' latencies.
     /// Every further pass adds its work, of which what the wire does by itself hides behind what
     /// the core does, or the other way round.
-    pub(super) fn seconds(&self, work: &Work, transport: TransportKind) -> f64 {
+    pub(super) fn seconds(&self, work: &Work, near: Link, far: Link) -> f64 {
         let counts = &work.counts;
-        let codec = work.codecs[1];
-        let raw = codec == CodecKind::Raw;
-        let kind = codec as usize;
-        let chunk = work.chunk as f64;
-        let (encode, decode) = (self.encode[kind].at(chunk), self.decode[kind].at(chunk));
-        let reduce = self.reduce.at(chunk);
-        let core = if raw {
-            counts.reduces as f64 * reduce
-        } else {
-            counts.encodes as f64 * encode + counts.decodes as f64 * decode
-        };
-        let messages = (counts.sends + counts.recvs) as f64;
-        let wire = self.send.each * work.wire_bytes[1] as f64;
-        let fixed = messages * WORK * self.send.fixed;
+        let [near_bytes, far_bytes] = work.wire_bytes.map(|bytes| bytes as f64);
+        let both = |[sends, recvs]: [usize; 2]| (sends + recvs) as f64;
+        let (crossing, intra) = (both(counts.crossing), both(counts.intra));
+        let inside = both([counts.sends, counts.recvs]) - crossing - intra;
+        let fixed = crossing * far.work + (intra + inside) * near.work;
         // Either side has half of a message's time; a link that works in both directions at once
         // is as long at it as the busier one takes.
-        let on_wire = messages * wire / 2.0;
-        let hop = wire + if raw { reduce } else { encode + decode };
-        let latency = (1.0 - 2.0 * WORK) * self.send.fixed;
-        let first = (work.hops.total() as f64 * hop).max(fixed + on_wire + core);
-        let next = match transport {
-            TransportKind::Tcp | TransportKind::Rdma => fixed + on_wire.max(core),
-            // The same cores carry the bytes.
-            TransportKind::Loopback | TransportKind::Shm | TransportKind::Cuda => {
-                fixed + on_wire + core
+        let crossed = crossing * far_bytes * far.byte / 2.0;
+        let stayed = (intra * near_bytes + inside * far_bytes) * near.byte / 2.0;
+        let (mut beside, mut core) = (0.0, self.computing(work));
+        for (link, seconds) in [(far, crossed), (near, stayed)] {
+            match link.beside {
+                true => beside += seconds,
+                // The same cores carry the bytes.
+                false => core += seconds,
             }
+        }
+        let hop = |level: usize, link: Link| {
+            link.byte * work.wire_bytes[level] as f64
+                + match work.codecs[level] {
+                    CodecKind::Raw => self.reduce.at(work.chunk as f64),
+                    codec => self.coding(codec, work.chunk).iter().sum(),
+                }
         };
-        work.hops.total() as f64 * latency + first + (work.passes - 1) as f64 * next
+        let hops = [work.hops.inside, work.hops.between].map(|hops| hops as f64);
+        let way = hops[0] * hop(0, near) + hops[1] * hop(1, far);
+        let first = way.max(fixed + beside + core);
+        let next = fixed + beside.max(core);
+        hops[0] * near.latency + hops[1] * far.latency + first + (work.passes - 1) as f64 * next
+    }
+
+    /// Seconds of a pass that the busiest rank computes.
+    fn computing(&self, work: &Work) -> f64 {
+        let counts = &work.counts;
+        let [encodes, decodes] = counts.intra_coded;
+        let coded = [
+            [encodes, decodes],
+            [counts.encodes - encodes, counts.decodes - decodes],
+        ];
+        let mut seconds = 0.0;
+        let mut exact = 0;
+        for (codec, [encodes, decodes]) in work.codecs.into_iter().zip(coded) {
+            if codec == CodecKind::Raw {
+                exact += decodes;
+                continue;
+            }
+            // Decoding adds up.
+            let [encode, decode] = self.coding(codec, work.chunk);
+            seconds += encodes as f64 * encode + decodes as f64 * decode;
+        }
+        let reduces = match work.codecs {
+            [CodecKind::Raw, CodecKind::Raw] => counts.reduces,
+            _ => counts.reduces.min(exact),
+        };
+        seconds + reduces as f64 * self.reduce.at(work.chunk as f64)
+    }
+
+    /// Seconds in which a chunk is encoded, and decoded.
+    fn coding(&self, codec: CodecKind, chunk: usize) -> [f64; 2] {
+        [&self.encode, &self.decode].map(|costs| costs[codec as usize].at(chunk as f64))
     }
 
     /// The lines that a decision about `kind` goes by, as text.
@@ -233,6 +277,26 @@ impl MeasuredCosts {
             }
         }
         text
+    }
+}
+
+/// What messages cost over one kind of link.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Link {
+    /// Seconds on its way, whatever the size.
+    pub latency: f64,
+    /// Work on either side, whatever the size.
+    pub work: f64,
+    /// Seconds of a byte, half of them for either side.
+    pub byte: f64,
+    /// Whether bytes move while the cores do something else.
+    pub beside: bool,
+}
+
+impl Link {
+    /// Whether bytes move over `transport` while the cores do something else.
+    pub(super) fn moves_beside(transport: TransportKind) -> bool {
+        matches!(transport, TransportKind::Tcp | TransportKind::Rdma)
     }
 }
 
@@ -383,6 +447,7 @@ mod tests {
             wire_bytes: [(1 << 20) / passes * if codec == CodecKind::Raw { 4 } else { 1 }; 2],
             codecs: [codec; 2],
             leaving: 0,
+            hosts: 1,
         }
     }
 
@@ -394,8 +459,10 @@ mod tests {
             each: each * 1e-9,
         };
         (costs.reduce, costs.encode[1], costs.decode[1]) = (ns(0.1), ns(0.3), ns(0.1));
-        let seconds =
-            |costs: &MeasuredCosts, codec| costs.seconds(&work(codec, 1), TransportKind::Tcp);
+        let seconds = |costs: &MeasuredCosts, codec| {
+            let link = costs.link(TransportKind::Tcp);
+            costs.seconds(&work(codec, 1), link, link)
+        };
         costs.send = ns(8.0);
         assert!(seconds(&costs, CodecKind::Linear8) < 0.4 * seconds(&costs, CodecKind::Raw));
         costs.send = ns(0.01);
@@ -409,8 +476,10 @@ mod tests {
         (costs.reduce, costs.encode[1], costs.decode[1]) =
             (line(0.0, 1e-10), line(0.0, 1e-9), line(0.0, 1e-9));
         costs.send = line(20e-6, 2e-9);
-        let seconds =
-            |passes, transport| costs.seconds(&work(CodecKind::Linear8, passes), transport);
+        let seconds = |passes, transport| {
+            let link = costs.link(transport);
+            costs.seconds(&work(CodecKind::Linear8, passes), link, link)
+        };
         let times: Vec<f64> = [1, 8, 4096]
             .map(|passes| seconds(passes, TransportKind::Tcp))
             .to_vec();

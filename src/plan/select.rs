@@ -358,6 +358,7 @@ fn candidate(
             wire_bytes,
             codecs: Level::ALL.map(|level| request.codec_of(level).kind),
             leaving,
+            hosts: limits.hosts.count(),
         };
         let seconds = seconds(&work, limits.machine);
         if seconds >= busiest.0 {
@@ -381,9 +382,9 @@ fn candidate(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::{Planner, gpu_tests};
+    use crate::plan::{Affine, MeasuredCosts, Planner, gpu_tests};
     use crate::simd::Isa;
-    use crate::types::Collective;
+    use crate::types::{CodecSpec, Collective};
 
     fn limits(hosts: &Hosts) -> Limits {
         Limits {
@@ -443,6 +444,37 @@ mod tests {
                         _ => assert_eq!(found, most, "{what}"),
                     }
                 }
+            }
+        }
+    }
+
+    /// Costs of 10 Gbit/s between hosts, as `cinch bench --explain` prints them.
+    fn measured() -> MeasuredCosts {
+        let line = |fixed, each| Affine { fixed, each };
+        let send = line(25e-6, 0.8e-9);
+        let mut costs = MeasuredCosts::of_core(send, CodecSpec::RAW, Isa::Scalar).unwrap();
+        costs.reduce = line(0.0, 0.1e-9);
+        costs.encode = costs.encode.map(|_| line(0.0, 0.2e-9));
+        costs.decode = costs.decode.map(|_| line(0.0, 0.1e-9));
+        costs
+    }
+
+    /// They tell of links between hosts, and nothing of those inside.
+    #[test]
+    fn measured_costs_leave_messages_inside_hosts_cheap() {
+        for hosts in places(4, 2) {
+            let mut limits = limits(&hosts);
+            let algorithm = |limits: &Limits, codec: &str| {
+                let request = gpu_tests::request(Collective::AllReduce, 4 << 20, codec);
+                let mut planner = Planner::new(limits.clone(), 0, Isa::Scalar);
+                planner.plan(&request).unwrap().algorithm
+            };
+            for codec in ["raw", "linear8"] {
+                limits.machine.measured = None;
+                let constant = algorithm(&limits, codec);
+                assert_eq!(constant, Algorithm::Hierarchical, "{codec} on {hosts:?}");
+                limits.machine.measured = Some(measured());
+                assert_eq!(algorithm(&limits, codec), constant, "{codec} on {hosts:?}");
             }
         }
     }
