@@ -1295,9 +1295,12 @@ cinch_result_t cinch_feedback_export(cinch_comm_t *comm,
 
 /**
  * Puts residuals that `cinch_feedback_export` gave in the place of all that this rank has. They
- * must be of the same rank of as many ranks.
+ * must be of the same rank of as many ranks. Those that the first call of their tensor has no use
+ * for, as it has another count, cut, operator or type, are dropped then; the log says so.
  */
-cinch_result_t cinch_feedback_import(cinch_comm_t *comm, const void *buffer, size_t bytes);
+cinch_result_t cinch_feedback_import(cinch_comm_t *comm,
+                                     const void *buffer,
+                                     size_t bytes);
 
 /**
  * Multiplies this rank's residuals by `factor`: new over old scale of the loss, where gradients

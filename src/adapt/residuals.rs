@@ -40,6 +40,8 @@ pub struct Residuals {
     shape: Shape,
     /// Worker and owner by turns, chunk by chunk. Empty stands for zeros.
     slots: Vec<Slot>,
+    /// They were put here, and no call has used them yet.
+    restored: bool,
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -61,9 +63,15 @@ impl Residuals {
             self.shape = shape;
             self.slots.clear();
         }
+        self.restored = false;
         for slot in &mut self.slots {
             slot.written = false;
         }
+    }
+
+    /// Whether residuals that were put here go unused, as the first call has another `shape`.
+    pub fn are_lost_to(&self, shape: Shape) -> bool {
+        self.restored && self.shape != shape
     }
 
     /// Adds the residual of `chunk`, from its element `at` on, to `values`. A residual
@@ -143,6 +151,7 @@ impl Residuals {
     /// Puts residuals in place, as [`Residuals::iter`] yields them.
     pub fn put(&mut self, role: Role, chunk: usize, residuals: Vec<f32>) {
         self.slot(role, chunk).now = residuals;
+        self.restored = true;
     }
 
     /// Sum of the squares of all residuals: how much is waiting.
@@ -300,5 +309,18 @@ mod tests {
         assert_eq!(residuals.iter().count(), 0);
         residuals.begin(SHAPE);
         assert_eq!(residuals.sum_squares(), 0.0);
+    }
+
+    #[test]
+    fn only_those_that_were_put_and_do_not_fit_are_lost() {
+        let other = Shape { chunk: 2, ..SHAPE };
+        let mut residuals = Residuals::new();
+        assert!(!residuals.are_lost_to(SHAPE));
+        residuals.begin(SHAPE);
+        residuals.put(Role::Worker, 0, vec![0.5; 4]);
+        assert!(residuals.are_lost_to(other) && !residuals.are_lost_to(SHAPE));
+        // From the first call on they are that of the calls here.
+        residuals.begin(SHAPE);
+        assert!(!residuals.are_lost_to(other));
     }
 }

@@ -22,7 +22,8 @@ impl Communicator {
     }
 
     /// Puts residuals that [`Communicator::export_residuals`] gave in the place of all present
-    /// ones. They must be of this rank of as many.
+    /// ones. They must be of this rank of as many. Those that the first call of their tensor has no
+    /// use for, as it has another count, cut, operator or type, are dropped then; the log says so.
     ///
     /// # Errors
     /// Invalid argument if they are not, or are damaged; nothing changes.

@@ -5,12 +5,13 @@ use super::by_reference::Passage;
 use super::host::{HostEngine, ScaleKey};
 use super::state::{self, Arithmetic, Chain, Chunk, Stats};
 use super::step::{self, Job};
-use crate::adapt::Residuals;
+use crate::adapt::{Residuals, Shape};
 use crate::codec::TensorScales;
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::UserBuffers;
 use crate::plan::{Plan, Request};
 use crate::schedule::{Cursor, Step, Visit};
+use crate::sys::log::{self, Level};
 use crate::transport::{Header, Links};
 use crate::types::{CallSignature, Collective, SIGNATURE_WORDS};
 use std::sync::Arc;
@@ -100,8 +101,34 @@ impl<'a> Run<'a> {
             .feeds()
             .map(|tensor| (tensor, engine.feedback.take(tensor)));
         let shape = state::shape(&self.request, &self.plan);
+        self.report_lost(shape);
         let residuals = self.fed.as_mut().map(|(_, residuals)| (shape, residuals));
         state::begin(engine, &self.plan, self.kept.as_mut(), residuals);
+    }
+
+    /// Says that residuals that the program has imported are of no use to this call, their first one.
+    fn report_lost(&self, shape: Shape) {
+        let Some((tensor, residuals)) = &self.fed else {
+            return;
+        };
+        if !residuals.are_lost_to(shape) {
+            return;
+        }
+        let theirs = residuals.shape();
+        log::line(
+            Level::Warn,
+            format_args!(
+                "the imported residuals of tensor {tensor} are dropped: they are of {} elements in {} \
+                 chunks of {}, and {} has {} in {} of {}, or another operator or type",
+                theirs.count,
+                theirs.chunks,
+                theirs.chunk,
+                self.request.collective,
+                shape.count,
+                shape.chunks,
+                shape.chunk
+            ),
+        );
     }
 
     /// The tensor whose residuals the call reads and leaves, if it does.

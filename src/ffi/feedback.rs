@@ -27,7 +27,8 @@ pub unsafe extern "C" fn cinch_feedback_export(
 }
 
 /// Puts residuals that `cinch_feedback_export` gave in the place of all that this rank has. They
-/// must be of the same rank of as many ranks.
+/// must be of the same rank of as many ranks. Those that the first call of their tensor has no use
+/// for, as it has another count, cut, operator or type, are dropped then; the log says so.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cinch_feedback_import(
     comm: *mut cinch_comm_t,

@@ -69,15 +69,18 @@
 //! in a fixed order, never in order of arrival. The instruction set and the transport do not
 //! matter, nor does what a program has set for the arithmetic of its threads, as
 //! `torch.set_flush_denormal(True)` and libraries linked with `-ffast-math` do: a call computes by
-//! IEEE 754's defaults and leaves the thread as it was. Another number of ranks or another algorithm
-//! may give other last bits.
+//! IEEE 754's defaults and leaves the thread as it was. Another number of ranks, another algorithm or
+//! another cut may give other last bits. All follow from ranks and settings but where costs are
+//! measured (`auto:`): a communicator that is made anew measures other numbers, by which it may choose
+//! another codec, algorithm or number of chunks. `CINCH_CODEC` without `auto:` repeats.
 //!
 //! **Error feedback.** With `Call::feedback`, v = x + r is encoded in the place of every x, and
 //! r = v - dec(enc(v)) waits for the next call of that tensor: on each rank one residual for each
 //! chunk that it contributes to or passes on, one for each that it owns. The sum over many calls is
 //! then off by what waits at the end, however many calls there were. Residuals stay where they are
 //! for elements that are not finite, change only when a call succeeds, and are zero again when the
-//! count, the cut, the operator or the type changes; a new communicator has none. They cost
+//! count, the cut, the operator or the type changes; a new communicator has none. Where imported ones
+//! go that way, as measured costs (`auto:`) cut otherwise than before, a line of the log says so. They cost
 //! two fp32 numbers an element and one more decode an encode. On a GPU they lie in its memory element
 //! by element, the kernel turns the two over, and replays of a graph go on from each other. An average divides before the owner
 //! encodes, a pre-multiplied sum multiplies before the worker does; residuals are in those units.
