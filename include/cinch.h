@@ -903,8 +903,9 @@ const char *cinch_error_string(cinch_result_t code);
  * What went wrong in this thread's last call that failed: function, ranks, hosts, numbers, and
  * the next step.
  *
- * Never NULL; empty if none has failed. A call that succeeds leaves it in place. The text lives
- * until the thread's next call that fails, or until the thread ends.
+ * Never NULL; empty if none has failed. A call that succeeds leaves it in place, but
+ * `cinch_comm_async_error` puts the reason that it finds there. The text lives until the thread's
+ * next call that fails, or until the thread ends.
  */
 const char *cinch_last_error(void);
 

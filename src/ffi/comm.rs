@@ -1,7 +1,7 @@
 //! Joining, asking, splitting, leaving.
 
 use super::config::{self, cinch_config_t};
-use super::error::{cinch_result_t, remember};
+use super::error::{cinch_result_t, report};
 use super::group;
 use super::handle::{self, check_out, cinch_comm_t, rank_of, store};
 use super::id::{self, cinch_unique_id_t};
@@ -179,7 +179,7 @@ pub unsafe extern "C" fn cinch_comm_async_error(
     guard!("cinch_comm_async_error", {
         check_out("code", code)?;
         let found = match handle::lookup(comm)?.comm.async_error() {
-            Some(reason) => remember(&reason),
+            Some(reason) => report(&reason),
             None => cinch_result_t::CINCH_SUCCESS,
         };
         // SAFETY: not NULL, so writable by the documented contract.

@@ -110,26 +110,60 @@ pub extern "C" fn cinch_error_string(code: result_number) -> *const c_char {
 /// What went wrong in this thread's last call that failed: function, ranks, hosts, numbers, and
 /// the next step.
 ///
-/// Never NULL; empty if none has failed. A call that succeeds leaves it in place. The text lives
-/// until the thread's next call that fails, or until the thread ends.
+/// Never NULL; empty if none has failed. A call that succeeds leaves it in place, but
+/// `cinch_comm_async_error` puts the reason that it finds there. The text lives until the thread's
+/// next call that fails, or until the thread ends.
 #[unsafe(no_mangle)]
 pub extern "C" fn cinch_last_error() -> *const c_char {
     guard!("cinch_last_error", text {
-        LAST.try_with(|last| last.borrow().as_ptr())
+        LAST.try_with(|last| last.borrow().text.as_ptr())
             // The thread is ending and its storage is gone.
             .unwrap_or(c"".as_ptr())
     })
 }
 
 thread_local! {
-    static LAST: RefCell<CString> = RefCell::new(CString::default());
+    static LAST: RefCell<Last> = RefCell::default();
 }
 
-/// Makes `error` the thread's last one, and returns its code.
+/// The sentence of a thread's last error.
+#[derive(Default)]
+struct Last {
+    text: CString,
+    /// Those in whose place calls that succeeded have put others: a program may still read them.
+    /// Each once, as programs ask many times what a communicator died of.
+    earlier: Vec<CString>,
+}
+
+/// Makes `error` the thread's last one, for a call that fails, and returns its code.
 pub(super) fn remember(error: &Error) -> cinch_result_t {
-    let sentence = CString::new(error.to_string().replace('\0', "\\0")).unwrap_or_default();
-    let _ = LAST.try_with(|last| *last.borrow_mut() = sentence);
+    let text = sentence(error);
+    let _ = LAST.try_with(|last| {
+        *last.borrow_mut() = Last {
+            text,
+            earlier: Vec::new(),
+        };
+    });
     error.kind().into()
+}
+
+/// The same for a call that succeeds: what the program has read of other errors stays.
+pub(super) fn report(error: &Error) -> cinch_result_t {
+    let text = sentence(error);
+    let _ = LAST.try_with(|last| {
+        let last = &mut *last.borrow_mut();
+        if last.text == text {
+            return;
+        }
+        let known = last.earlier.iter().position(|earlier| *earlier == text);
+        let text = known.map_or(text, |at| last.earlier.swap_remove(at));
+        last.earlier.push(std::mem::replace(&mut last.text, text));
+    });
+    error.kind().into()
+}
+
+fn sentence(error: &Error) -> CString {
+    CString::new(error.to_string().replace('\0', "\\0")).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -165,6 +199,34 @@ mod tests {
         // SAFETY: as above.
         let words = unsafe { CStr::from_ptr(cinch_error_string(u32::MAX)) };
         assert_eq!(words, c"not a result code");
+    }
+
+    #[test]
+    fn what_a_program_has_read_lives_until_a_call_fails() {
+        let read = || {
+            let text = cinch_last_error();
+            // SAFETY: terminated, and alive until a call fails.
+            (text, unsafe { CStr::from_ptr(text) }.to_str().unwrap())
+        };
+        let [first, second, third] = ["first", "second", "third"].map(Error::invalid_usage);
+        remember(&first);
+        let (at_first, said) = read();
+        let mut addresses = vec![at_first];
+        for _ in 0..3 {
+            for error in [&second, &third, &third] {
+                assert_eq!(report(error), CINCH_ERROR_INVALID_USAGE);
+                let (address, text) = read();
+                assert!(text.ends_with(error.message()), "{text}");
+                addresses.push(address);
+            }
+        }
+        // Asked again, no more memory.
+        addresses.sort();
+        addresses.dedup();
+        assert_eq!(addresses.len(), 3);
+        assert!(said.ends_with("first"), "{said}");
+        remember(&second);
+        LAST.with(|last| assert!(last.borrow().earlier.is_empty()));
     }
 
     #[test]
