@@ -206,7 +206,7 @@ typedef struct ncclConfigExt {
 } ncclConfigExt_t;
 
 #define CINCH_NCCL_VENDOR_ID 0xC14C48
-#define CINCH_NCCL_OPTION_CODEC 1 /* val.s: a codec as in CINCH_CODEC, such as "dynamic8" */
+#define CINCH_NCCL_OPTION_CODEC 1 /* val.s: a codec with parameters, as "linear8:block=128", or "off" */
 #define CINCH_NCCL_OPTION_BLOCK 2 /* val.i: elements that share a scale */
 #define CINCH_NCCL_OPTION_OFF 3   /* val.i: 1 keeps the call exact, whatever else is set */
 

@@ -1,13 +1,14 @@
 //! `ncclConfigExt_t`: options of one call that belong to a vendor's library. NVIDIA's ignores them
 //! all, so that a program that asks for a codec still runs there, uncompressed.
 
+use cinch::config::call_codec;
 use cinch::types::{CodecKind, CodecSpec, ScaleRule};
 use cinch::{Error, Result};
 use std::ffi::{CStr, c_char, c_int, c_void};
 
 /// `key.vendorId` of the options below.
 pub const VENDOR_ID: c_int = 0xC14C48;
-/// `key.optionId` of a codec's name, with parameters as in `CINCH_CODEC`: `val.s`.
+/// `key.optionId` of a codec's name, with parameters as `linear8:block=128`, or `off`: `val.s`.
 pub const OPTION_CODEC: c_int = 1;
 /// Of the elements that share a scale, for the codec named beside it: `val.i`.
 pub const OPTION_BLOCK: c_int = 2;
@@ -80,7 +81,7 @@ pub(crate) unsafe fn codec(first: *const ncclConfigExt_t) -> Result<Option<Codec
         seen.push(id);
         match id {
             // SAFETY: the option's value is a string, by the documented contract.
-            OPTION_CODEC => named = unsafe { text(option.val.s)?.map(str::parse).transpose()? },
+            OPTION_CODEC => named = unsafe { text(option.val.s)?.map(call_codec).transpose()? },
             // SAFETY: an integer; any bits are one.
             OPTION_BLOCK => block = Some(unsafe { option.val.i }),
             // SAFETY: as above.
@@ -179,6 +180,7 @@ mod tests {
         assert_eq!(read(&[]).unwrap(), None);
         let spec = read(&[named(c"linear8")]).unwrap().unwrap();
         assert_eq!(spec.to_string(), "linear8:block=256");
+        assert_eq!(read(&[named(c"off")]).unwrap(), Some(CodecSpec::RAW));
         let spec = read(&[number(OPTION_BLOCK, 64), named(c"dynamic8")]);
         assert_eq!(spec.unwrap().unwrap().to_string(), "dynamic8:block=64");
         let spec = read(&[named(c"linear8"), number(OPTION_OFF, 1)]);
@@ -193,6 +195,7 @@ mod tests {
     fn what_is_no_option_is_refused() {
         for (options, said) in [
             (vec![named(c"linear9")], "linear9"),
+            (vec![named(c"auto:linear8")], "auto"),
             (vec![named(c"raw"), named(c"raw")], "comes twice"),
             (vec![number(9, 0)], "there is no option 9"),
             (vec![number(OPTION_OFF, 2)], "it takes 0 or 1"),

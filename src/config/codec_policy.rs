@@ -94,6 +94,15 @@ impl CodecRules {
         Ok(CodecRules(rules))
     }
 
+    /// The first rule whose codec needs the tensor ids of calls, as text.
+    pub(super) fn needing_tensor(&self) -> Option<String> {
+        let needs = |rule: &&Rule| match &rule.verdict {
+            Verdict::Off => false,
+            Verdict::Codec { spec, .. } => needs_tensor(spec),
+        };
+        self.0.iter().find(needs).map(Rule::to_string)
+    }
+
     fn of(&self, name: &str) -> Option<&Rule> {
         self.0.iter().find(|rule| fits(&rule.pattern, name))
     }
@@ -183,6 +192,11 @@ pub(super) fn parse_choice(text: &str) -> Result<CodecChoice, String> {
         auto: false,
         intra: (intra != inter).then_some(intra),
     })
+}
+
+fn needs_tensor(choice: &CodecChoice) -> bool {
+    let mut specs = [Some(choice.spec), choice.intra].into_iter().flatten();
+    specs.any(|spec| spec.kind.has_scale() && matches!(spec.scale, ScaleRule::Tensor { .. }))
 }
 
 /// The codec that a call asks for by text: a codec, or `off` and `raw` for none.
@@ -312,10 +326,9 @@ impl CodecPolicy {
         }
     }
 
-    /// Whether the codec needs the tensor ids of calls.
+    /// Whether the codec needs the tensor ids of calls, on either level.
     pub fn needs_tensor(&self) -> bool {
-        self.codec.spec.kind.has_scale()
-            && matches!(self.codec.spec.scale, ScaleRule::Tensor { .. })
+        needs_tensor(&self.codec)
     }
 
     /// What all ranks must have alike, as text.

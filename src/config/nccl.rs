@@ -256,14 +256,26 @@ impl Config {
                 config.honour(known, &value.to_string_lossy());
             }
         }
-        if super::CodecPolicy::new(&config, false).needs_tensor() {
-            return Err(Error::invalid_argument(format!(
-                "CINCH_CODEC={}: its scales live from call to call of one tensor, and calls of \
-                 NCCL do not say which tensor they are; give the codec a block (block=256)",
-                config.codec
-            )));
+        match config.needing_tensor() {
+            None => Ok(config),
+            Some(setting) => Err(Error::invalid_argument(format!(
+                "{setting}: its scales live from call to call of one tensor, and calls of \
+                 NCCL do not say which tensor they are; give the codec a block (block=256)"
+            ))),
         }
-        Ok(config)
+    }
+
+    /// A setting that gives calls of some communicator, which has no name yet, a codec that needs the
+    /// tensor ids of calls.
+    fn needing_tensor(&self) -> Option<String> {
+        if self.codec_off {
+            return None;
+        }
+        if super::CodecPolicy::new(self, false).needs_tensor() {
+            return Some(format!("CINCH_CODEC={}", self.codec_choice()));
+        }
+        let rule = self.codec_rules.needing_tensor()?;
+        Some(format!("CINCH_CODEC_RULES has {rule}"))
     }
 
     /// Does what one of NCCL's names asks for, unless one of ours has said something else.
@@ -504,10 +516,20 @@ mod tests {
         for (name, value) in [
             ("CINCH_CODEC", "int8"),
             ("CINCH_CODEC", "dynamic8:tensor=50"),
+            ("CINCH_CODEC", "intra=dynamic8:tensor=50,inter=linear8"),
             ("CINCH_CODEC_RULES", "dp*=fp8"),
+            // No communicator has a name by now.
+            ("CINCH_CODEC_RULES", "tp*=off,dp*=dynamic8:tensor=50"),
+            ("CINCH_CODEC_RULES", "*=dynamic8:tensor=50"),
         ] {
             let error = read(&[(name, value)]).unwrap_err();
             assert!(error.message().contains("CINCH_CODEC"), "{error}");
         }
+        // Nothing comes to it.
+        let off = [
+            ("CINCH_CODEC", "off"),
+            ("CINCH_CODEC_RULES", "dp*=dynamic8:tensor=50"),
+        ];
+        assert!(read(&off).is_ok());
     }
 }

@@ -60,7 +60,7 @@
 //!
 //! | `key.optionId` | value | what it does |
 //! | --- | --- | --- |
-//! | 1, `CINCH_NCCL_OPTION_CODEC` | `val.s`, as in `CINCH_CODEC` | the codec of this call; an error where it cannot carry it |
+//! | 1, `CINCH_NCCL_OPTION_CODEC` | `val.s`, a name with parameters as `linear8:block=128`, or `off` | the codec of this call; an error where it cannot carry it |
 //! | 2, `CINCH_NCCL_OPTION_BLOCK` | `val.i` | elements that share a scale, of the codec named beside it |
 //! | 3, `CINCH_NCCL_OPTION_OFF` | `val.i`, 1 | the call is exact, whatever else is set |
 //!

@@ -108,6 +108,18 @@ fn sizes_that_are_left_to_the_model_have_no_choice() {
 }
 
 #[test]
+fn no_choice_follows_where_all_larger_sizes_are_left_to_the_model() {
+    let last = "all_reduce raw/4 65536 4194304 ring simple 8 4096 6.000 48.000\n";
+    let model = "all_reduce raw/4 model 4194304\n";
+    let behind = "all_reduce raw/4 4194304 8388608 ring simple 8 4096 48.000 90.000\n";
+    assert!(Table::parse("t.tune", &TEXT.replace(last, &format!("{last}{behind}"))).is_ok());
+    let text = TEXT.replace(last, &format!("{last}{model}{behind}"));
+    let error = Table::parse("t.tune", &text).unwrap_err();
+    let said = "all_reduce raw/4 from 4194304 on is left to the model";
+    assert!(error.message().contains(said), "{error}");
+}
+
+#[test]
 fn smaller_sizes_that_are_left_to_the_model_have_no_choice() {
     let first = "all_reduce linear8/4 8 1024 direct simple 4 0 9.000 9.500\n";
     let below = "all_reduce linear8/4 model below 8\n";

@@ -90,6 +90,17 @@ impl Table {
                 }
                 all_left.push(left);
             }
+            let ended = |left: &Left| {
+                (left.collective, left.wire, left.sizes.end)
+                    == (entry.collective, entry.wire, usize::MAX)
+            };
+            if let Some(left) = all_left.iter().find(|left| ended(left)) {
+                let why = format!(
+                    "{} {} from {} on is left to the model",
+                    left.collective, left.wire, left.sizes.start
+                );
+                return Err(wrong(number, why));
+            }
             let same = |(_, other): &&(usize, Entry)| {
                 (other.collective, other.wire) == (entry.collective, entry.wire)
             };
