@@ -318,7 +318,8 @@ CINCH_NCCL(ncclCommGetUniqueId, (ncclComm_t comm, ncclUniqueId *uniqueId));
 CINCH_NCCL(ncclCommGrow, (ncclComm_t comm, int nRanks, const ncclUniqueId *uniqueId, int rank,
                           ncclComm_t *newcomm, ncclConfig_t *config));
 
-/* Leaving. Destroying without finalizing waits as finalizing does. Aborting waits for nobody. */
+/* Leaving. Finalizing waits for what this rank has called, not for other ranks to leave; destroying without
+   finalizing waits as finalizing does. Aborting waits for nothing. */
 
 CINCH_NCCL(ncclCommFinalize, (ncclComm_t comm));
 CINCH_NCCL(ncclCommDestroy, (ncclComm_t comm));

@@ -4,6 +4,7 @@
 use crate::boundary::Progress;
 use crate::comm::{self, Comm};
 use crate::group;
+use crate::remains;
 use crate::types::{ncclComm_t, store};
 use cinch::sync::Fault;
 use cinch::{Communicator, Error, Result};
@@ -66,6 +67,9 @@ pub(crate) fn submit(job: Job) -> Result<Progress> {
 
 /// Runs the jobs of a group, those of different parents at once.
 pub(crate) fn run(jobs: Vec<Job>) -> Result<Progress> {
+    if !jobs.is_empty() {
+        remains::clear_away();
+    }
     let blocking = jobs.iter().filter(|job| job.blocking).count();
     if blocking != 0 && blocking != jobs.len() {
         withdraw(&jobs);

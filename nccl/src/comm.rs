@@ -2,13 +2,12 @@
 //! for it on, which may be long before there is a connection.
 
 use crate::config::Asked;
-use crate::leave::Family;
 use crate::op::CreatedOps;
 use crate::types::{ncclComm, ncclComm_t};
 use cinch::ffi::Tickets;
 use cinch::sync::Fault;
-use cinch::{Communicator, Config, Error, Result};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use cinch::{Communicator, Config, Error, ErrorKind, Result};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 static LIVE: Tickets<Comm> = Tickets::new("comm", "communicator", 0xACC1);
 
@@ -21,8 +20,6 @@ pub(crate) struct Comm {
     pub(crate) defaults: Config,
     /// Raising it ends whatever waits, an init too.
     pub(crate) fault: Arc<Fault>,
-    /// The ranks of it that are in this process, once it is connected.
-    family: OnceLock<Arc<Family>>,
     pub(crate) ops: CreatedOps,
     life: Mutex<Life>,
 }
@@ -34,7 +31,7 @@ struct Life {
     underway: usize,
     /// Those of them that returned before their end.
     background: usize,
-    /// Why there is no connection.
+    /// Why there is no connection, or why it could not be finalized.
     failure: Option<Error>,
     stage: Stage,
 }
@@ -64,7 +61,6 @@ impl Comm {
             asked,
             defaults,
             fault,
-            family: OnceLock::new(),
             ops: CreatedOps::default(),
             life: Mutex::default(),
         };
@@ -78,21 +74,12 @@ impl Comm {
 
     /// Ends the connecting.
     pub(crate) fn joined(&self, result: Result<Communicator>) {
-        if let Ok(communicator) = &result {
-            self.family(communicator);
-        }
         let mut life = self.life();
         life.end(self.asked.blocking);
         match result {
             Ok(communicator) => life.communicator = Some(Arc::new(communicator)),
             Err(error) => life.failure = Some(error),
         }
-    }
-
-    /// The ranks in this process of `communicator`, its connection.
-    pub(crate) fn family(&self, communicator: &Communicator) -> &Arc<Family> {
-        self.family
-            .get_or_init(|| Family::of(communicator.identity()))
     }
 
     /// A call begins, which returns when it has ended if it is `blocking`.
@@ -105,6 +92,19 @@ impl Comm {
     /// It ended.
     pub(crate) fn end(&self, blocking: bool) {
         self.life().end(blocking);
+    }
+
+    /// A finalize that returned before its end has ended.
+    pub(crate) fn left(&self, result: Result<()>) {
+        let mut life = self.life();
+        life.end(false);
+        life.failure = result.err();
+    }
+
+    /// Whether a finalize has ended, and well.
+    pub(crate) fn has_left(&self) -> bool {
+        let life = self.life();
+        life.stage == Stage::Finalized && life.underway == 0 && life.failure.is_none()
     }
 
     /// Lets nothing happen to it meanwhile.
@@ -173,9 +173,9 @@ impl Comm {
         self.life().background > 0
     }
 
-    /// Why it has failed, if it has and was not revoked.
+    /// Why it has failed, if it has and was not revoked. One that was finalized needs no other rank.
     pub(crate) fn failure(&self) -> Option<Error> {
-        let communicator = {
+        let (communicator, is_finalized) = {
             let life = self.life();
             if life.stage == Stage::Revoked {
                 return None;
@@ -183,9 +183,11 @@ impl Comm {
             if life.failure.is_some() {
                 return life.failure.clone();
             }
-            life.communicator.clone()
+            (life.communicator.clone(), life.stage == Stage::Finalized)
         };
-        communicator.and_then(|communicator| communicator.async_error())
+        let error = communicator?.async_error()?;
+        let is_anothers_end = matches!(error.kind(), ErrorKind::Remote | ErrorKind::Aborted);
+        (!(is_finalized && is_anothers_end)).then_some(error)
     }
 }
 
@@ -202,6 +204,11 @@ pub(crate) fn lookup(comm: *const ncclComm) -> Result<Arc<Comm>> {
 /// Takes the ticket back.
 pub(crate) fn remove(comm: *const ncclComm) -> Result<Arc<Comm>> {
     LIVE.remove(comm)
+}
+
+/// Whether the program has no communicator.
+pub(crate) fn none_is_alive() -> bool {
+    LIVE.is_empty()
 }
 
 const _: () = {

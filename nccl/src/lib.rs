@@ -33,6 +33,7 @@ mod op;
 mod point_to_point;
 mod properties;
 mod register;
+mod remains;
 mod settings;
 mod split;
 mod stubs;

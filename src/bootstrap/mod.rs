@@ -119,6 +119,19 @@ pub trait Exchange: Send + Sync + std::fmt::Debug {
     /// A key for connections of this communicator that only its ranks know.
     fn key(&self, purpose: &str) -> [u8; 32];
 
+    /// Says that this rank makes no more calls and takes part in no more exchanges, ahead of
+    /// [`Exchange::leave`]: from here on its end is no failure to the others, nor theirs to it. Waits
+    /// for no rank.
+    fn retire(&self) {}
+
+    /// Behind [`Exchange::retire`]: returns when all other ranks have retired, too.
+    ///
+    /// # Errors
+    /// As for [`Exchange::all_gather`], also if a rank is gone that had not retired.
+    fn await_retired(&self) -> Result<()> {
+        self.barrier()
+    }
+
     /// Leaves in good order. Later losses of connection are not failures.
     fn leave(&self);
 }

@@ -39,7 +39,7 @@ use sample::Sampler;
 use stats::Counters;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A group of ranks that call collectives together.
 ///
@@ -419,6 +419,50 @@ impl Communicator {
         self.settle(result)
     }
 
+    /// Waits until the calls of this rank have ended, and says that it makes no more: from here on its
+    /// end is no failure to the other ranks, nor theirs to it. Waits for no rank but where those calls do.
+    ///
+    /// # Errors
+    /// The reason why the communicator has failed; but that other ranks are gone is none where it cut no
+    /// call short.
+    pub fn retire(&self) -> Result<()> {
+        self.owner.check()?;
+        if let Err(error) = self.fault.check()
+            && !tells_of_an_end(&error)
+        {
+            return self.settle(Err(error));
+        }
+        let was_idle = self.is_idle();
+        let ended = match &self.side {
+            Side::Host(_) => self.engine().map(drop),
+            Side::Gpu(side) if side.context().driver().has_ended() => Ok(()),
+            Side::Gpu(side) => side
+                .engine()
+                .and_then(|engine| engine.finish(self.config.timeout)),
+        };
+        match ended.and_then(|()| self.fault.check()) {
+            Err(error) if !(was_idle && tells_of_an_end(&error)) => return self.settle(Err(error)),
+            _ => self.exchange.retire(),
+        }
+        Ok(())
+    }
+
+    /// Behind [`Communicator::retire`]: returns when the other ranks have retired, too, or are gone, and
+    /// nobody uses memory of this rank any more.
+    pub fn outlast(&self) {
+        let met = self.exchange.await_retired();
+        if met.is_ok() || self.gpu().is_none() {
+            return;
+        }
+        // Nobody says any more when kernels of those that are left have ended.
+        let until = Instant::now() + LINGER;
+        for other in (0..self.nranks()).filter(|&rank| rank != self.rank()) {
+            while self.owner.is_this() && !self.exchange.departed(other) && Instant::now() < until {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        }
+    }
+
     fn host_side(&self) -> Result<&Mutex<HostEngine>> {
         self.owner.check()?;
         match &self.side {
@@ -467,6 +511,14 @@ impl Communicator {
             self.exchange.announce(reason);
         }
     }
+}
+
+/// How long a rank keeps the memory that others may still write to when they cannot meet any more.
+const LINGER: Duration = Duration::from_secs(10);
+
+/// Whether `error` is the end of another rank, which is its own business unless something is missed.
+fn tells_of_an_end(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Remote | ErrorKind::Aborted)
 }
 
 /// Fails a communicator whose call unwinds: its peers must not wait for a rank that will not come

@@ -95,6 +95,11 @@ impl<T> Tickets<T> {
         found.ok_or_else(|| self.not_alive(ticket, number))
     }
 
+    /// Whether no ticket stands for anything.
+    pub fn is_empty(&self) -> bool {
+        self.table.with(|table| table.live.is_empty())
+    }
+
     fn number_of<P>(&self, ticket: *const P) -> Result<usize> {
         let name = self.name;
         if ticket.is_null() {

@@ -93,6 +93,15 @@ impl Driver {
             .collect()
     }
 
+    /// Whether the driver has ended, as it does with the process before static objects of the program do,
+    /// and with it all that ran.
+    pub fn has_ended(&self) -> bool {
+        let mut count: c_int = 0;
+        // SAFETY: writes one integer.
+        let result = unsafe { self.api.cuDeviceGetCount(&mut count) };
+        result == CuResult::DEINITIALIZED
+    }
+
     /// How many GPUs this process may use.
     ///
     /// # Errors

@@ -40,10 +40,12 @@
 //! background; everything else returns when it is queued, as on any other. `ncclCommGetAsyncError`
 //! says `ncclInProgress` meanwhile, and never of a blocking communicator.
 //!
-//! **Leaving.** `ncclCommFinalize` and `ncclCommDestroy` wait until all ranks have called them. A
-//! thread that holds several ranks calls them one after the other: all but the last one of its
-//! process end in the background. In a group they wait at its end, for all communicators at once, so
-//! that ranks may end them in any order; if the group fails, a finalized one is open again, and a
+//! **Leaving.** `ncclCommFinalize` and `ncclCommDestroy` wait until what this rank called has ended, and
+//! for no rank but where that does: ranks may end communicators in any order, and one that ends without a
+//! word, or never ends, is no error to them. What a communicator holds is kept until all its ranks have
+//! left or are gone, and freed then in the background; on a GPU by the next call that makes or ends a
+//! communicator, if the process has others. The end of the process waits for that one second at most. In
+//! a group they wait at its end; if the group fails, a finalized one is open again, and a
 //! destroyed one ends without waiting. `ncclCommAbort` waits for nobody. On host memory it leaves in
 //! good order where it cuts no call short: others still get what was sent, and fail when they miss
 //! this rank; else, and on GPUs, they are told at once. `ncclCommRevoke` returns when nothing of the

@@ -1,10 +1,23 @@
 /* Four processes: the id travels by value through a pipe; they end in any order. */
 #include "check.h"
 
+#include <dirent.h>
 #include <signal.h>
 #include <sys/wait.h>
 
 enum { N = 4, COUNT = 5000 };
+
+/* The others hold its second end until they end. */
+static int others[2];
+
+static int threads(void) {
+  int count = 0;
+  DIR *tasks = opendir("/proc/self/task");
+  CHECK(tasks != NULL);
+  while (readdir(tasks) != NULL) count++;
+  closedir(tasks);
+  return count;
+}
 
 static void rank_main(int rank, ncclUniqueId id) {
   static double x[COUNT], y[COUNT];
@@ -43,6 +56,90 @@ static void leave_main(int rank, ncclUniqueId id) {
   OK(ncclGroupStart());
   for (int i = 0; i < 2; i++) OK(ncclCommDestroy(both[(rank + i) % 2]));
   OK(ncclGroupEnd());
+}
+
+/* Without a group, too, one communicator after the other: a rank waits for what it called alone. */
+static void order_main(int rank, ncclUniqueId id) {
+  static double x[COUNT], y[COUNT];
+  ncclComm_t comms[3];
+  OK(ncclCommInitRank(&comms[0], N, id, rank));
+  for (int i = 0; i < 2; i++) {
+    /* Both pairs of this rank in a ring. */
+    OK(ncclCommSplit(comms[0], (rank + i) % N / 2, 0, &comms[1 + i], NULL));
+    OK(ncclAllReduce(x, y, COUNT, ncclFloat64, ncclSum, comms[1 + i], NULL));
+  }
+  for (int i = 0; i < 3; i++) OK(ncclCommFinalize(comms[(rank + i) % 3]));
+  for (int i = 0; i < 3; i++) OK(ncclCommDestroy(comms[(rank + i) % 3]));
+}
+
+/* Over and over; nothing piles up. */
+static void again_main(int rank, ncclUniqueId id) {
+  ncclComm_t world, comm;
+  OK(ncclCommInitRank(&world, N, id, rank));
+  for (int turn = 0; turn < 60; turn++) {
+    OK(ncclCommSplit(world, 0, rank, &comm, NULL));
+    OK(ncclCommDestroy(comm));
+    CHECK(threads() < 40);
+  }
+  OK(ncclCommDestroy(world));
+}
+
+/* One that stays is waited for by nobody, and needs nobody to leave later. */
+static void stay_main(int rank, ncclUniqueId id) {
+  static double x[COUNT], y[COUNT];
+  char end;
+  ncclComm_t comm;
+  OK(ncclCommInitRank(&comm, N, id, rank));
+  OK(ncclAllReduce(x, y, COUNT, ncclFloat64, ncclSum, comm, NULL));
+  if (rank == 1) {
+    CHECK(close(others[1]) == 0);
+    CHECK(read(others[0], &end, 1) == 0);
+    CHECK(settled(comm) == ncclSuccess);
+  }
+  if (rank != 2) OK(ncclCommFinalize(comm));
+  OK(ncclCommDestroy(comm));
+}
+
+/* Those that have left are no failure to the others, however their processes end. */
+static void go_main(int rank, ncclUniqueId id) {
+  static double x[COUNT], y[COUNT];
+  ncclComm_t comm;
+  OK(ncclCommInitRank(&comm, N, id, rank));
+  OK(ncclAllReduce(x, y, COUNT, ncclFloat64, ncclSum, comm, NULL));
+  if (rank == 0 || rank == 3) {
+    OK(ncclCommDestroy(comm));
+    _exit(0);
+  }
+  usleep(300000);
+  for (int i = 0; i < COUNT; i++) x[i] = rank;
+  OK(ncclGroupStart());
+  OK(ncclSend(x, COUNT, ncclFloat64, 3 - rank, comm, NULL));
+  OK(ncclRecv(y, COUNT, ncclFloat64, 3 - rank, comm, NULL));
+  OK(ncclGroupEnd());
+  CHECK(y[0] == 3 - rank && y[COUNT - 1] == 3 - rank);
+  CHECK(settled(comm) == ncclSuccess);
+  OK(ncclCommFinalize(comm));
+  OK(ncclCommDestroy(comm));
+}
+
+/* One that ends without a word is an error to calls, and none to those who leave. */
+static void end_main(int rank, ncclUniqueId id) {
+  static double x[COUNT], y[COUNT];
+  ncclComm_t comm, background;
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 0;
+  OK(ncclCommInitRank(&comm, N, id, rank));
+  CHECK(ncclCommSplit(comm, 0, 0, &background, &config) == ncclInProgress);
+  CHECK(settled(background) == ncclSuccess);
+  OK(ncclAllReduce(x, y, COUNT, ncclFloat64, ncclSum, comm, NULL));
+  if (rank == 3) _exit(0);
+  CHECK(failed(comm) == ncclRemoteError && failed(background) == ncclRemoteError);
+  OK(ncclCommFinalize(comm));
+  CHECK(ncclCommFinalize(background) == ncclInProgress);
+  CHECK(settled(background) == ncclSuccess && settled(comm) == ncclSuccess);
+  if (rank != 1) OK(ncclCommDestroy(comm));
+  if (rank == 1) OK(ncclCommAbort(comm));
+  OK(ncclCommDestroy(background));
 }
 
 /* A rank that dies is named on all others, who go on without it. */
@@ -104,6 +201,7 @@ static void run(void (*body)(int, ncclUniqueId), int victim) {
       exit(0);
     }
   }
+  if (others[1] != 0) close(others[1]);
   for (int r = 0; r < N; r++) {
     int status = -1;
     CHECK(waitpid(children[r], &status, 0) == children[r]);
@@ -119,6 +217,12 @@ int main(void) {
   alarm(60);
   run(rank_main, -1);
   run(leave_main, -1);
+  run(order_main, -1);
+  run(again_main, -1);
+  run(go_main, -1);
+  run(end_main, -1);
+  CHECK(pipe(others) == 0);
+  run(stay_main, -1);
   run(die_main, 2);
   puts("ok");
   return 0;

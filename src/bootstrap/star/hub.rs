@@ -55,18 +55,29 @@ impl Monitor {
                 }
                 Ok(())
             }
+            RETIRED => {
+                self.see_off(at);
+                reader.end()
+            }
             GOODBYE => {
-                self.links[at].goodbye = true;
-                self.shared.depart(rank);
-                let mut writer = Writer::default();
-                writer.u32(rank as u32);
-                self.tell_all_but(Some(at), DEPARTED, &Body::new(writer.0));
-                self.leave_gather(rank);
+                self.see_off(at);
                 // The rank has sent its last byte and waits for us to hang up.
                 self.links[at].channel = None;
                 Ok(())
             }
             _ => Err(damaged()),
+        }
+    }
+
+    /// A rank takes no more part: what happens to its connection is no failure from here on.
+    fn see_off(&mut self, at: usize) {
+        let link = &mut self.links[at];
+        let rank = link.rank;
+        if !std::mem::replace(&mut link.goodbye, true) {
+            let mut writer = Writer::default();
+            writer.u32(rank as u32);
+            self.tell_all_but(Some(at), DEPARTED, &Body::new(writer.0));
+            self.leave_gather(rank);
         }
     }
 

@@ -109,7 +109,7 @@ impl Monitor {
                 self.shared.finish_gather(generation, Err(error));
                 Ok(())
             }
-            GOODBYE => {
+            RETIRED | GOODBYE => {
                 self.links[at].goodbye = true;
                 self.shared.depart(0);
                 reader.end()
@@ -121,7 +121,9 @@ impl Monitor {
             SILENT => {
                 let rank = reader.u32()? as usize;
                 let member = self.shared.members.get(rank).ok_or_else(damaged)?;
-                if let Fate::Dead(why) = look(&self.shared.members[self.shared.rank], member) {
+                if !self.shared.is_departed(rank)
+                    && let Fate::Dead(why) = look(&self.shared.members[self.shared.rank], member)
+                {
                     let dead = format!("{} died: {why}", member.info);
                     self.fail(Error::new(ErrorKind::Remote, dead));
                 }

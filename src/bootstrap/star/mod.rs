@@ -8,7 +8,8 @@
 //! is no failure. A link to another host that is cut ends after three seconds without an answer
 //! of its kernel.
 //!
-//! **Goodbye.** A rank that leaves says so; what happens to its connection then is no failure.
+//! **Goodbye.** A rank that leaves says so; what happens to its connection then is no failure. One
+//! that has retired has said as much, and keeps the connection to hear when the others have, too.
 //! When the hub leaves first, its thread goes on serving until every other rank has left too (or
 //! died, or the communicator has failed), so that the others stay watched. If its process ends
 //! meanwhile, the others are left without a hub: that is no failure either, collective calls over
@@ -36,7 +37,7 @@ use crate::sync::Fault;
 use crate::sys::fork::{Ours, Owner};
 use crate::types::SIGNATURE_WORDS;
 use gather::{Told, gather_leaves};
-use monitor::{Command, Monitor, Shared};
+use monitor::{Command, Monitor, Shared, State};
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -67,6 +68,8 @@ struct Turn {
     generation: u64,
     /// Why the ranks are out of step.
     broken: Option<Error>,
+    /// The exchange in which ranks that have retired meet, the last of this rank.
+    retired: Option<u64>,
     left: bool,
 }
 
@@ -217,6 +220,22 @@ impl Star {
         }
     }
 
+    /// Waits for what the monitor notes when the kernel has it, at most [`FAREWELL`].
+    fn await_flush(&self, is_flushed: impl Fn(&State) -> bool) {
+        let until = Instant::now() + FAREWELL;
+        let mut state = self.shared.state();
+        while !is_flushed(&state) && !state.ended {
+            let now = Instant::now();
+            if now >= until {
+                return;
+            }
+            state = match self.shared.changed.wait_timeout(state, until - now) {
+                Ok((state, _)) => state,
+                Err(poison) => poison.into_inner().0,
+            };
+        }
+    }
+
     fn late(&self, generation: u64, missing: Option<&[usize]>) -> Error {
         let peers = &self.shared.peers;
         let who = match missing {
@@ -257,7 +276,7 @@ impl Exchange for Star {
         if let Some(error) = &turn.broken {
             return Err(error.clone().context("the ranks are out of step"));
         }
-        if turn.left {
+        if turn.left || turn.retired.is_some() {
             return Err(Error::invalid_usage("this rank has left its communicator"));
         }
         if bytes.len() > MAX_CONTRIBUTION {
@@ -312,6 +331,37 @@ impl Exchange for Star {
         keys::derive(&self.base, b"for transports", purpose)
     }
 
+    /// Returns when the word is with the kernel, so that the process may end; at most a second later.
+    fn retire(&self) {
+        if !self.owner.is_this() || self.is_alone() {
+            return;
+        }
+        {
+            let mut turn = self.lock_turn();
+            if turn.left || turn.retired.is_some() {
+                return;
+            }
+            // Its part of the last exchange goes ahead of the word that it takes part in no other.
+            self.shared.start_gather(turn.generation, Vec::new());
+            turn.retired = Some(turn.generation);
+            turn.generation += 1;
+        }
+        self.shared.command(Command::Retire);
+        self.await_flush(|state| state.retired);
+    }
+
+    fn await_retired(&self) -> Result<()> {
+        self.owner.check()?;
+        let retired = self.lock_turn().retired;
+        match retired {
+            Some(generation) => {
+                let deadline = Instant::now() + self.timeout;
+                self.await_result(generation, deadline).map(drop)
+            }
+            None => self.barrier(),
+        }
+    }
+
     /// Returns when the goodbye is with the kernel, so that the process may end; at most a
     /// second later.
     fn leave(&self) {
@@ -325,18 +375,7 @@ impl Exchange for Star {
             }
         }
         self.shared.command(Command::Leave);
-        let until = Instant::now() + FAREWELL;
-        let mut state = self.shared.state();
-        while !state.farewell && !state.ended {
-            let now = Instant::now();
-            if now >= until {
-                return;
-            }
-            state = match self.shared.changed.wait_timeout(state, until - now) {
-                Ok((state, _)) => state,
-                Err(poison) => poison.into_inner().0,
-            };
-        }
+        self.await_flush(|state| state.farewell);
     }
 }
 

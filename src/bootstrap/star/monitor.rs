@@ -22,6 +22,7 @@ pub(super) const ANNOUNCE: u8 = 20;
 pub(super) const GOODBYE: u8 = 21;
 pub(super) const DEPARTED: u8 = 22;
 pub(super) const SILENT: u8 = 23;
+pub(super) const RETIRED: u8 = 24;
 
 /// A silent peer is sent beats this often only: its buffers must not fill while it is stopped.
 const SLOW_BEAT: Duration = Duration::from_secs(1);
@@ -49,6 +50,8 @@ pub(super) struct State {
     commands: Vec<Command>,
     /// The exchange that this rank waits for.
     pub(super) gather: Option<Gather>,
+    /// The word that this rank has retired is with the kernel.
+    pub(super) retired: bool,
     /// The goodbye is with the kernel.
     pub(super) farewell: bool,
     /// The monitor is gone.
@@ -75,6 +78,7 @@ impl Gather {
 pub(super) enum Command {
     Contribute(u64, Vec<u8>),
     Announce(Error),
+    Retire,
     Leave,
     Close,
 }
@@ -152,6 +156,14 @@ impl Shared {
         self.changed.notify_all();
     }
 
+    /// Ends the exchange that this rank waits for, if it does.
+    pub(super) fn fail_gather(&self, error: Error) {
+        let generation = self.state().gather.as_ref().map(|gather| gather.generation);
+        if let Some(generation) = generation {
+            self.finish_gather(generation, Err(error));
+        }
+    }
+
     /// What the others are told of a reason that this rank gives.
     pub(super) fn report(&self, reason: &Error) -> Error {
         let me = &self.peers[self.rank];
@@ -197,6 +209,8 @@ pub(super) struct Monitor {
     /// What only rank 0 keeps.
     pub(super) hub: Hub,
     next_beat: Instant,
+    /// This rank takes no more part in anything.
+    retired: bool,
     /// When to give up saying goodbye.
     leaving: Option<Instant>,
     closing: Option<Instant>,
@@ -213,6 +227,7 @@ impl Monitor {
             shared,
             links: Vec::new(),
             next_beat: Instant::now(),
+            retired: false,
             leaving: None,
             closing: None,
             orphaned: false,
@@ -337,14 +352,7 @@ impl Monitor {
                         shared.peers[0]
                     ),
                 );
-                let generation = shared
-                    .state()
-                    .gather
-                    .as_ref()
-                    .map(|gather| gather.generation);
-                if let Some(generation) = generation {
-                    shared.finish_gather(generation, Err(error));
-                }
+                shared.fail_gather(error);
             }
         }
         // After our own goodbye, the others' ends are none of our business.
@@ -362,10 +370,12 @@ impl Monitor {
     }
 
     /// After a rank's own goodbye its fault stays as it is: communicators split from this one
-    /// watch it too.
+    /// watch it too. So it does when the rank has retired: only its last meeting ends.
     fn raise(&mut self, error: Error) {
         self.failed = true;
-        if self.leaving.is_none() {
+        if self.retired {
+            self.shared.fail_gather(error);
+        } else if self.leaving.is_none() {
             pass_on(&self.shared.fault, error, self.shared.beat);
         }
         self.shared.changed.notify_all();
@@ -374,7 +384,7 @@ impl Monitor {
     /// Tells the others of a fault that came from elsewhere, from the communicator that this one was
     /// split from for instance: nobody else here may look at it for a long time.
     fn report_own(&mut self) {
-        if self.failed || self.leaving.is_some() {
+        if self.failed || self.retired || self.leaving.is_some() {
             return;
         }
         if let Err(reason) = self.shared.fault.check() {
@@ -405,11 +415,21 @@ impl Monitor {
                 Command::Contribute(generation, bytes) => {
                     self.send_contribution(generation, &bytes)
                 }
-                // What this rank was told, or has told, the others know.
-                Command::Announce(_) if self.failed => {}
+                // What this rank was told, or has told, the others know. What becomes of a rank that
+                // has retired is none of their business.
+                Command::Announce(_) if self.failed || self.retired => {}
                 Command::Announce(error) => {
                     self.failed = true;
                     self.tell_all_but(None, ANNOUNCE, &Body::new(write_error(&error)));
+                }
+                Command::Retire => {
+                    self.retired = true;
+                    // Calls made since the last beat are compared all the same.
+                    self.beat();
+                    self.tell_all_but(None, RETIRED, &Body::new(Vec::new()));
+                    if self.is_hub() {
+                        self.leave_gather(0);
+                    }
                 }
                 Command::Leave => {
                     self.leaving = Some(Instant::now() + FAREWELL);
@@ -434,6 +454,9 @@ impl Monitor {
         {
             channel.flush();
             flushed &= channel.is_flushed();
+        }
+        if self.retired && flushed && !std::mem::replace(&mut self.shared.state().retired, true) {
+            self.shared.changed.notify_all();
         }
         let late = self.leaving.is_some_and(|until| Instant::now() >= until);
         if self.leaving.is_some() && (flushed || late) {
@@ -503,6 +526,8 @@ impl Monitor {
             let peer = &self.shared.peers[link.rank];
             match look(me, &self.shared.members[link.rank]) {
                 Fate::Dead(why) => ends.push((at, format!("died: {why}"))),
+                // Nobody waits for it.
+                _ if link.goodbye => {}
                 Fate::Stopped if !link.noticed => {
                     link.noticed = true;
                     self.shared.notice.say(&format!(

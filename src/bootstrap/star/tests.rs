@@ -571,3 +571,29 @@ fn a_verdict_that_is_late_is_heard() {
     });
     assert_eq!(heard.unwrap_err(), verdict);
 }
+
+#[test]
+fn ranks_that_have_retired_may_vanish_and_meet_once_more() {
+    let mut world = world(4, &config(60.0));
+    world.stars[2].retire();
+    let refused = world.stars[2].barrier();
+    assert!(refused.is_err_and(|error| error.kind() == ErrorKind::InvalidUsage));
+    eventually("the others know", || {
+        world
+            .stars
+            .iter()
+            .enumerate()
+            .all(|(rank, star)| rank == 2 || star.departed(2))
+    });
+    // Without goodbye.
+    drop(world.stars.remove(2));
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(world.faults.iter().all(|fault| !fault.is_raised()));
+    on_all(&world, |star| {
+        star.retire();
+        star.await_retired().unwrap();
+    });
+    drop(world.stars.remove(0));
+    on_all(&world, Star::leave);
+    assert!(world.faults.iter().all(|fault| !fault.is_raised()));
+}

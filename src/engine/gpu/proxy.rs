@@ -26,7 +26,7 @@
 use super::bridge::Bridge;
 use super::course::Courses;
 use crate::bootstrap::ExchangeRef;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::Event;
 use crate::plan::Planner;
 use crate::sync::Fault;
@@ -82,6 +82,10 @@ struct Shared {
     launches: AtomicU64,
     /// Launches, counted likewise, that have ended as far as is known.
     settled: AtomicU64,
+    /// How often somebody has asked whether all has left that kernels have sent.
+    asked: AtomicU64,
+    /// The last of these questions whose answer is yes.
+    flushed: AtomicU64,
 }
 
 /// What a proxy is made of.
@@ -109,6 +113,8 @@ impl Proxy {
             order: AtomicU32::new(CARRY),
             launches: AtomicU64::new(0),
             settled: AtomicU64::new(0),
+            asked: AtomicU64::new(0),
+            flushed: AtomicU64::new(0),
         });
         let rank = parts.exchange.rank();
         let asks = Asks {
@@ -145,6 +151,35 @@ impl Proxy {
         if let Some([carrier, _]) = &self.threads {
             carrier.thread.thread().unpark();
         }
+    }
+
+    /// Returns when all has left this process that kernels have sent, none of which runs.
+    ///
+    /// # Errors
+    /// The reason of the fault; timeout if it has not left after `patience`.
+    pub fn flush(&self, patience: Duration, fault: &Fault) -> Result<()> {
+        let Some([carrier, _]) = &self.threads else {
+            return Ok(());
+        };
+        let until = Instant::now() + patience;
+        // SYNC POINT flush: pairs with the acquire in `Carrier::carry`, which looks at the boxes after it.
+        let question = self.shared.asked.fetch_add(1, Ordering::Release) + 1;
+        carrier.thread.thread().unpark();
+        while self.shared.flushed.load(Ordering::Relaxed) < question {
+            fault.ends_waits()?;
+            if Instant::now() >= until {
+                return Err(Error::new(
+                    ErrorKind::Timeout,
+                    format!(
+                        "what rank {} has sent to other hosts has not left it within {:.1} s",
+                        self.rank,
+                        patience.as_secs_f64()
+                    ),
+                ));
+            }
+            std::thread::sleep(NAP);
+        }
+        Ok(())
     }
 
     /// Ends the threads, and with them the connections: when all that kernels have sent has left, or
@@ -291,7 +326,15 @@ impl Carrier {
             if self.fault.ends_waits().is_err() {
                 return Ok(());
             }
+            // SYNC POINT flush: pairs with the release in `Proxy::flush`.
+            let question = self.shared.asked.load(Ordering::Acquire);
             let moved = self.turn()?;
+            if question != self.shared.flushed.load(Ordering::Relaxed)
+                && !moved
+                && !self.is_laden()?
+            {
+                self.shared.flushed.store(question, Ordering::Relaxed);
+            }
             let order = self.order();
             if order == END || order == DRAIN && !moved && !self.is_laden()? {
                 return Ok(());
