@@ -20,7 +20,7 @@ use std::sync::Arc;
 export! {
     /// Opens a group on this thread; groups nest.
     fn ncclGroupStart | pncclGroupStart() {
-        OPEN.with_borrow_mut(|open| {
+        with_open(|open| {
             let group = open.get_or_insert_default();
             group.depth = group
                 .depth
@@ -28,6 +28,7 @@ export! {
                 .ok_or_else(|| Error::invalid_usage("groups nest 4294967295 deep"))?;
             Ok(Progress::Done)
         })
+        .unwrap_or(Ok(Progress::Done))
     }
 }
 
@@ -35,7 +36,7 @@ export! {
     /// Closes this thread's innermost group; the outermost close runs what was recorded.
     fn ncclGroupEnd | pncclGroupEnd() {
         // The group leaves the thread's storage before it runs: a panic in it closes it.
-        match OPEN.with_borrow_mut(close)? {
+        match with_open(close).unwrap_or(Ok(None))? {
             Some(group) => group.run(),
             None => Ok(Progress::Done),
         }
@@ -46,7 +47,7 @@ export! {
     /// Closes a group as `ncclGroupEnd` does, but runs nothing: says how long it would take.
     counted fn ncclGroupSimulateEnd | pncclGroupSimulateEnd(simInfo: *mut ncclSimInfo_t) {
         // First of all: whatever is wrong with the rest, the group does not stay open.
-        let group = OPEN.with_borrow_mut(close)?;
+        let group = with_open(close).unwrap_or(Ok(None))?;
         // SAFETY: NULL, or readable for the size that it says.
         let info = unsafe { read_sim_info(simInfo) };
         let Some(mut group) = group else {
@@ -83,6 +84,17 @@ unsafe fn read_sim_info(info: *const ncclSimInfo_t) -> Result<ncclSimInfo_t> {
 
 thread_local! {
     static OPEN: RefCell<Option<OpenGroup>> = const { RefCell::new(None) };
+}
+
+/// What `body` returns of the thread's open group. `None` where the thread ends and its storage is gone, as
+/// on the main thread when functions run that a program left for its exit: no group is open then, and
+/// calls run as they are made.
+fn with_open<T>(body: impl FnOnce(&mut Option<OpenGroup>) -> T) -> Option<T> {
+    OPEN.try_with(|open| body(&mut open.borrow_mut())).ok()
+}
+
+fn is_open() -> bool {
+    with_open(|open| open.is_some()).unwrap_or(false)
 }
 
 #[derive(Default)]
@@ -197,9 +209,9 @@ pub(crate) fn submit(
     call: &Call,
     buffers: Buffers<'static>,
 ) -> Result<Progress> {
-    if OPEN.with_borrow(Option::is_some) {
-        OPEN.with_borrow_mut(|open| open.get_or_insert_default().add(comm, call, buffers))?;
-        return Ok(Progress::Done);
+    if is_open() {
+        let added = with_open(|open| open.get_or_insert_default().add(comm, call, buffers));
+        return added.unwrap_or(Ok(())).map(|()| Progress::Done);
     }
     match buffers {
         Buffers::Host(buffers) => comm.call(call, buffers)?,
@@ -210,24 +222,20 @@ pub(crate) fn submit(
 
 /// Records a job if a group is open; gives it back if none is.
 pub(crate) fn record_job(job: Job) -> Option<Job> {
-    OPEN.with_borrow_mut(|open| match open {
-        Some(group) => {
-            group.jobs.push(job);
-            None
-        }
-        None => Some(job),
-    })
+    if !is_open() {
+        return Some(job);
+    }
+    with_open(|open| open.get_or_insert_default().jobs.push(job));
+    None
 }
 
 /// Records the end of a communicator if a group is open; gives it back if none is.
 pub(crate) fn record_leave(leave: Leave) -> Option<Leave> {
-    OPEN.with_borrow_mut(|open| match open {
-        Some(group) => {
-            group.leaves.push(leave);
-            None
-        }
-        None => Some(leave),
-    })
+    if !is_open() {
+        return Some(leave);
+    }
+    with_open(|open| open.get_or_insert_default().leaves.push(leave));
+    None
 }
 
 /// Whether `comm` may end in the thread's group, if one is open.
@@ -239,11 +247,11 @@ pub(crate) fn check_leave(comm: &Arc<Comm>) -> Result<()> {
         let parent = job.parent.as_ref();
         !job.blocking && parent.is_some_and(|parent| Arc::ptr_eq(parent, comm))
     };
-    let refused = OPEN.with_borrow(|open| {
+    let refused = with_open(|open| {
         let group = open.as_ref();
         group.is_some_and(|group| group.jobs.iter().any(needed))
     });
-    match refused {
+    match refused.unwrap_or(false) {
         true => Err(Error::invalid_usage(
             "the open group makes a non-blocking communicator of this one: end it when that is \
              ready",

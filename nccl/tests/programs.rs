@@ -103,6 +103,11 @@ fn parents() {
 }
 
 #[test]
+fn exit() {
+    run("exit", &[]);
+}
+
+#[test]
 fn processes() {
     run("processes", &[]);
 }
