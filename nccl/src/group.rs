@@ -148,13 +148,15 @@ impl OpenGroup {
         // The last to be dropped: the group borrows from it.
         let calls = self.calls;
         let OpenGroup {
-            group,
+            mut group,
             jobs,
             leaves,
             ..
         } = self;
         let ran = async_job::run(jobs).and_then(|progress| {
             if !calls.is_empty() {
+                // As NCCL has it, whose programs may make both in whatever order.
+                group.collectives_first();
                 group.run()?;
             }
             Ok(progress)

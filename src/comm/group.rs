@@ -82,6 +82,25 @@ impl<'a> Group<'a> {
         Ok(())
     }
 
+    /// Lets the collectives of each communicator run ahead of its sends and receives, both in their order:
+    /// calls that do not depend on each other may then be added in an order of each rank's own. Reports
+    /// come in the new order.
+    pub fn collectives_first(&mut self) {
+        let mut comms: Vec<*const Communicator> = Vec::new();
+        for entry in &self.calls {
+            let comm = std::ptr::from_ref(entry.comm);
+            if !comms.contains(&comm) {
+                comms.push(comm);
+            }
+        }
+        // Communicators keep the order in which they were first named.
+        self.calls.sort_by_key(|entry| {
+            let comm = std::ptr::from_ref(entry.comm);
+            let named = comms.iter().position(|other| *other == comm);
+            (named, entry.call.collective == Collective::SendRecv)
+        });
+    }
+
     /// Runs all calls. Those of one communicator start in order; sends and receives between two
     /// collectives run at once. Reports come in the order in which calls were added.
     ///

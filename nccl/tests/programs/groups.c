@@ -90,6 +90,18 @@ static void messages(ncclComm_t *comms) {
       CHECK(out[r][p * COUNT + count] == -1);
     }
   }
+  /* Collectives come first, whatever the order of each rank. */
+  fill();
+  OK(ncclGroupStart());
+  OK(ncclAllReduce(in[0], out[0], COUNT, ncclFloat32, ncclSum, comms[0], NULL));
+  OK(ncclSend(in[0] + COUNT, COUNT, ncclFloat32, 1, comms[0], NULL));
+  OK(ncclRecv(out[1] + COUNT, COUNT, ncclFloat32, 0, comms[1], NULL));
+  for (int r = 1; r < N; r++) {
+    OK(ncclAllReduce(in[r], out[r], COUNT, ncclFloat32, ncclSum, comms[r], NULL));
+  }
+  OK(ncclGroupEnd());
+  CHECK(memcmp(out[1] + COUNT, in[0] + COUNT, COUNT * sizeof(float)) == 0);
+  for (int r = 0; r < N; r++) CHECK(out[r][3] == 60012);
   /* A send to itself without its receive. */
   OK(ncclGroupStart());
   OK(ncclSend(in[0], 4, ncclFloat32, 0, comms[0], NULL));
