@@ -26,7 +26,13 @@ fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     println!("cargo:rerun-if-changed=build");
     println!("cargo:rerun-if-changed=kernels");
-    for name in ["CINCH_CUDA", "CINCH_CUDA_ARCHS", "NVCC", "CUDA_HOME"] {
+    for name in [
+        "CINCH_CUDA",
+        "CINCH_CUDA_ARCHS",
+        "CINCH_CUDA_LINES",
+        "NVCC",
+        "CUDA_HOME",
+    ] {
         println!("cargo:rerun-if-env-changed={name}");
     }
     println!("cargo:rustc-check-cfg=cfg(cinch_cuda)");
@@ -51,6 +57,11 @@ fn kernels() -> Result<(), String> {
     };
     let archs = variable("CINCH_CUDA_ARCHS")?;
     let asked = archs.as_deref().map(parse_archs).transpose()?;
+    let lines = match variable("CINCH_CUDA_LINES")?.as_deref() {
+        None | Some("0") => false,
+        Some("1") => true,
+        Some(other) => return Err(format!("CINCH_CUDA_LINES={other:?}: it takes 0 or 1")),
+    };
     let nvcc = match Nvcc::find() {
         Ok(nvcc) => nvcc,
         Err(why) if required => {
@@ -77,6 +88,7 @@ fn kernels() -> Result<(), String> {
         cache: cache_directory(),
         nvcc,
         targets,
+        lines,
         tree,
     };
     build.run()
@@ -146,6 +158,9 @@ const ALIGNED: &str = "#[repr(C, align(64))]\nstruct Aligned<const N: usize>([u8
 struct Build {
     nvcc: Nvcc,
     targets: Vec<Target>,
+    /// Whether lines of the source are named in the binary, for profilers and sanitizers: they more than
+    /// double it.
+    lines: bool,
     tree: Tree,
     cache: PathBuf,
 }
@@ -258,8 +273,7 @@ impl Build {
         ]
         .map(String::from)
         .into();
-        // Lines of the source for profilers and sanitizers; they would more than double a release.
-        if env::var("PROFILE").is_ok_and(|profile| profile != "release") {
+        if self.lines {
             flags.push("-lineinfo".into());
         }
         if self.nvcc.number >= COMPRESSING_NVCC {

@@ -18,6 +18,13 @@ pub struct Target {
     ptx: bool,
 }
 
+impl From<(&str, bool, bool)> for Target {
+    fn from((arch, code, ptx): (&str, bool, bool)) -> Target {
+        let arch = arch.into();
+        Target { arch, code, ptx }
+    }
+}
+
 impl Target {
     pub fn flag(&self) -> String {
         let arch = &self.arch;
@@ -42,29 +49,33 @@ impl Target {
 /// What is built where nothing is asked for: all supported chips in a release, one in between to
 /// keep builds short; PTX for chips that are newer than this file.
 pub fn default_targets() -> Vec<Target> {
-    let release = env::var("PROFILE").is_ok_and(|profile| profile == "release");
-    let target = |arch: &str, code, ptx| Target {
-        arch: arch.into(),
-        code,
-        ptx,
-    };
-    if release {
-        vec![
-            target("80", true, true),
-            target("90", true, false),
-            target("100", true, false),
-        ]
-    } else {
-        vec![target("90", true, false), target("80", false, true)]
+    if env::var("PROFILE").is_ok_and(|profile| profile == "release") {
+        return release_targets();
     }
+    [("90", true, false), ("80", false, true)]
+        .map(Target::from)
+        .into()
+}
+
+fn release_targets() -> Vec<Target> {
+    [
+        ("80", true, true),
+        ("90", true, false),
+        ("100", true, false),
+    ]
+    .map(Target::from)
+    .into()
 }
 
 /// Parses a `CINCH_CUDA_ARCHS` value such as `80+ptx,90`.
 pub fn parse_archs(text: &str) -> Result<Vec<Target>, String> {
+    if text == "release" {
+        return Ok(release_targets());
+    }
     let wrong = |why: &str| {
         format!(
             "CINCH_CUDA_ARCHS={text:?}: {why}; it takes numbers from {LOWEST_ARCH}, with commas \
-             between, each with +ptx behind it to keep its PTX too: 90, or 80+ptx,90"
+             between, each with +ptx behind it to keep its PTX too: 90, or 80+ptx,90; or release"
         )
     };
     let mut targets: Vec<Target> = Vec::new();

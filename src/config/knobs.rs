@@ -23,6 +23,7 @@ pub struct Knob {
 pub(super) const RESERVED: &[&str] = &[
     "CINCH_CUDA",
     "CINCH_CUDA_ARCHS",
+    "CINCH_CUDA_LINES",
     "CINCH_LAUNCH_CORES",
     "CINCH_LAUNCH_ID",
     "CINCH_LAUNCH_RANK",
