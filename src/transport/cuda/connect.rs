@@ -18,7 +18,7 @@ use super::DeviceLinks;
 use super::host;
 use super::network;
 use super::offers::Offer;
-use super::paths::{LinkClass, Obstacles, PeerPath};
+use super::paths::{GPUS_THAT_KEEP_LINES_WHOLE, LinkClass, Obstacles, PeerPath};
 use super::reach::{self, Reached, Way};
 use super::round::{Findings, Seat, Whereabouts, round};
 use super::trial::{Pair, Trial};
@@ -95,7 +95,9 @@ impl Connecting<'_> {
             _ => network::shape(&self.hosts, config)?,
         };
         if nranks == 1 {
-            return Ok(self.prepare(shape, &[], trial)?.links);
+            let mut links = self.prepare(shape, &[], trial)?.links;
+            links.gpus_keep_lines_whole = gpus_keep_lines_whole(&seats);
+            return Ok(links);
         }
 
         let mut obstacles = Obstacles::on(&self.hosts);
@@ -120,6 +122,7 @@ impl Connecting<'_> {
             offer,
             ..
         } = prepared?;
+        links.gpus_keep_lines_whole = gpus_keep_lines_whole(&seats);
 
         let pair = |from, to, address| Pair {
             from,
@@ -244,6 +247,7 @@ impl Connecting<'_> {
             settings: Seat::settings_of(config),
             uuid: device.uuid,
             ordinal: device.ordinal(),
+            capability: device.compute_capability,
             p2p_disable: config.p2p_disable,
         };
         Ok(seat.encode())
@@ -289,6 +293,7 @@ impl Connecting<'_> {
             outbox: [0; MAX_RANKS],
             paths: vec![None; self.peers.len()],
             slowest: LinkClass::SameDevice,
+            gpus_keep_lines_whole: false,
             device_bytes: PRIVATE_BYTES + memory.as_ref().map_or(0, |memory| memory.bytes()),
             pinned_bytes: control.bytes(),
             connection_bytes: 0,
@@ -425,6 +430,13 @@ fn place(candidates: &Obstacles, reader: usize, writer: usize, shape: &BoxShape)
     let order = candidates.reachable(reader, shape.nranks());
     let index = order.iter().position(|&rank| rank == writer);
     index.unwrap_or_default() as u64 * shape.bytes() as u64
+}
+
+/// Whether all these GPUs are of one kind, and that one is known to show lines of 128 bytes whole.
+fn gpus_keep_lines_whole(seats: &[Seat]) -> bool {
+    GPUS_THAT_KEEP_LINES_WHOLE
+        .iter()
+        .any(|&known| seats.iter().all(|seat| seat.capability == known))
 }
 
 fn slowest(ways: &[Way], peers: &[usize]) -> LinkClass {

@@ -68,6 +68,9 @@ pub struct DeviceLinks {
     pub paths: Vec<Option<PeerPath>>,
     /// The slowest link between any two ranks of a host: the same on all ranks, for selection.
     pub slowest: LinkClass,
+    /// Whether the GPUs of all ranks are of one kind that shows lines of 128 bytes whole: the same on
+    /// all ranks.
+    gpus_keep_lines_whole: bool,
     /// Device memory of this rank: boxes, cursors and epoch.
     pub device_bytes: usize,
     /// Pinned host memory of this rank: boxes from peers that cannot reach it, and the control
@@ -132,7 +135,7 @@ impl DeviceLinks {
 
     /// Whether the ll128 protocol works between all ranks of each host; the same on all ranks.
     pub fn lines_arrive_whole(&self) -> bool {
-        self.slowest.keeps_lines_whole()
+        self.gpus_keep_lines_whole && self.slowest.keeps_lines_whole()
     }
 
     /// Gives up this rank's mappings of other processes' memory. Ranks that all do so, meet once

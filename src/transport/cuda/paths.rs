@@ -20,6 +20,12 @@ pub enum LinkClass {
     Host = 3,
 }
 
+/// Compute capabilities of GPUs that show each other the 128 bytes of a line together. No document
+/// promises it of any: 9.0 is where this library has been tried, and these are the ones of those it has
+/// kernels for on which NCCL takes its protocol of that kind by itself (2.28, `src/graph/tuning.cc`). On
+/// others stale words could pass for a message.
+pub const GPUS_THAT_KEEP_LINES_WHOLE: [(u32, u32); 3] = [(8, 0), (9, 0), (10, 0)];
+
 impl LinkClass {
     const ALL: [LinkClass; 4] = [
         LinkClass::SameDevice,
@@ -39,7 +45,7 @@ impl LinkClass {
     }
 
     /// Whether 128 bytes that a warp stores together are seen together, as the ll128 protocol
-    /// needs.
+    /// needs, between GPUs that keep lines whole ([`GPUS_THAT_KEEP_LINES_WHOLE`]).
     pub fn keeps_lines_whole(self) -> bool {
         self <= LinkClass::NvLink
     }

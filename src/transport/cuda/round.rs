@@ -87,12 +87,14 @@ pub(super) struct Seat {
     pub uuid: [u8; 16],
     /// The GPU's number in the rank's process.
     pub ordinal: u32,
+    /// Its compute capability.
+    pub capability: (u32, u32),
     /// `CINCH_P2P_DISABLE`.
     pub p2p_disable: bool,
 }
 
 const MAGIC: &[u8; 8] = b"cinchgpu";
-const SEAT: usize = 8 + 8 * SHARED.len() + 16 + 4 + 1;
+const SEAT: usize = 8 + 8 * SHARED.len() + 16 + 4 + 8 + 1;
 
 impl Seat {
     /// The settings that [`Seat::settings`] holds.
@@ -106,7 +108,10 @@ impl Seat {
         bytes.extend(MAGIC);
         bytes.extend(self.settings.iter().flat_map(|value| value.to_le_bytes()));
         bytes.extend(self.uuid);
-        bytes.extend(self.ordinal.to_le_bytes());
+        let (major, minor) = self.capability;
+        for word in [self.ordinal, major, minor] {
+            bytes.extend(word.to_le_bytes());
+        }
         bytes.push(u8::from(self.p2p_disable));
         bytes
     }
@@ -120,6 +125,7 @@ impl Seat {
             settings: [reader.long()?, reader.long()?, reader.long()?],
             uuid: reader.take(16)?.try_into().ok()?,
             ordinal: reader.word()?,
+            capability: (reader.word()?, reader.word()?),
             p2p_disable: reader.take(1)? == [1],
         })
     }
@@ -297,6 +303,7 @@ mod tests {
             settings: Seat::settings_of(&Config::default()),
             uuid: std::array::from_fn(|at| at as u8),
             ordinal: 3,
+            capability: (9, 0),
             p2p_disable: true,
         }
     }

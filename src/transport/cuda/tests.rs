@@ -3,6 +3,7 @@
 mod machine;
 
 use super::connect::connect_with;
+use super::paths::GPUS_THAT_KEEP_LINES_WHOLE;
 use super::trial::Trial;
 use super::{DeviceLinks, LinkClass, PeerPath};
 use crate::config::Config;
@@ -427,6 +428,30 @@ fn hidden_gpus_are_reached_without_being_seen() {
     Job::on(machine).check(&[(1, 0), (1, 1)], |links| {
         assert_eq!(links[0].slowest, LinkClass::Pcie);
     });
+}
+
+#[test]
+fn lines_are_for_gpus_of_one_kind_that_is_known_to_keep_them_whole() {
+    for (capabilities, whole) in [
+        ([(9, 0), (9, 0)], true),
+        ([(8, 0), (8, 0)], true),
+        ([(8, 0), (9, 0)], false),
+        ([(8, 6), (8, 6)], false),
+        ([(12, 1), (12, 1)], false),
+    ] {
+        let mut machine = Machine::new(2);
+        machine.capabilities = (0..).zip(capabilities).collect();
+        // Of two GPUs, and of one.
+        let job = Job::on(machine);
+        job.check(&[(1, 0), (2, 1)], |links| {
+            assert!(links.iter().all(|one| one.lines_arrive_whole() == whole));
+        });
+        let alone = GPUS_THAT_KEEP_LINES_WHOLE
+            .contains(&(capabilities[0].0 as u32, capabilities[0].1 as u32));
+        job.check(&[(1, 0), (2, 0)], |links| {
+            assert!(links.iter().all(|one| one.lines_arrive_whole() == alone));
+        });
+    }
 }
 
 #[test]

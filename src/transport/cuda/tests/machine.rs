@@ -24,6 +24,8 @@ pub(super) struct Machine {
     pub enabling_fails: bool,
     /// Whether links carry atomics.
     pub atomics: bool,
+    /// Compute capabilities of GPUs that are not of 9.0.
+    pub capabilities: BTreeMap<usize, (c_int, c_int)>,
     /// Whether IPC handles cannot be opened.
     pub ipc_fails: bool,
     /// Whether there are none.
@@ -150,8 +152,20 @@ impl Api for Process {
     ) -> CuResult {
         name(format!("0000:0{device}:00.0"), to, bytes)
     }
-    unsafe fn cuDeviceGetAttribute(&self, value: *mut c_int, _: c_int, _: CuDevice) -> CuResult {
-        give(value, 1)
+    unsafe fn cuDeviceGetAttribute(
+        &self,
+        value: *mut c_int,
+        attribute: c_int,
+        device: CuDevice,
+    ) -> CuResult {
+        let capabilities = &self.machine.capabilities;
+        let capability = capabilities.get(&(device as usize)).unwrap_or(&(9, 0));
+        let said = match attribute {
+            device_attribute::COMPUTE_CAPABILITY_MAJOR => capability.0,
+            device_attribute::COMPUTE_CAPABILITY_MINOR => capability.1,
+            _ => 1,
+        };
+        give(value, said)
     }
     unsafe fn cuDeviceTotalMem(&self, bytes: *mut usize, _: CuDevice) -> CuResult {
         give(bytes, self.machine.memory)
