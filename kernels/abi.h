@@ -239,7 +239,7 @@ struct cinch_oneshot_args {
   void *output;
   uint64_t count; /* elements of the message, or of a block */
   uint64_t factor;
-  uint64_t mark; /* of what the call is, for flags of 64 bits: in the upper 16 */
+  uint64_t mark; /* of what the call is, for flags: in the upper 16 bits, of which packets have 12 */
   uint64_t signature[CINCH_SIGNATURE_WORDS];
   uint32_t words; /* of 8 bytes, that go from a rank to another on a trip */
   uint32_t share; /* of them, of a block of threads: packets, a multiple of 32, or tiles of lines */

@@ -1,6 +1,6 @@
 //! The fused kernels, run on the host with all ranks side by side: what they give, and that it stays right
-//! where the number of the call, of which packets carry 32 bits, comes round, and where some ranks are calls
-//! ahead of others.
+//! where the number of the call, of which packets carry 20 bits, comes round, where some ranks are calls
+//! ahead of others, and where one makes another call.
 #![allow(unsafe_code)]
 
 mod common;
@@ -22,8 +22,8 @@ fn calls_give_the_reference_wherever_their_number_stands() {
     // More ranks than are polled at once, too.
     for ranks in [2, 3, 9] {
         let mut world = World::new(*kernels, ranks, Rng(rng.next()));
-        // From the beginning, where every packet is sent anew, across the numbers whose 32 bits are 0.
-        for begin in [0, (1 << 30) - 6, (1 << 32) - 6] {
+        // From the beginning, where every packet is sent anew, across the numbers whose 20 bits are 0.
+        for begin in [0, (1 << 18) - 6, (1 << 20) - 6] {
             world.jump(begin);
             for call in 0..22 {
                 let by = [By::Packets, By::Lines][call % 2];
@@ -70,7 +70,7 @@ fn halves_are_not_used_anew_before_everyone_is_through_with_them() {
 }
 
 /// A packet that only long messages have keeps its flag from the last of them. When the flags have come
-/// round, it must not pass for one of a new message: every 2^30 calls all packets are sent anew.
+/// round, it must not pass for one of a new message: every 2^18 calls all packets are sent anew.
 #[test]
 fn packets_of_long_ago_are_not_taken_for_new_ones() {
     let Some(kernels) = kernels() else { return };
@@ -82,7 +82,7 @@ fn packets_of_long_ago_are_not_taken_for_new_ones() {
         (Does::AllReduceTwice, Does::ReduceScatter),
         (Does::AllReduce, Does::AllReduceTwice),
     ] {
-        const ROUND: u64 = 1 << 32;
+        const ROUND: u64 = 1 << 20;
         let short = Work::new(short, By::Packets, 1, 1);
         let mut long = Work::new(long, By::Packets, 1, 1);
         long.count = long.most(3);
@@ -91,7 +91,7 @@ fn packets_of_long_ago_are_not_taken_for_new_ones() {
             world.jump(1000);
             world.call(&long);
             if refreshes {
-                world.jump((1 << 30) - 3);
+                world.jump((1 << 18) - 3);
                 for _ in 0..8 {
                     world.call(&short);
                 }
@@ -99,6 +99,27 @@ fn packets_of_long_ago_are_not_taken_for_new_ones() {
             world.jump(1000 + ROUND);
             // Else the ranks take what is left of the message of a round ago.
             assert_eq!(world.is_right(&long), refreshes, "{short:?}, {long:?}");
+        }
+    }
+}
+
+/// What a rank sends in another call than the others make is not taken for what they wait for: they say so
+/// after a while, and so does it, and the next call that all make is right.
+#[test]
+fn messages_of_another_call_are_not_understood() {
+    let Some(kernels) = kernels() else { return };
+    let mut rng = Rng(common::seed());
+    for ranks in [2, 3] {
+        for by in [By::Packets, By::Lines] {
+            let mut world = World::new(*kernels, ranks, Rng(rng.next()));
+            for stranger in 0..ranks {
+                let work = Work::new(Does::AllReduce, by, 1, 1);
+                world.call(&work);
+                world.stranger = Some(stranger);
+                assert!(!world.is_right(&work), "{work:?} over {ranks}");
+                assert_eq!(world.troubled(), ranks, "{work:?} over {ranks}");
+                world.stranger = None;
+            }
         }
     }
 }

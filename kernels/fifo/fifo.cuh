@@ -23,13 +23,27 @@ namespace cinch {
 
 static_assert(CINCH_MAX_RANKS <= WARP, "one thread of a warp owns one connection");
 
-// Flag of a message, in the protocols that have flags. Zero, as slots start, is not one before
-// flags wrap: numbers start at 1.
-__device__ __forceinline__ uint32_t message_flag(uint64_t number) { return (uint32_t)(number + 1); }
+// Bits of a flag that count messages. The others are of what the call is: messages of a call that only
+// some ranks make are never taken for those of the one that the others make next.
+constexpr uint32_t NUMBER_BITS = 20;
+constexpr uint32_t NUMBER_MASK = (1u << NUMBER_BITS) - 1;
 
-// Every so many messages LL senders fill the whole slot, so that no packet keeps a flag that is
-// older than half the range of flags.
-constexpr uint32_t REFRESH_PERIOD = 1u << 30;
+// What flags have of a call besides a number, of which they take as many of the upper bits as they have
+// room for.
+__device__ __forceinline__ uint64_t mixed(const uint64_t *signature) {
+  const uint64_t *s = signature;
+  return (s[0] ^ s[1] * 3 ^ s[2] * 5 ^ s[4] * 7) * 0x9e3779b97f4a7c15ull;
+}
+
+// Flag of a message, in the protocols that have flags; `mark` has bits above those of the number. Slots
+// start as zeros, which no flag is before numbers wrap: they start at 1.
+__device__ __forceinline__ uint32_t message_flag(uint64_t number, uint32_t mark) {
+  return (mark & ~NUMBER_MASK) | ((uint32_t)(number + 1) & NUMBER_MASK);
+}
+
+// Every so many messages senders fill the whole slot, so that no packet keeps a flag that is older than
+// half the range of numbers.
+constexpr uint32_t REFRESH_PERIOD = 1u << (NUMBER_BITS - 2);
 
 __device__ __forceinline__ bool refreshes(uint32_t flag, uint32_t depth) {
   return (flag & (REFRESH_PERIOD - 1)) < 2 * depth;
@@ -71,6 +85,7 @@ class Waiter {
     if (!owns_) return;
     const cinch_cursor *cursor = cursor_of(comm, lane, peer_);
     count_ = sends_ ? cursor->sent : cursor->received;
+    mark_ = PROTOCOL == CINCH_SIMPLE ? 0 : (uint32_t)(mixed(work.signature) >> 32);
     credit_ = 0;
     fresh_ = true;
     const cinch_counters *counters = counters_of(comm, comm.inbox[peer_], lane);
@@ -88,7 +103,7 @@ class Waiter {
     if (sends_) {
       const uint64_t depth = comm_.fifo.depth;
       if (credit_ + depth <= count_) until(count_ + 1 - depth, waiting);
-      if (PROTOCOL != CINCH_SIMPLE && refreshes(message_flag(count_), depth)) places.refresh = 1;
+      if (PROTOCOL != CINCH_SIMPLE && refreshes(flag(), depth)) places.refresh = 1;
     } else if (PROTOCOL == CINCH_SIMPLE) {
       if (credit_ <= count_) until(count_ + 1, waiting);
       // SYNC POINT slot.tail
@@ -98,11 +113,13 @@ class Waiter {
     fresh_ = false;
     const uint32_t end = sends_ ? WARP + peer_ : peer_;
     places.at[end] = slot();
-    places.flag[end] = message_flag(count_);
+    places.flag[end] = flag();
     count_ += 1;
   }
 
  private:
+  __device__ __forceinline__ uint32_t flag() const { return message_flag(count_, mark_); }
+
   __device__ __forceinline__ uint8_t *slot() const {
     return slots_ + (uint32_t)(count_ % comm_.fifo.depth) * (uint64_t)comm_.fifo.stride;
   }
@@ -147,6 +164,7 @@ class Waiter {
   bool owns_;
   bool fresh_;
   uint32_t peer_;
+  uint32_t mark_;
   uint64_t count_;   // messages so far
   uint64_t credit_;  // last value seen of `counter_`
   const uint64_t *counter_;

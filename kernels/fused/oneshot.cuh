@@ -41,7 +41,9 @@ struct OneshotCall : Exchange<SENDS, BLOCKS> {
   using Base::store;
   using Base::words;
 
-  __device__ __forceinline__ uint32_t flag() const { return message_flag(epoch); }
+  __device__ __forceinline__ uint32_t flag() const {
+    return message_flag(epoch, (uint32_t)(args.mark >> 32));
+  }
 
   // Packet i, the same to every peer, on trip 0 or 1.
   __device__ __forceinline__ void send(uint32_t i, uint64_t payload, uint32_t trip = 0) const {

@@ -29,13 +29,6 @@ __device__ __forceinline__ uint32_t word_of_lane() {
   return lane_id() / LINE_LANES * 15 + lane_id() % LINE_LANES * 2;
 }
 
-// What flags have of a call besides a number, so that a peer that runs another call is never
-// understood.
-__device__ __forceinline__ uint64_t mixed(const uint64_t *signature) {
-  const uint64_t *s = signature;
-  return (s[0] ^ s[1] * 3 ^ s[2] * 5 ^ s[4] * 7) * 0x9e3779b97f4a7c15ull;
-}
-
 // A tile by all lanes of a warp, the flag in place of what the last lane of each line has behind
 // its payload. They come here together: after __syncwarp, wherever they have been since the last one.
 __device__ __forceinline__ void store_lines(uint8_t *tile, uint4 v, uint64_t flag) {

@@ -96,11 +96,13 @@
 //! Walking steps takes time: 8 bytes are broadcast over 2 H200 in 3.5 us so, and in 2.0 by a kernel
 //! without a schedule (`kernels/fused`), which small calls have. Each rank stores what it has for a peer
 //! right into an area of the peer's box, with flags among the data, and polls its own: in packets of 8
-//! bytes and as many of flag, or, where NVLink leads everywhere, in lines of 120 and 8. There is no room to
+//! bytes and as many of flag, or, where NVLink leads everywhere and all GPUs are of one kind of which
+//! it is known that lines arrive whole, in lines of 120 and 8. There is no room to
 //! be waited for: an area has two halves, used in turn, and a rank that has seen what all others sent in
 //! the next call knows that they are through with this one. So each call lets every rank hear from every
 //! other; in a broadcast or reduce those who have nothing for each other send an empty tile. Flags carry
-//! the number of the call, which lives in device memory: a graph may replay it.
+//! the number of the call, which lives in device memory: a graph may replay it; and a few bits of what the
+//! call is: a rank that makes another one waits, and says for whom, and takes nothing for what it is not.
 //!
 //! ## Ranks on several hosts
 //! A kernel neither knows of a network nor waits for one. To it a rank of another host is a peer

@@ -6,6 +6,7 @@ use super::library::{Library, starts};
 use cinch::engine::gpu::abi::{ALIGNED, OneshotArgs};
 use cinch::mem::abi::{CommView, Control, Fifo, Trouble};
 use std::ffi::{CString, c_char, c_void};
+use std::mem;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// Calls, their names; ranks, blocks of each; arguments, of call by call those of rank by rank; pauses; a
@@ -98,6 +99,8 @@ pub struct World {
     epochs: Vec<[[u64; 2]; 2]>,
     controls: Vec<Control>,
     rng: Rng,
+    /// A rank that makes another call than the others.
+    pub stranger: Option<usize>,
 }
 
 impl World {
@@ -114,12 +117,20 @@ impl World {
             epochs: vec![[[0; 2]; 2]; ranks],
             controls: vec![control; ranks],
             rng,
+            stranger: None,
         }
     }
 
     /// As if so many calls had been made.
     pub fn jump(&mut self, calls: u64) {
         self.epochs.fill([[calls, 0]; 2]);
+    }
+
+    /// How many ranks have reported trouble since this was last asked.
+    pub fn troubled(&mut self) -> usize {
+        let states = self.controls.iter_mut();
+        let states = states.map(|one| mem::take(&mut one.trouble.state));
+        states.filter(|&state| state != 0).count()
     }
 
     /// Makes a call, and says whether all ranks got what they should, and nothing beside it.
@@ -239,7 +250,11 @@ impl World {
             output: output as u64,
             count: work.count as u64,
             factor: u64::from(0.5f32.to_bits()),
-            mark: 7 << 48,
+            mark: if self.stranger == Some(rank) {
+                23 << 48
+            } else {
+                7 << 48
+            },
             signature: [0; 5],
             words: words as u32,
             share: work.by.share(words, work.blocks as usize) as u32,

@@ -196,8 +196,8 @@ fn share(protocol: Protocol, words: usize, blocks: usize) -> usize {
     }
 }
 
-/// What flags of 64 bits have of a call besides its number: 16 bits of its signature, so that a rank
-/// never, or hardly ever, understands one that makes another call. Not of how many calls there have been:
+/// What flags have of a call besides its number: 16 bits of its signature (packets have room for 12), so
+/// that a rank never, or hardly ever, understands one that makes another call. Not of how many calls there have been:
 /// a graph is replayed with what was counted when it was captured.
 fn mark(signature: [u64; SIGNATURE_WORDS]) -> u64 {
     let [a, b, c, _, d] = signature;
