@@ -405,35 +405,72 @@ fn ranks_that_group_otherwise_find_out() {
     }
 }
 
-/// Also where every coded sum is sampled: one that a rank puts into a group of its own is, too.
 #[test]
 fn a_group_of_one_call_is_that_call() {
+    local_world(2, &Config::default(), |comm| {
+        let mut data = vec![0.5f32; 2000];
+        for round in 0..4 {
+            let report = coded_sum(comm, &mut data, (comm.rank() + round) % 3 > 0, None);
+            assert_eq!(report.fused, 1);
+            assert!(data.iter().all(|&x| x == 2f32.powi(round as i32)));
+        }
+    });
+}
+
+/// Stages of a pipeline: the first has nothing but the sum in its group, the others a message too, of
+/// which the first does not know.
+#[test]
+fn a_coded_sum_in_a_group_is_sampled_by_no_rank() {
     let config = Config {
         codec_sample: 1,
         ..Config::default()
     };
-    local_world(2, &config, |comm| {
-        let call = Call {
-            codec: Some("linear8".parse().unwrap()),
-            ..Call::new(Collective::AllReduce, DType::F32, 2000)
-        };
+    local_world(3, &config, |comm| {
         let mut data = vec![0.5f32; 2000];
-        for round in 0..4 {
-            let bytes = bytes_of_mut(&mut data);
-            let buffers = UserBuffers::in_place(bytes, 0, 8000).unwrap();
-            let report = match (comm.rank() + round) % 3 {
-                0 => comm.call(&call, buffers).unwrap(),
-                _ => {
-                    let mut group = Group::new();
-                    group.add(comm, &call, buffers).unwrap();
-                    group.run().unwrap()[0]
-                }
-            };
-            assert_eq!(report.fused, 1);
-            assert!(data.iter().all(|&x| x == 2f32.powi(round as i32)));
+        let message = (comm.rank() > 0).then(|| Call {
+            root: 1,
+            peer: 2,
+            ..Call::new(Collective::SendRecv, DType::F32, 10)
+        });
+        for round in 1..4 {
+            coded_sum(comm, &mut data, true, message);
+            assert!(data.iter().all(|&x| x == 0.5 * 3f32.powi(round)));
         }
-        assert_eq!(comm.codec_stats().sampled, 4);
+        assert_eq!(comm.codec_stats().sampled, 0);
+        coded_sum(comm, &mut data, false, None);
+        assert_eq!(comm.codec_stats().sampled, 1);
     });
+}
+
+/// A coded sum, in a group or not, and there with a message or not.
+fn coded_sum(
+    comm: &Communicator,
+    data: &mut [f32],
+    grouped: bool,
+    message: Option<Call>,
+) -> Report {
+    let call = Call {
+        codec: Some("linear8".parse().unwrap()),
+        ..Call::new(Collective::AllReduce, DType::F32, data.len())
+    };
+    let bytes = bytes_of_mut(data);
+    let end = bytes.len();
+    let buffers = UserBuffers::in_place(bytes, 0, end).unwrap();
+    if !grouped {
+        return comm.call(&call, buffers).unwrap();
+    }
+    let mut received = [0u8; 40];
+    let mut group = Group::new();
+    group.add(comm, &call, buffers).unwrap();
+    if let Some(message) = message {
+        let buffers = if comm.rank() == message.root {
+            UserBuffers::new(&[0; 40], &mut [])
+        } else {
+            UserBuffers::new(&[], &mut received)
+        };
+        group.add(comm, &message, buffers).unwrap();
+    }
+    group.run().unwrap()[0]
 }
 
 /// Every codec with each of its parameters, but for scales of whole tensors, which are each tensor's

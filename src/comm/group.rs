@@ -49,6 +49,7 @@ impl<'a> Group<'a> {
         comm.check_fault()?;
         comm.host_side()?;
         check::call(comm, call, &Places::from(&buffers))?;
+        // Not sampled even alone: what else a rank has in its groups the others do not know.
         let picked = comm.pick(call, false)?;
         self.calls.push(Entry {
             comm,
@@ -106,8 +107,9 @@ impl<'a> Group<'a> {
     ///
     /// Small all_reduces of host memory that follow one another on a communicator and differ in
     /// nothing but their data and count travel as one (`CINCH_FUSE_BYTES`): their buffers must not
-    /// depend on each other. All ranks must group them alike, and with `CINCH_CODEC_SAMPLE` all coded
-    /// sums. A group of one call is as that call without a group.
+    /// depend on each other. All ranks must group them alike. A group of one call is as that call without
+    /// a group, but for `CINCH_CODEC_SAMPLE`: calls on host memory that are in groups are not sampled, so
+    /// that with it all ranks must make a coded sum in a group, or none.
     ///
     /// Calls on GPUs are queued, those of all communicators before anything waits, in the order in which
     /// the communicators were first named: it is the same on all ranks where they share a stream. Those
@@ -128,9 +130,6 @@ impl<'a> Group<'a> {
             }
         }
         self.pair_own_messages()?;
-        if let Some((comm, call, buffers)) = self.only_call() {
-            return Ok(vec![comm.call(&call, buffers)?]);
-        }
         let _guards: Vec<PanicGuard<'_>> = comms.iter().map(|comm| PanicGuard(comm)).collect();
         let mut hosts = comms.clone();
         hosts.retain(|comm| comm.gpu().is_none());
@@ -220,22 +219,6 @@ impl<'a> Group<'a> {
             entry.comm.counters.ran(&entry.picked.choice, report);
         }
         Ok(reports)
-    }
-
-    /// The call of a group on host memory that has no other: other ranks may make it without a group,
-    /// and sample it.
-    fn only_call(&mut self) -> Option<(&'a Communicator, Call, UserBuffers<'a>)> {
-        let [entry] = &mut self.calls[..] else {
-            return None;
-        };
-        // A message to oneself has no other without a group.
-        if entry.host().is_none() || entry.call.collective == Collective::SendRecv {
-            return None;
-        }
-        match entry.buffers.take() {
-            Some(Buffers::Host(buffers)) => Some((entry.comm, entry.call, buffers)),
-            _ => None,
-        }
     }
 
     /// The small calls of `comm` that travel as one.

@@ -7,8 +7,8 @@
 //! calls are sampled, and from which call on a verdict counts, follows from the number of the call
 //! alone. On a GPU nothing is waited for but the sample before, when the next one is due.
 //!
-//! Calls on host memory that are in one group with others, and calls that are captured, are not
-//! sampled.
+//! Calls on host memory that are in groups, and calls that are captured, are not sampled. Groups of
+//! one call are no exception: a rank may have more in its group than another one, a message say.
 
 use super::choice::{Choice, choose};
 use super::device::GpuSide;

@@ -20,8 +20,9 @@ use std::sync::Arc;
 /// one writes. What keeps scales or residuals for a tensor goes alone; so do calls on GPUs, and
 /// pre-multiplied sums, whose factors are each rank's own.
 ///
-/// So all ranks must group such calls alike, or be set to `CINCH_FUSE_BYTES=0`; and on host memory
-/// with `CINCH_CODEC_SAMPLE` all coded sums. A group of one call is as that call without a group.
+/// So all ranks must group such calls alike, or be set to `CINCH_FUSE_BYTES=0`. A group of one call is
+/// as that call without a group, but for `CINCH_CODEC_SAMPLE`: calls on host memory that are in groups
+/// are not sampled, so that with it all ranks must make a coded sum in a group, or none.
 ///
 /// The collectives that follow return once they are recorded. Their buffers and reports must live,
 /// and must not be touched, until the outermost `cinch_group_end` of this thread returns.

@@ -38,9 +38,9 @@
 //! communicator goes on without its codec, and warns. All ranks find the same number, and so decide
 //! alike, without asking each other. On a GPU the verdict is taken when the next sample is due: a call
 //! waits then for the sample before it, and for nothing else; if that does not end within
-//! `CINCH_TIMEOUT`, the communicator fails. Captured calls are not sampled, nor are groups of
-//! several calls on host memory, where all ranks must therefore group coded sums alike; on a GPU a group
-//! must not hold more than K coded sums of one communicator.
+//! `CINCH_TIMEOUT`, the communicator fails. Captured calls are not sampled, nor are calls
+//! on host memory that are in groups, even alone: with samples, all ranks must make such a sum in a group,
+//! or none. On a GPU a group must not hold more than K coded sums of one communicator.
 //!
 //! **Counters.** [`crate::Communicator::codec_stats`] and `cinch_comm_stats`: coded calls, exact
 //! calls by reason, bytes sent, bytes that would have been sent without a codec, samples. A communicator
