@@ -41,7 +41,8 @@
 //! error if it does not come back within that time. A rank that leaves says so over each queue pair,
 //! after its last message, and waits at most 0.2 s for what is on its way. Where nothing asks for RDMA
 //! and a rank cannot use it, or not reach another by it, all ranks use TCP, and the log says which rank
-//! and why.
+//! and why. Each queue pair is tried with a write of nothing before the ranks agree, since those of ports
+//! on networks apart are connected all the same.
 //!
 //! **Left behind.** Nothing: no descriptor, thread, mapping, queue pair, memory region or name, after drop and after the
 //! crash of a peer. Shared memory is an anonymous sealed file that was never in a file system, so

@@ -18,6 +18,7 @@ use crate::sys::socket::{self, Socket};
 use crate::types::{Subsystem, TransportKind};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// Connects this rank with all others. All ranks call it together.
 ///
@@ -213,11 +214,20 @@ impl Prepared {
             Ok(offers) => offers,
             Err(why) => return retreat(forced, prepared.err(), why).map(|()| None),
         };
-        // Whether an active port reaches another one, the system finds out only here.
-        let connected = prepared?.connect(&offers);
-        let said = exchange.all_gather(&answer(&connected, |_| Vec::new()))?;
-        if let Err(why) = all_can("reach others by RDMA", said, peers) {
-            return retreat(forced, connected.err(), why).map(|()| None);
+        // Whether an active port reaches another one, the system finds out only here, if it has no
+        // route, or when a packet has to arrive.
+        let mut connected = prepared?.connect(&offers);
+        for is_proven in [false, true] {
+            if let (true, Ok((endpoint, _))) = (is_proven, &connected) {
+                // Time is left to go on without.
+                let left = context.deadline.saturating_duration_since(Instant::now());
+                let proven = endpoint.prove(context.fault, Instant::now() + left / 2);
+                connected = proven.and(connected);
+            }
+            let said = exchange.all_gather(&answer(&connected, |_| Vec::new()))?;
+            if let Err(why) = all_can("reach others by RDMA", said, peers) {
+                return retreat(forced, connected.err(), why).map(|()| None);
+            }
         }
         let connected = connected?;
         let why = match forced {

@@ -173,6 +173,8 @@ impl Connection {
         self.sent += 1;
         let index = self.way_of(number);
         let there = self.parts.remote.0 + (self.incoming_at(number) - self.parts.at) as u64;
+        // SYNC POINT rdma-message: the write with the immediate, behind that of the payload, publishes
+        // line and payload; pairs with the completion that the peer's `can_receive` looks for.
         let immediate = Some(Immediate::Message(number));
         let whole = bytes <= ONE_WRITE;
         let first = self.write(
@@ -441,6 +443,27 @@ impl Connection {
         if let Err(error) = self.post(index, &mut [write], true) {
             self.refused(&error);
         }
+    }
+
+    /// Asks for an answer over every queue pair: that they are connected, no packet has shown.
+    pub fn ask(&mut self) {
+        for index in 0..self.ways.len() {
+            self.probe(index);
+        }
+    }
+
+    /// Whether the peer has answered over all of them.
+    pub fn has_answered(&mut self) -> Result<bool> {
+        self.progress();
+        if self.ways.iter().all(Way::idle) {
+            return Ok(true);
+        }
+        self.usable().map(|()| false)
+    }
+
+    /// The peer, and the port through which it should be reached.
+    pub fn way_there(&self) -> String {
+        format!("{} through {}", self.parts.who, self.parts.port)
     }
 
     /// Finds out whether the peer still answers, where nothing is on its way to it.

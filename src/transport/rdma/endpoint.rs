@@ -4,7 +4,8 @@ use super::connection::Connection;
 use super::ports::Port;
 use super::status;
 use super::verbs::{Channel, Device};
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, ErrorKind, Result};
+use crate::sync::Fault;
 use crate::sys::ibverbs::{IBV_EVENT_DEVICE_FATAL, IBV_EVENT_PORT_ACTIVE, IBV_EVENT_PORT_ERR};
 use crate::sys::log::{self, Level};
 use crate::sys::socket::Interest;
@@ -15,6 +16,9 @@ use std::time::{Duration, Instant};
 
 /// How long leaving waits for what is on its way, in all.
 const FAREWELL: Duration = Duration::from_millis(200);
+
+/// From one look for answers to the next.
+const NAP: Duration = Duration::from_micros(50);
 
 /// A port in use, and where its queues announce completions.
 #[derive(Debug)]
@@ -129,6 +133,35 @@ impl Endpoint {
                 ErrorKind::System,
                 format!("{port}: {name}; look at the kernel's log of this host"),
             ));
+        }
+    }
+
+    /// Finds out whether all peers are reached: queue pairs are connected without a packet, so that of
+    /// ports on networks apart the first message would tell. All ranks must have connected theirs; a
+    /// peer that had not would miss the question, and get it again a second later.
+    ///
+    /// # Errors
+    /// Why one is not; timeout at `deadline`; the fault's reason.
+    pub fn prove(&self, fault: &Fault, deadline: Instant) -> Result<()> {
+        self.each().for_each(|mut connection| connection.ask());
+        loop {
+            let mut silent = None;
+            for mut connection in self.each() {
+                if !connection.has_answered()? {
+                    silent = silent.or_else(|| Some(connection.way_there()));
+                }
+            }
+            let Some(silent) = silent else {
+                return Ok(());
+            };
+            fault.ends_waits()?;
+            if Instant::now() >= deadline {
+                return Err(Error::new(
+                    ErrorKind::Timeout,
+                    format!("no answer by RDMA from {silent} in half the time for joining"),
+                ));
+            }
+            std::thread::sleep(NAP);
         }
     }
 

@@ -347,6 +347,35 @@ fn ports_that_do_not_reach_each_other_are_left_for_tcp() {
     assert_eq!(fabric.leftovers(), [""; 0]);
 }
 
+/// Ports on networks apart are connected all the same: that nothing arrives shows when something is
+/// sent, by one of the ranks or by both.
+#[test]
+fn ports_from_which_nothing_arrives_are_left_for_tcp() {
+    for failures in [1, 4] {
+        let silent = |fabric: &Fabric| {
+            (0..failures).for_each(|_| fabric.fail_work(0, IBV_WC_RETRY_EXC_ERR));
+        };
+        for message in refusals(two(), silent, &rdma()) {
+            assert!(message.contains("retries exceeded"), "{message}");
+            assert!(message.contains("through r"), "{message}");
+        }
+        let (world, fabric) = world(two());
+        silent(&fabric);
+        let config = Config {
+            transport: None,
+            ..rdma()
+        };
+        world.run(&config, |mut links, exchange| {
+            let peer = 1 - links.rank;
+            assert_eq!(links.kinds[peer], Some(TransportKind::Tcp));
+            send(&mut links, peer, 0, header(9), |slot| slot.fill(1));
+            recv(&mut links, peer, 0, |end| assert_eq!(end.payload(), [1; 9]));
+            exchange.barrier().unwrap();
+        });
+        assert_eq!(fabric.leftovers(), [""; 0]);
+    }
+}
+
 /// Ports of different places may be on networks of their own.
 #[test]
 fn both_ends_go_through_ports_of_the_same_place() {
