@@ -409,6 +409,20 @@ fn ignored_signals_do_not_end_the_ranks() {
     assert_eq!(end(&mut launcher).code(), Some(5));
 }
 
+/// Whoever ignores the ends of its own children keeps neither the launcher from seeing those of ranks,
+/// nor a rank from seeing those of its children.
+#[test]
+fn ends_of_ranks_are_seen_where_those_of_children_are_ignored() {
+    let rank = "grep -q 'SigIgn.*[02468ace]....$' /proc/self/status || exit 6; exit 5";
+    // The shell's own `trap` leaves this signal alone.
+    let mut launcher = Command::new("env")
+        .args(["--ignore-signal=CHLD", env!("CARGO_BIN_EXE_cinch")])
+        .args(["run", "-n", "2", "--", "sh", "-c", rank])
+        .spawn()
+        .unwrap();
+    assert_eq!(end(&mut launcher).code(), Some(5));
+}
+
 #[test]
 fn ranks_die_with_a_killed_launcher() {
     let (mut launcher, pids) = sleepers(2, "echo $$; exec sleep 600");

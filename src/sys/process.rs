@@ -49,6 +49,14 @@ pub fn start_on(command: &mut Command, core: usize) -> &mut Command {
     unsafe { command.pre_exec(move || super::cpu::bind(core)) }
 }
 
+/// Has the ends of this process's children wait to be asked for, though whoever started it may have
+/// said that they are ignored: the kernel would forget a child before anybody knew how it ended.
+/// Children start so too, as programs expect.
+pub fn heed_children() {
+    // SAFETY: no function of ours is to run; the default action stops and ends nothing.
+    unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
+}
+
 /// Whether this process ignores a signal: it does where whoever started it said so, as `nohup` and
 /// the shell of a script's background job do.
 pub fn ignores(signal: i32) -> bool {

@@ -120,6 +120,7 @@ struct CodecsOptions {
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
+    cinch::sys::process::heed_children();
     let code = match cli.command {
         Command::Run(options) => config().and_then(|config| run::run(&options, config)),
         Command::Bench(options) => config().and_then(|config| bench::main(&options, config)),
