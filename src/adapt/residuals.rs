@@ -74,6 +74,16 @@ impl Residuals {
         self.restored && self.shape != shape
     }
 
+    /// Whether they were put here, and no call has used them yet.
+    pub fn is_restored(&self) -> bool {
+        self.restored
+    }
+
+    /// What was put here a call has used already.
+    pub fn mark_used(&mut self) {
+        self.restored = false;
+    }
+
     /// Adds the residual of `chunk`, from its element `at` on, to `values`. A residual
     /// that would make a finite value infinite is dropped.
     pub fn add(&self, role: Role, chunk: usize, at: usize, values: &mut [f32]) {

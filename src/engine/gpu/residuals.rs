@@ -13,6 +13,7 @@ use crate::adapt::{BY_ELEMENT, Feedback, Residuals, Role, Shape};
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::{Context, DeviceMemory, Event, Stream};
 use crate::plan::{Plan, Request};
+use crate::sys::log::{self, Level};
 use crate::types::Collective;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -37,6 +38,25 @@ pub(super) struct DeviceResiduals {
 struct Tensor {
     shape: Shape,
     memory: Arc<DeviceMemory>,
+    /// They were put here, and no call has used them yet.
+    restored: bool,
+}
+
+impl Tensor {
+    /// Says that residuals that the program has imported are of no use to the first call of `shape`.
+    fn report_lost(&self, tensor: u64, request: &Request, shape: &Shape) {
+        if !self.restored {
+            return;
+        }
+        log::line(
+            Level::Warn,
+            format_args!(
+                "the imported residuals of tensor {tensor} are dropped: they are of {} elements, and \
+                 {} has {}, or another operator, type, codec or cut",
+                self.shape.count, request.collective, shape.count
+            ),
+        );
+    }
 }
 
 /// Where the residuals of a call are.
@@ -147,6 +167,9 @@ impl DeviceResiduals {
         let memory = match known {
             Some(known) if known.shape == shape => known.memory,
             other => {
+                if let Some(known) = &other {
+                    known.report_lost(tensor, request, &shape);
+                }
                 order.enter(&self.stream, None)?;
                 let memory = self.zeros(other, &shape)?;
                 let zeroed = Event::new(self.stream.context())?;
@@ -160,7 +183,12 @@ impl DeviceResiduals {
             span: shape.chunk,
             memory: memory.clone(),
         };
-        self.tensors.insert(tensor, Tensor { shape, memory });
+        let used = Tensor {
+            shape,
+            memory,
+            restored: false,
+        };
+        self.tensors.insert(tensor, used);
         Ok(place)
     }
 
@@ -190,7 +218,7 @@ impl DeviceResiduals {
         let stream = &self.stream;
         let mut feedback = Feedback::new();
         for (&id, tensor) in &self.tensors {
-            let Tensor { shape, memory } = tensor;
+            let Tensor { shape, memory, .. } = tensor;
             let turn = turn_of(memory, stream, patience)?;
             let mut bytes = vec![0; shape.chunk as usize * size_of::<f32>()];
             memory.read(place_of(shape, turn), &mut bytes, stream, patience)?;
@@ -199,6 +227,9 @@ impl DeviceResiduals {
             let mut residuals = Residuals::new();
             residuals.begin(*shape);
             residuals.put(Role::Worker, 0, values.collect());
+            if !tensor.restored {
+                residuals.mark_used();
+            }
             feedback.give_back(id, residuals);
         }
         Ok(feedback)
@@ -230,7 +261,13 @@ impl DeviceResiduals {
                     .collect();
                 memory.write(place_of(&shape, 0), &bytes, &self.stream, patience)?;
             }
-            tensors.insert(id, Tensor { shape, memory });
+            let restored = residuals.is_restored();
+            let stored = Tensor {
+                shape,
+                memory,
+                restored,
+            };
+            tensors.insert(id, stored);
         }
         // What was not stored is forgotten.
         self.forget(None, patience)?;
@@ -265,13 +302,22 @@ impl DeviceResiduals {
 }
 
 impl GpuEngine {
+    /// Waits until no call uses residuals, as [`GpuEngine::drain`] does: other work of the caller's
+    /// streams may take longer than peers have time. Behind a fault kernels end by themselves.
+    fn settle(&self) -> Result<()> {
+        match self.fault.is_raised() {
+            true => self.order.wait(self.timeout),
+            false => self.drain(),
+        }
+    }
+
     /// The residuals of error feedback, on the host. Waits for the calls that were launched outside
     /// captures; graphs with calls of this communicator must not be running.
     ///
     /// # Errors
-    /// Timeout if they do not end; those of the driver.
+    /// As [`GpuEngine::drain`]; where the communicator had failed, timeout if they do not end.
     pub fn export_residuals(&self) -> Result<Feedback> {
-        self.order.wait(self.timeout)?;
+        self.settle()?;
         self.residuals.load(self.timeout)
     }
 
@@ -282,7 +328,7 @@ impl GpuEngine {
     /// Invalid argument if they are those of host buffers; as there; system if there is not that
     /// much memory.
     pub fn import_residuals(&mut self, feedback: &Feedback) -> Result<()> {
-        self.order.wait(self.timeout)?;
+        self.settle()?;
         self.residuals.store(feedback, self.timeout)
     }
 
@@ -291,7 +337,7 @@ impl GpuEngine {
     /// # Errors
     /// As [`GpuEngine::export_residuals`].
     pub fn forget_residuals(&mut self, tensor: Option<u64>) -> Result<()> {
-        self.order.wait(self.timeout)?;
+        self.settle()?;
         self.residuals.forget(tensor, self.timeout)
     }
 }

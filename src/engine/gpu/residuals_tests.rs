@@ -109,6 +109,45 @@ fn residuals_that_a_graph_uses_stay_its_own() {
     assert_ne!(place(engine, 4000), first);
 }
 
+/// What was imported and no call has used yet stays so on its way over the host, as when residuals are
+/// rescaled; what a call has left does not become so there.
+#[test]
+fn imported_residuals_are_known_until_a_call_uses_them() {
+    let bench = Bench::new();
+    let stream = bench.stream();
+    let mut ranks = bench.ranks(3, 16, &Config::default());
+    let engine = &mut ranks[0].engine;
+    let memory = bench.memory(4 << 20);
+    let run = |engine: &mut GpuEngine, count: usize| {
+        let problem = Problem::new(Collective::AllReduce, DType::F32, 3, count);
+        let fed = Request {
+            feedback: Some(1),
+            ..request(&problem, "linear8")
+        };
+        engine.run(&[call(fed, &memory, &memory, &stream)]).unwrap();
+    };
+    // As `rescale_residuals` does.
+    let over_the_host = |engine: &mut GpuEngine| {
+        let feedback = engine.export_residuals().unwrap();
+        engine.import_residuals(&feedback).unwrap();
+        feedback
+    };
+    let is_restored = |feedback: &Feedback| feedback.residuals(1).unwrap().is_restored();
+    run(engine, 5000);
+    assert!(!is_restored(&over_the_host(engine)));
+    let kept = over_the_host(engine);
+    assert!(!is_restored(&kept));
+    let imported = Feedback::import(&kept.export(0, 3), 0, 3).unwrap();
+    for count in [5000, 4000] {
+        engine.import_residuals(&imported).unwrap();
+        assert!(is_restored(&over_the_host(engine)));
+        assert!(is_restored(&over_the_host(engine)));
+        // The call of another count says that they are dropped.
+        run(engine, count);
+        assert!(!is_restored(&over_the_host(engine)));
+    }
+}
+
 /// A group cannot name more tensors than may have residuals, however few have some yet.
 #[test]
 fn a_group_of_too_many_tensors_is_refused_as_a_whole() {
