@@ -50,6 +50,8 @@ pub(super) fn meet(
         },
     );
     let peer = reach(id, &addresses, &terms, config, deadline, fault)?;
+    // Once registered, a rank that goes counts as one that died: who cannot come does not register.
+    fault.check()?;
     // The meeting, too, counts from here on.
     let patience = deadline.saturating_duration_since(Instant::now());
     let at = peer.address;
