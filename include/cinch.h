@@ -68,7 +68,8 @@
 
 /**
  * In `cinch_report_t.valid`: `saturated`, `non_finite`, `abs_max` and `l2_norm` were taken. They
- * are while this rank's input is encoded, so not with codec raw, nor on a rank without input.
+ * are while this rank's input is encoded on the host, so not with codec raw, nor on a rank without
+ * input, nor in calls on GPUs: there they are 0, and say nothing.
  */
 #define CINCH_REPORT_INPUT 1
 

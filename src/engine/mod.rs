@@ -36,7 +36,7 @@ pub struct Report {
     /// Payload bytes that it would have sent by the same steps with no codec.
     pub raw_bytes: u64,
     /// What the encode pass learnt about this rank's input; `None` when nothing was encoded
-    /// (codec raw, or a rank without input).
+    /// (codec raw, or a rank without input), and for calls on GPUs.
     pub input: Option<EncodeStats>,
     /// Calls of a group that travelled as one with this one, itself included; 1 if it went alone.
     pub fused: usize,

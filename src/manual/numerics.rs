@@ -57,7 +57,8 @@
 //! **Not finite.** A NaN or infinity reaches every rank as something that is not finite: with
 //! codecs that have blocks the whole block decodes to NaN, with the others that element. It is
 //! counted in the report of the rank that had it. A finite value beyond a fixed range, or beyond
-//! the scale kept by `tensor=K`, saturates and is counted too.
+//! the scale kept by `tensor=K`, saturates and is counted too. Reports of
+//! calls on GPUs count neither.
 //!
 //! **Small.** Subnormals are ordinary inputs. No absolute epsilon is added anywhere. -0 stays -0
 //! in casts and truncations and decodes to +0 elsewhere; a block of zeros decodes to zeros. Among

@@ -35,7 +35,7 @@
 //!    a peer wakes it. Every wait looks at the communicator's fault and at a deadline.
 //! 9. **The report** says what ran: codec, algorithm, transport, channels, bytes sent, and what
 //!    the encode pass learnt about the input on its way (largest magnitude, sum of squares,
-//!    saturated and non-finite elements).
+//!    saturated and non-finite elements; on GPUs that is not known).
 //!
 //! Bytes take no other path. A new collective, codec or transport changes one of the boxes above
 //! and none of the arrows.
