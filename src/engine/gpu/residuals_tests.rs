@@ -148,6 +148,44 @@ fn imported_residuals_are_known_until_a_call_uses_them() {
     }
 }
 
+/// The deadline of calls is for peers, not for what the caller has queued ahead of them.
+#[test]
+fn residuals_are_waited_for_behind_other_work() {
+    let bench = Bench::new();
+    let stream = bench.stream();
+    let config = Config {
+        timeout: Duration::from_millis(10),
+        ..simple()
+    };
+    let mut ranks = bench.ranks(2, 16, &config);
+    let memory = bench.memory(4096);
+    let fed = Request {
+        feedback: Some(1),
+        ..request(
+            &Problem::new(Collective::AllReduce, DType::F32, 2, 1000),
+            "linear8",
+        )
+    };
+    let engine = &mut ranks[0].engine;
+    engine.run(&[call(fed, &memory, &memory, &stream)]).unwrap();
+    let behind = |waits: &mut dyn FnMut()| {
+        bench.process.hang(true);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(20 * config.timeout);
+                bench.process.hang(false);
+            });
+            waits();
+        });
+    };
+    let mut kept = Feedback::new();
+    behind(&mut || kept = engine.export_residuals().unwrap());
+    assert!(kept.residuals(1).is_some());
+    behind(&mut || engine.import_residuals(&kept).unwrap());
+    behind(&mut || engine.forget_residuals(None).unwrap());
+    assert!(engine.export_residuals().unwrap().residuals(1).is_none());
+}
+
 /// A group cannot name more tensors than may have residuals, however few have some yet.
 #[test]
 fn a_group_of_too_many_tensors_is_refused_as_a_whole() {
