@@ -12,6 +12,7 @@
 
 use crate::comm;
 use cinch::Communicator;
+use cinch::sys::process::block_signals;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -112,6 +113,7 @@ pub(crate) fn keep(
     let waiting = WAITING.enter();
     let thread = std::thread::Builder::new().name("cinch-leave".into());
     let spawned = thread.spawn(move || {
+        block_signals();
         let communicator = retires();
         if let Some(communicator) = &communicator {
             communicator.outlast();

@@ -128,7 +128,7 @@ pub(super) fn serve(id: &UniqueId, listener: Listener, patience: Duration) -> Re
         .name("cinch-meeting".into())
         .stack_size(256 << 10)
         .spawn(move || {
-            super::star::block_signals();
+            crate::sys::process::block_signals();
             root.run();
             forget(&ours);
         });

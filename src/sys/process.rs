@@ -1,5 +1,5 @@
 //! Child processes: they do not outlive their parent, and start with a clean signal mask. What this
-//! process was told to ignore.
+//! process was told to ignore. Threads on which no signal handler of the program's runs.
 
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -24,6 +24,11 @@ pub fn die_with_parent(command: &mut Command) -> &mut Command {
             Ok(())
         })
     }
+}
+
+/// Keeps signals from this thread, which is not the program's: its handlers do not run here.
+pub fn block_signals() {
+    let _ = nix::sys::signal::SigSet::all().thread_block();
 }
 
 /// Has the child start with no signal blocked, whatever this thread blocks: programs do not

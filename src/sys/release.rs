@@ -7,6 +7,7 @@
 use super::fork::Owner;
 use super::loader;
 use super::log::{Level, line};
+use super::process::block_signals;
 use super::whole::Guarded;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
@@ -77,6 +78,7 @@ fn leave(thing: Thing) {
 
 /// The thread.
 fn serve() {
+    block_signals();
     loader::stay_loaded();
     let mut things: Vec<Thing> = Vec::new();
     loop {

@@ -35,6 +35,7 @@ use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::Fault;
 use crate::sys::fork::{Ours, Owner};
+use crate::sys::process::block_signals;
 use crate::types::SIGNATURE_WORDS;
 use gather::{Told, gather_leaves};
 use monitor::{Command, Monitor, Shared, State};
@@ -405,11 +406,6 @@ impl std::fmt::Debug for Star {
             .field("nranks", &self.shared.peers.len())
             .finish_non_exhaustive()
     }
-}
-
-/// Signals are the program's business: its handlers do not run on our threads.
-pub(super) fn block_signals() {
-    let _ = nix::sys::signal::SigSet::all().thread_block();
 }
 
 /// Starts the thread that serves the control connections. The others hear why that fails: without a

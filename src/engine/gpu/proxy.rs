@@ -32,6 +32,7 @@ use crate::plan::Planner;
 use crate::sync::Fault;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::sys::log::{Level, line};
+use crate::sys::process::block_signals;
 use crate::transport::Waiter;
 use crate::transport::cuda::Network;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -234,6 +235,7 @@ impl Ending {
     fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<Ending> {
         let (tells, ended) = mpsc::channel();
         let body = move || {
+            block_signals();
             body();
             drop(tells);
         };

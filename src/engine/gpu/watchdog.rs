@@ -6,6 +6,7 @@ use crate::bootstrap::{ExchangeRef, PeerInfo};
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::abi::{self, Trouble};
 use crate::sync::Fault;
+use crate::sys::process::block_signals;
 use crate::types::{CallSignature, Protocol};
 use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
@@ -44,6 +45,7 @@ impl Watchdog {
         let thread = std::thread::Builder::new()
             .name("cinch-watchdog".into())
             .spawn(move || {
+                block_signals();
                 while ends.recv_timeout(BEAT) == Err(RecvTimeoutError::Timeout) {
                     watch.look();
                 }
