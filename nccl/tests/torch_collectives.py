@@ -24,6 +24,8 @@ from pathlib import Path
 # How long a world of ranks may come to the end of no check, its start and its end included, and a
 # rank may wait for another in a check.
 QUIET_SECONDS = 300
+# Stands for a check where processes end otherwise than they should behind the last one.
+ENDING = "the end of all processes"
 CHECK_SECONDS = 120
 # What torch's watchdog waits for in the check that kills a rank.
 WATCHDOG_SECONDS = 15
@@ -70,7 +72,8 @@ def main():
             while left:
                 has_failed = False
                 for name, verdict, text in run_world(options.library, ranks, gpus, eager, left[:]):
-                    left.remove(name)
+                    if name != ENDING:
+                        left.remove(name)
                     print(f"{verdict:4} {world}: {name}{': ' + text if text else ''}", flush=True)
                     passed += verdict == "ok"
                     failed += verdict == "FAIL"
@@ -141,10 +144,12 @@ def tail(path, lines=6):
 
 def run_world(library, ranks, gpus, eager, names):
     """Runs checks until one fails: the name, the verdict and a text of each, as it is known of all
-    ranks. Of one that ranks did not come to the end of, the text says how they ended."""
+    ranks. Of one that ranks did not come to the end of, the text says how they ended. Where all went
+    well, so must what is behind the last: that the process groups are destroyed, and the processes end."""
     with tempfile.TemporaryDirectory() as folder:
         folder = Path(folder)
         started = start_ranks(library, ranks, gpus, {"checks": names, "eager": eager}, folder)
+        bad = None
         try:
             deadline, has_ended = time.monotonic() + QUIET_SECONDS, False
             while time.monotonic() < deadline and any(one.poll() is None for one in started):
@@ -156,18 +161,20 @@ def run_world(library, ranks, gpus, eager, names):
                     if not has_ended:
                         deadline = time.monotonic() + QUIET_SECONDS
                     names.remove(name)
+                    bad = name if verdict == "FAIL" else bad
                     yield name, verdict, text
         finally:
             stop(started)
-        bad = None
         for name, verdict, text in read_verdicts(folder, ranks, names, True):
             names.remove(name)
-            bad = name if verdict == "FAIL" else None
+            bad = name if verdict == "FAIL" else bad
             yield name, verdict, text
+        ended = [f"rank {rank} (code {one.returncode}): {tail(folder / f'log.{rank}')}"
+                 for rank, one in enumerate(started) if one.returncode != 0]
         if names and not bad:
-            ended = [f"rank {rank} (code {one.returncode}): {tail(folder / f'log.{rank}')}"
-                     for rank, one in enumerate(started) if one.returncode != 0]
             yield names[0], "FAIL", "; ".join(ended) or f"none of its ends for {QUIET_SECONDS} s"
+        elif ended and not bad:
+            yield ENDING, "FAIL", "; ".join(ended)
 
 
 def read_verdicts(folder, ranks, names, have_ended):
