@@ -34,6 +34,8 @@ struct Life {
     /// Why there is no connection, or why it could not be finalized.
     failure: Option<Error>,
     stage: Stage,
+    /// Whether this rank has retired: a finalize has ended, and well.
+    left: bool,
 }
 
 impl Life {
@@ -98,13 +100,18 @@ impl Comm {
     pub(crate) fn left(&self, result: Result<()>) {
         let mut life = self.life();
         life.end(false);
+        life.left = result.is_ok();
         life.failure = result.err();
+    }
+
+    /// A finalize that blocks has ended, and well.
+    pub(crate) fn leave(&self) {
+        self.life().left = true;
     }
 
     /// Whether a finalize has ended, and well.
     pub(crate) fn has_left(&self) -> bool {
-        let life = self.life();
-        life.stage == Stage::Finalized && life.underway == 0 && life.failure.is_none()
+        self.life().left
     }
 
     /// Lets nothing happen to it meanwhile.
@@ -173,9 +180,9 @@ impl Comm {
         self.life().background > 0
     }
 
-    /// Why it has failed, if it has and was not revoked. One that was finalized needs no other rank.
+    /// Why it has failed, if it has and was not revoked. One that has left needs no other rank.
     pub(crate) fn failure(&self) -> Option<Error> {
-        let (communicator, is_finalized) = {
+        let (communicator, has_left) = {
             let life = self.life();
             if life.stage == Stage::Revoked {
                 return None;
@@ -183,11 +190,11 @@ impl Comm {
             if life.failure.is_some() {
                 return life.failure.clone();
             }
-            (life.communicator.clone(), life.stage == Stage::Finalized)
+            (life.communicator.clone(), life.left)
         };
         let error = communicator?.async_error()?;
         let is_anothers_end = matches!(error.kind(), ErrorKind::Remote | ErrorKind::Aborted);
-        (!(is_finalized && is_anothers_end)).then_some(error)
+        (!(has_left && is_anothers_end)).then_some(error)
     }
 }
 

@@ -99,6 +99,7 @@ impl Leave {
         }
         if comm.asked.blocking {
             communicator.retire()?;
+            comm.leave();
             remains::outlast(communicator);
             return Ok(Progress::Done);
         }
@@ -149,7 +150,8 @@ export! {
             return Ok(Progress::Done);
         }
         let comm = comm::remove(comm)?;
-        remains::clear_away();
+        // Nothing is freed here that was left before: the driver may wait for the very kernel that this
+        // is to stop.
         if comm.has_left() {
             // The others know, and nothing of this rank is there to be cut short.
             if let Some(communicator) = comm.take() {

@@ -158,6 +158,29 @@ static void aborts_after_sending(void) {
   OK(ncclCommAbort(comms[1]));
 }
 
+static void *finalize_one(void *argument) {
+  struct Rank *rank = argument;
+  rank->result = ncclCommFinalize(rank->comm);
+  return NULL;
+}
+
+/* An abort ends a finalize that waits for a call, and with it the call. */
+static void aborts_a_finalize(void) {
+  ncclComm_t comms[2];
+  join_all(comms, 2);
+  struct Rank calls = {.comm = comms[0]}, ends = calls;
+  pthread_t threads[2];
+  CHECK(pthread_create(&threads[0], NULL, wait_for_peer, &calls) == 0);
+  usleep(100000);
+  CHECK(pthread_create(&threads[1], NULL, finalize_one, &ends) == 0);
+  usleep(100000);
+  OK(ncclCommAbort(comms[0]));
+  for (int i = 0; i < 2; i++) CHECK(pthread_join(threads[i], NULL) == 0);
+  CHECK(calls.result == ncclRemoteError && ends.result == ncclRemoteError);
+  CHECK(strstr(calls.said, "aborted") != NULL);
+  OK(ncclCommAbort(comms[1]));
+}
+
 /* A revoked communicator has no error; it can be split and shrunk, and ends. */
 static void revokes(void) {
   enum { N = 3 };
@@ -213,6 +236,7 @@ int main(void) {
   blocks();
   aborts();
   aborts_after_sending();
+  aborts_a_finalize();
   revokes();
   puts("ok");
   return 0;
