@@ -61,7 +61,11 @@ impl GpuSide {
 
     pub(super) fn is_idle(&self) -> bool {
         let engine = self.engine.try_lock();
-        engine.is_ok_and(|engine| engine.wait(Duration::ZERO).is_ok())
+        // Nothing runs any more where the driver has ended.
+        let is_over = |engine: MutexGuard<'_, GpuEngine>| {
+            engine.wait(Duration::ZERO).is_ok() || self.context.driver().has_ended()
+        };
+        engine.is_ok_and(is_over)
     }
 
     pub(super) fn slices(&self) -> Result<&Slices> {

@@ -470,3 +470,75 @@ fn samples_are_left_to_a_kernel_that_does_not_end() {
         }
     }
 }
+
+/// The deadline of calls is not for what the caller has queued ahead of them, and a failure ends the
+/// wait. What others own is given up ahead of the word that a rank has retired.
+#[test]
+fn a_rank_that_retires_waits_for_what_is_ahead_of_its_calls() {
+    let bench = Bench::new();
+    let stream = bench.stream();
+    let memory = bench.memory(4000);
+    let timeout = Duration::from_millis(10);
+    for fails in [false, true] {
+        let comms = communicators_with(&bench, timeout);
+        let run = || comms[0].call_on(&sum(DType::F32), buffers(&memory, &memory, &stream));
+        run().unwrap();
+        bench.process.hang(true);
+        let retired = std::thread::scope(|scope| {
+            let retires = scope.spawn(|| comms[0].retire());
+            std::thread::sleep(20 * timeout);
+            assert!(!retires.is_finished());
+            assert_eq!(comms[1].async_error(), None);
+            match fails {
+                true => comms[0].abort(),
+                false => bench.process.hang(false),
+            }
+            retires.join().unwrap()
+        });
+        bench.process.hang(false);
+        match fails {
+            true => assert_eq!(retired.unwrap_err().kind(), ErrorKind::Aborted),
+            false => {
+                retired.unwrap();
+                let error = run().unwrap_err();
+                assert!(error.message().contains("finalized"), "{error}");
+            }
+        }
+    }
+}
+
+/// That another rank is gone is none of the business of one whose calls have all ended.
+#[test]
+fn a_death_that_cuts_no_call_short_fails_no_rank_that_retires() {
+    let bench = Bench::new();
+    let stream = bench.stream();
+    let memory = bench.memory(4000);
+    let comms = communicators(&bench);
+    let call = || comms[0].call_on(&sum(DType::F32), buffers(&memory, &memory, &stream));
+    call().unwrap();
+    bench.process.hang(true);
+    std::thread::scope(|scope| {
+        let retires = scope.spawn(|| comms[0].retire());
+        std::thread::sleep(Duration::from_millis(50));
+        let died = Error::new(ErrorKind::Remote, "rank 1 died");
+        comms[0].fault().hear(died, Instant::now() + WAIT);
+        bench.process.hang(false);
+        retires.join().unwrap().unwrap();
+    });
+    assert!(!comms[1].fault().is_raised());
+}
+
+/// One that has not come is waited for, whatever the deadline of calls says.
+#[test]
+fn a_rank_outlasts_those_that_are_late() {
+    let bench = Bench::new();
+    let timeout = Duration::from_millis(10);
+    let comms = communicators_with(&bench, timeout);
+    comms[0].retire().unwrap();
+    std::thread::scope(|scope| {
+        let outlasts = scope.spawn(|| comms[0].outlast_others(Duration::ZERO));
+        std::thread::sleep(20 * timeout);
+        assert!(!outlasts.is_finished());
+        comms[1].exchange.leave();
+    });
+}

@@ -5,6 +5,7 @@ mod check;
 mod choice;
 mod costs;
 mod device;
+mod ending;
 #[cfg(test)]
 mod environment_tests;
 mod feedback;
@@ -32,14 +33,13 @@ use crate::schedule::Hosts;
 use crate::simd::FloatEnvironment;
 use crate::sync::{Fault, GRACE};
 use crate::sys::fork::{Ours, Owner};
-use crate::sys::log::{self, Level};
 use crate::types::TransportKind;
 use device::GpuSide;
 use sample::Sampler;
 use stats::Counters;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// A group of ranks that call collectives together.
 ///
@@ -392,77 +392,6 @@ impl Communicator {
         }
     }
 
-    /// Waits until every rank has finalized: no rank's data is lost by the drop that follows. On a GPU
-    /// this rank's calls end first, however long the work takes that is ahead of them on their streams;
-    /// it takes no more calls then, and no rank maps memory of another any more, unless a graph with its
-    /// calls is left.
-    ///
-    /// # Errors
-    /// As [`Communicator::call`].
-    pub fn finalize(&self) -> Result<()> {
-        self.check_fault()?;
-        let result = match &self.side {
-            Side::Host(_) => {
-                let _engine = self.engine()?;
-                self.exchange.barrier()
-            }
-            // Whatever any rank has queued writes to the memory of others.
-            Side::Gpu(side) => {
-                let mut engine = side.engine()?;
-                let ended = engine.drain().and_then(|()| self.exchange.barrier());
-                ended.and_then(|()| {
-                    engine.close();
-                    self.exchange.barrier()
-                })
-            }
-        };
-        self.settle(result)
-    }
-
-    /// Waits until the calls of this rank have ended, and says that it makes no more: from here on its
-    /// end is no failure to the other ranks, nor theirs to it. Waits for no rank but where those calls do.
-    ///
-    /// # Errors
-    /// The reason why the communicator has failed; but that other ranks are gone is none where it cut no
-    /// call short.
-    pub fn retire(&self) -> Result<()> {
-        self.owner.check()?;
-        if let Err(error) = self.fault.check()
-            && !tells_of_an_end(&error)
-        {
-            return self.settle(Err(error));
-        }
-        let was_idle = self.is_idle();
-        let ended = match &self.side {
-            Side::Host(_) => self.engine().map(drop),
-            Side::Gpu(side) if side.context().driver().has_ended() => Ok(()),
-            Side::Gpu(side) => side
-                .engine()
-                .and_then(|engine| engine.finish(self.config.timeout)),
-        };
-        match ended.and_then(|()| self.fault.check()) {
-            Err(error) if !(was_idle && tells_of_an_end(&error)) => return self.settle(Err(error)),
-            _ => self.exchange.retire(),
-        }
-        Ok(())
-    }
-
-    /// Behind [`Communicator::retire`]: returns when the other ranks have retired, too, or are gone, and
-    /// nobody uses memory of this rank any more.
-    pub fn outlast(&self) {
-        let met = self.exchange.await_retired();
-        if met.is_ok() || self.gpu().is_none() {
-            return;
-        }
-        // Nobody says any more when kernels of those that are left have ended.
-        let until = Instant::now() + LINGER;
-        for other in (0..self.nranks()).filter(|&rank| rank != self.rank()) {
-            while self.owner.is_this() && !self.exchange.departed(other) && Instant::now() < until {
-                std::thread::sleep(Duration::from_millis(20));
-            }
-        }
-    }
-
     fn host_side(&self) -> Result<&Mutex<HostEngine>> {
         self.owner.check()?;
         match &self.side {
@@ -511,14 +440,6 @@ impl Communicator {
             self.exchange.announce(reason);
         }
     }
-}
-
-/// How long a rank keeps the memory that others may still write to when they cannot meet any more.
-const LINGER: Duration = Duration::from_secs(10);
-
-/// Whether `error` is the end of another rank, which is its own business unless something is missed.
-fn tells_of_an_end(error: &Error) -> bool {
-    matches!(error.kind(), ErrorKind::Remote | ErrorKind::Aborted)
 }
 
 /// Fails a communicator whose call unwinds: its peers must not wait for a rank that will not come
@@ -572,35 +493,5 @@ impl Communicator {
             Side::Host(_) => Ok(self.engine()?.limits().clone()),
             Side::Gpu(side) => Ok(side.engine()?.limits().clone()),
         }
-    }
-}
-
-impl Drop for Communicator {
-    fn drop(&mut self) {
-        if !self.owner.is_this() {
-            return;
-        }
-        if log::enabled(Level::Info) {
-            log::line(
-                Level::Info,
-                format_args!(
-                    "{}: calls of communicator \"{}\": {}",
-                    self.peers()[self.rank()],
-                    self.config.comm_name,
-                    self.codec_stats()
-                ),
-            );
-        }
-        if let Side::Gpu(side) = &self.side
-            && let Ok(mut engine) = side.engine()
-        {
-            // Peers that still wait for this rank's part get it before they hear that it left.
-            engine.end();
-        }
-        // The others must not take for a rank that left in good order one that failed unheard.
-        if let Err(reason) = self.fault.check() {
-            self.tell(&reason);
-        }
-        self.exchange.leave();
     }
 }

@@ -47,6 +47,11 @@ impl Event {
         })
     }
 
+    /// The GPU's context.
+    pub fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
     /// The driver's handle of it.
     pub fn handle(&self) -> CuEvent {
         self.handle

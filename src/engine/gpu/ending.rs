@@ -96,6 +96,23 @@ impl GpuEngine {
         }
     }
 
+    /// Waits until what this communicator launched has ended, as [`GpuEngine::drain`] does, and what it
+    /// sent to other hosts has left this process.
+    ///
+    /// # Errors
+    /// As for [`GpuEngine::drain`]; timeout if what was sent does not leave.
+    pub fn finish(&self) -> Result<()> {
+        match self.drain() {
+            // With the driver all has ended that ran; what it sent may still be here.
+            Err(_) if self.context.driver().has_ended() => {}
+            drained => drained?,
+        }
+        match &self.proxy {
+            Some(proxy) => proxy.flush(self.timeout, &self.fault),
+            None => Ok(()),
+        }
+    }
+
     /// Takes no more calls, and gives up what other processes own, unless graphs may still use it. When
     /// all ranks have done so and met, none frees memory that another one maps. Nothing that was launched
     /// may run any more.

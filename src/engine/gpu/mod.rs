@@ -360,19 +360,6 @@ impl GpuEngine {
         self.order.wait(deadline)
     }
 
-    /// Waits until what this communicator launched has ended, and what it sent to other hosts has left
-    /// this process.
-    ///
-    /// # Errors
-    /// As for [`GpuEngine::wait`]; the reason of the fault.
-    pub fn finish(&self, deadline: Duration) -> Result<()> {
-        self.order.wait(deadline)?;
-        match &self.proxy {
-            Some(proxy) => proxy.flush(deadline, &self.fault),
-            None => Ok(()),
-        }
-    }
-
     /// What launching the plan of `request` takes.
     fn prepare(&mut self, request: &Request) -> Result<Arc<Prepared>> {
         kernels::check(request)?;
