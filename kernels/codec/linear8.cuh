@@ -30,11 +30,10 @@ struct LinearMeaning {
     bool is_short;
   };
   static CINCH_HD Step step(float scale) {
-    const float raised = mul(divided_by<127>(scale), 0x1p6f);
-    return {smaller_of(raised, LARGEST_RAISED_UNIT), magnitude_of(scale) < 2.0f};
+    return {mul(divided_by<127>(scale), 0x1p6f), magnitude_of(scale) < 2.0f};
   }
   static CINCH_HD float scaled(float value, Step step, float acc) {
-    return fused(mul(value, 0x1p127f), step.raised, acc);
+    return fused(mul(value, 0x1p127f), smaller_of(step.raised, LARGEST_RAISED_UNIT), acc);
   }
 
   static CINCH_HD bool is_short(Step step) { return step.is_short; }
