@@ -208,7 +208,7 @@ struct cinch_work {
   uint16_t nsteps;
   uint8_t combine; /* cinch_combine */
   uint8_t flags;
-  uint16_t unused;
+  uint16_t mark; /* of what the call is, for flags, of which packets have 12 bits */
   struct cinch_codec_words codec;
 };
 

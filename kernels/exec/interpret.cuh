@@ -246,7 +246,9 @@ __device__ __forceinline__ void report_missing(const cinch_comm_view &comm, cons
   const uint32_t missing = stop.missing();
   // The first report counts, which is that of the batch in which it went wrong.
   if (lane_id() != 0 || missing == 0) return;
-  const uint32_t number = own.places[half].flag[missing - 1];
+  // The flag has the lower bits of the number, and cursors stand where they did before this launch.
+  const uint64_t before = cursor_of(comm, lane, missing - 1)->received;
+  const uint64_t number = before + ((own.places[half].flag[missing - 1] - (uint32_t)before) & NUMBER_MASK);
   const Batch &batch = own.batches[half];
   const Waiting waiting = {missing - 1, 0, lane, batch.step, batch.pass};
   report(comm, CINCH_TROUBLE_TIMEOUT, waiting, number, number - 1, own.work.signature, nullptr);

@@ -28,13 +28,6 @@ static_assert(CINCH_MAX_RANKS <= WARP, "one thread of a warp owns one connection
 constexpr uint32_t NUMBER_BITS = 20;
 constexpr uint32_t NUMBER_MASK = (1u << NUMBER_BITS) - 1;
 
-// What flags have of a call besides a number, of which they take as many of the upper bits as they have
-// room for.
-__device__ __forceinline__ uint64_t mixed(const uint64_t *signature) {
-  const uint64_t *s = signature;
-  return (s[0] ^ s[1] * 3 ^ s[2] * 5 ^ s[4] * 7) * 0x9e3779b97f4a7c15ull;
-}
-
 // Flag of a message, in the protocols that have flags; `mark` has bits above those of the number. Slots
 // start as zeros, which no flag is before numbers wrap: they start at 1.
 __device__ __forceinline__ uint32_t message_flag(uint64_t number, uint32_t mark) {
@@ -85,7 +78,7 @@ class Waiter {
     if (!owns_) return;
     const cinch_cursor *cursor = cursor_of(comm, lane, peer_);
     count_ = sends_ ? cursor->sent : cursor->received;
-    mark_ = PROTOCOL == CINCH_SIMPLE ? 0 : (uint32_t)(mixed(work.signature) >> 32);
+    mark_ = (uint32_t)work.mark << 16;
     credit_ = 0;
     fresh_ = true;
     const cinch_counters *counters = counters_of(comm, comm.inbox[peer_], lane);

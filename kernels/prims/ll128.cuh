@@ -108,7 +108,7 @@ class RawLL128 {
   static constexpr int N = 16 / sizeof(typename E::Storage);
 
   __device__ __forceinline__ uint64_t wide(uint32_t flag) const {
-    return flag | (mixed(work_.signature) >> 32) << 32;
+    return flag | (uint64_t)work_.mark << 48;
   }
 
   // `own`: cinch_own of an own contribution; absent for what was received.

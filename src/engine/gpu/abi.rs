@@ -139,8 +139,8 @@ pub struct Work {
     pub combine: u8,
     /// [`PREMULTIPLY`] and its like.
     pub flags: u8,
-    /// Nothing.
-    pub unused: u16,
+    /// Of what the call is, for flags, of which packets have 12 bits.
+    pub mark: u16,
     /// Parameters of the codec.
     pub codec: CodecWords,
 }
@@ -253,7 +253,7 @@ mod tests {
             nrecv nsend recv_mask send_mask);
         fields!("cinch_residuals", ResidualsHeader, turn arrived);
         fields!("cinch_work", Work, input output count chunk factor signature residuals span parts passes
-            first_block channels first_lane stages steps nsteps combine flags unused codec);
+            first_block channels first_lane stages steps nsteps combine flags mark codec);
         fields!("cinch_args", Args, comm far nworks nsteps npeers unused blob);
         fields!("cinch_oneshot_args", OneshotArgs, comm area half epoch input output count factor mark
             signature words share combine flags element_bytes root unused);

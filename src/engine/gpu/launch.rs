@@ -80,7 +80,7 @@ impl Prepared {
         begin: Begin,
     ) -> Result<()> {
         let mut work = pack::work(&self.plan, call.request.op, call.at())?;
-        work.signature = signature;
+        (work.signature, work.mark) = (signature, mark(signature));
         if let Some(place) = residuals {
             (work.residuals, work.span) = (place.address, place.span);
         }
@@ -156,7 +156,7 @@ impl Fused {
             output: self.at.output,
             count: run.plan.count as u64,
             factor: self.factor,
-            mark: mark(self.signature),
+            mark: u64::from(mark(self.signature)) << 48,
             signature: self.signature,
             words: run.words,
             share: run.share,
@@ -196,17 +196,17 @@ fn share(protocol: Protocol, words: usize, blocks: usize) -> usize {
     }
 }
 
-/// What flags have of a call besides its number: 16 bits of its signature (packets have room for 12), so
-/// that a rank never, or hardly ever, understands one that makes another call. Not of how many calls there have been:
-/// a graph is replayed with what was counted when it was captured.
-fn mark(signature: [u64; SIGNATURE_WORDS]) -> u64 {
+/// What flags have of a call besides a number: 16 bits of its signature (packets have room for 12), so
+/// that a rank never, or hardly ever, understands one that makes another call. Not of how many calls there
+/// have been: a graph is replayed with what was counted when it was captured.
+fn mark(signature: [u64; SIGNATURE_WORDS]) -> u16 {
     let [a, b, c, _, d] = signature;
     let mixed = [a, b, c, d].into_iter().fold(0, |mixed: u64, word| {
         (mixed ^ word)
             .wrapping_mul(0x9e37_79b9_7f4a_7c15)
             .rotate_left(31)
     });
-    mixed << 48
+    mixed as u16
 }
 
 /// The arguments of an interpreter whose blob is still to be written.
@@ -296,4 +296,57 @@ pub(super) fn own_context(context: &Arc<Context>, stream: &Stream) -> Result<()>
             context.device()
         ),
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::{Algorithm, CodecSpec, Collective, DType, Fused as Together, ReduceOp};
+    use std::collections::HashMap;
+
+    /// Packets have 12 bits of a mark: of so many small calls each has about one in 4,096 for a namesake
+    /// by chance, and no more.
+    #[test]
+    fn calls_seldom_have_the_mark_of_another() {
+        let mut calls = HashMap::new();
+        let mut all = 0;
+        for collective in Collective::ALL {
+            for (count, root) in (1..=512).flat_map(|count| [0, 1, 5].map(|root| (count, root))) {
+                let request = Request {
+                    collective,
+                    dtype: DType::F32,
+                    op: ReduceOp::Sum,
+                    count,
+                    root,
+                    peer: 0,
+                    codec: CodecSpec::RAW,
+                    auto: false,
+                    intra: CodecSpec::RAW,
+                    algorithm: None,
+                    tensor: None,
+                    feedback: None,
+                    fused: Together::ALONE,
+                };
+                let words = request
+                    .signature(Algorithm::OneShot, CodecSpec::RAW, 0)
+                    .words();
+                *calls.entry(words).or_insert(0) = mark(words) >> 4;
+                all += 1;
+            }
+        }
+        let mut marks = HashMap::new();
+        for mark in calls.values() {
+            *marks.entry(mark).or_insert(0) += 1;
+        }
+        let pairs: u64 = marks
+            .values()
+            .map(|&number: &u64| number * (number - 1) / 2)
+            .sum();
+        let number = calls.len() as u64;
+        let expected = number * (number - 1) / 2 / 4096;
+        assert!(
+            all > 4096 && pairs < expected * 5 / 4,
+            "{pairs} of {expected} expected"
+        );
+    }
 }
