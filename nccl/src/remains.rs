@@ -5,10 +5,12 @@
 //! together part in good order, and so that nothing is given back to a driver that ends itself; what
 //! other ranks keep waiting then goes with the process, which they know to have retired.
 //!
-//! **When memory of a GPU goes.** The driver may wait for all kernels of a GPU before it frees memory,
-//! and keep launches waiting meanwhile, for one of which those kernels may wait. So it is freed by a
-//! call that makes or ends a communicator, or where the process has none: never beside a program that
-//! launches.
+//! **When memory of a GPU goes.** The driver waits for all kernels of a GPU before it frees memory,
+//! and keeps launches there waiting meanwhile (seen with driver 580), for one of which those kernels may
+//! wait. So it is freed by a call that makes or ends a communicator, or where the process has none: all
+//! ranks make and end them in one order with their calls, so that those kernels end. Threads of a process
+//! that each have a GPU do so in no order: one that ends a communicator may free memory of another's GPU,
+//! and waits for its kernels then.
 
 use crate::comm;
 use cinch::Communicator;
