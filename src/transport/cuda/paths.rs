@@ -45,7 +45,7 @@ impl LinkClass {
     }
 
     /// Whether 128 bytes that a warp stores together are seen together, as the ll128 protocol
-    /// needs, between GPUs that keep lines whole ([`GPUS_THAT_KEEP_LINES_WHOLE`]).
+    /// needs, between GPUs that keep lines whole (`GPUS_THAT_KEEP_LINES_WHOLE`).
     pub fn keeps_lines_whole(self) -> bool {
         self <= LinkClass::NvLink
     }
