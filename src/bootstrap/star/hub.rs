@@ -12,10 +12,18 @@ pub(super) struct Hub {
     ledger: Ledger,
     /// The exchange that is being collected.
     generation: u64,
-    parts: Vec<Option<Vec<u8>>>,
+    parts: Vec<Option<Part>>,
     /// Why no exchange will complete any more.
     broken: Option<Error>,
     asked: Instant,
+}
+
+/// What one rank gives to an exchange.
+#[derive(Clone)]
+struct Part {
+    bytes: Vec<u8>,
+    /// Whether it comes because it has retired: whoever exchanges something is not to take it for an answer.
+    retires: bool,
 }
 
 impl Hub {
@@ -48,10 +56,8 @@ impl Monitor {
             }
             CONTRIBUTION => {
                 let limit = MAX_CONTRIBUTION as u64;
-                if let Some((generation, bytes)) =
-                    self.links[at].assembly.add(&frame.body, limit)?
-                {
-                    self.contribute(rank, generation, bytes);
+                if let Some((numbered, bytes)) = self.links[at].assembly.add(&frame.body, limit)? {
+                    self.contribute(rank, numbered, bytes);
                 }
                 Ok(())
             }
@@ -117,7 +123,8 @@ impl Monitor {
         writer.0
     }
 
-    pub(super) fn contribute(&mut self, rank: usize, generation: u64, bytes: Vec<u8>) {
+    pub(super) fn contribute(&mut self, rank: usize, numbered: u64, bytes: Vec<u8>) {
+        let (generation, retires) = (numbered & !RETIRING, numbered & RETIRING != 0);
         if let Some(error) = self.hub.broken.clone() {
             // The others were told when it broke.
             return self.fail_gather_of(rank, generation, error);
@@ -131,10 +138,10 @@ impl Monitor {
             self.fail_gather(self.hub.generation, &error);
             return self.fail_gather_of(rank, generation, error);
         }
-        self.hub.parts[rank] = Some(bytes);
+        self.hub.parts[rank] = Some(Part { bytes, retires });
         // The hub's own user may be waiting for an exchange that others have completed it for.
         self.mark_present(rank, generation);
-        if let Some(absent) = self.departed_absentee() {
+        if let Some(absent) = self.departed_absentee().or(self.retired_among_others()) {
             let error = self.break_gather(absent);
             self.fail_gather(generation, &error);
         } else if self.hub.parts.iter().all(Option::is_some) {
@@ -158,7 +165,8 @@ impl Monitor {
     fn complete(&mut self) {
         let generation = self.hub.generation;
         self.hub.generation += 1;
-        let parts: Vec<Vec<u8>> = self.hub.parts.iter_mut().filter_map(Option::take).collect();
+        let parts = self.hub.parts.iter_mut().filter_map(Option::take);
+        let parts: Vec<Vec<u8>> = parts.map(|part| part.bytes).collect();
         let total: u64 = parts.iter().map(|part| part.len() as u64 + 4).sum();
         let mut pieces = Vec::new();
         write_parts(&parts, |piece| {
@@ -186,6 +194,14 @@ impl Monitor {
         let begun = self.hub.broken.is_none() && self.hub.parts.iter().any(Option::is_some);
         (0..self.hub.parts.len())
             .find(|&rank| begun && self.hub.parts[rank].is_none() && self.shared.is_departed(rank))
+    }
+
+    /// A rank that has retired where others exchange something.
+    fn retired_among_others(&self) -> Option<usize> {
+        let retires = |part: &Option<Part>| part.as_ref().map(|part| part.retires);
+        let kinds = || self.hub.parts.iter().map(retires);
+        let others_do = kinds().any(|kind| kind == Some(false));
+        kinds().position(|kind| others_do && kind == Some(true))
     }
 
     fn break_gather(&mut self, rank: usize) -> Error {

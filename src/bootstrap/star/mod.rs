@@ -38,7 +38,7 @@ use crate::sys::fork::{Ours, Owner};
 use crate::sys::process::block_signals;
 use crate::types::SIGNATURE_WORDS;
 use gather::{Told, gather_leaves};
-use monitor::{Command, Monitor, Shared, State};
+use monitor::{Command, Monitor, RETIRING, Shared, State};
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -343,7 +343,8 @@ impl Exchange for Star {
                 return;
             }
             // Its part of the last exchange goes ahead of the word that it takes part in no other.
-            self.shared.start_gather(turn.generation, Vec::new());
+            let numbered = turn.generation | RETIRING;
+            self.shared.start_gather(numbered, Vec::new());
             turn.retired = Some(turn.generation);
             turn.generation += 1;
         }

@@ -24,6 +24,9 @@ pub(super) const DEPARTED: u8 = 22;
 pub(super) const SILENT: u8 = 23;
 pub(super) const RETIRED: u8 = 24;
 
+/// In the number of an exchange that a rank gives its part to: it has retired, and takes part in no other.
+pub(super) const RETIRING: u64 = 1 << 63;
+
 /// A silent peer is sent beats this often only: its buffers must not fill while it is stopped.
 const SLOW_BEAT: Duration = Duration::from_secs(1);
 /// Silence that is reported, where /proc cannot tell why.
@@ -131,17 +134,18 @@ impl Shared {
         let _ = (&self.wake.0).write(&[1]);
     }
 
-    pub(super) fn start_gather(&self, generation: u64, bytes: Vec<u8>) {
+    /// Gives this rank's part to an exchange. That of one that retires has [`RETIRING`] in its number.
+    pub(super) fn start_gather(&self, numbered: u64, bytes: Vec<u8>) {
         let present = match self.rank {
             0 => vec![false; self.peers.len()],
             _ => Vec::new(),
         };
         self.state().gather = Some(Gather {
-            generation,
+            generation: numbered & !RETIRING,
             outcome: None,
             present,
         });
-        self.command(Command::Contribute(generation, bytes));
+        self.command(Command::Contribute(numbered, bytes));
     }
 
     pub(super) fn finish_gather(&self, generation: u64, outcome: Result<Vec<Vec<u8>>>) {
@@ -409,12 +413,10 @@ impl Monitor {
         let commands = std::mem::take(&mut self.shared.state().commands);
         for command in commands {
             match command {
-                Command::Contribute(generation, bytes) if self.is_hub() => {
-                    self.contribute(self.shared.rank, generation, bytes);
+                Command::Contribute(numbered, bytes) if self.is_hub() => {
+                    self.contribute(self.shared.rank, numbered, bytes);
                 }
-                Command::Contribute(generation, bytes) => {
-                    self.send_contribution(generation, &bytes)
-                }
+                Command::Contribute(numbered, bytes) => self.send_contribution(numbered, &bytes),
                 // What this rank was told, or has told, the others know. What becomes of a rank that
                 // has retired is none of their business.
                 Command::Announce(_) if self.failed || self.retired => {}

@@ -597,3 +597,47 @@ fn ranks_that_have_retired_may_vanish_and_meet_once_more() {
     on_all(&world, Star::leave);
     assert!(world.faults.iter().all(|fault| !fault.is_raised()));
 }
+
+/// Its part is of the same number as theirs, and empty.
+#[test]
+fn a_rank_that_retires_answers_no_exchange() {
+    for (gone, is_first) in [(0, true), (0, false), (1, true), (1, false)] {
+        let world = world(3, &config(60.0));
+        let exchanges = |star: &Star| {
+            let error = star.all_gather(b"a part").unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Remote, "{error}");
+            let who = format!("{} left", world.stars[gone].peers()[gone]);
+            assert!(error.message().contains(&who), "{error}");
+        };
+        std::thread::scope(|scope| {
+            let (leaver, others) = {
+                let mut others: Vec<_> = world.stars.iter().collect();
+                (others.remove(gone), others)
+            };
+            if is_first {
+                leaver.retire();
+            }
+            let exchanging = others.iter().map(|star| scope.spawn(|| exchanges(star)));
+            let exchanging: Vec<_> = exchanging.collect();
+            if !is_first {
+                let came = || {
+                    let state = world.stars[0].shared.state();
+                    let present = state.gather.as_ref().map(|gather| gather.present.clone());
+                    present.is_some_and(|present| present.iter().filter(|&&here| here).count() == 2)
+                };
+                match gone {
+                    // Only a hub that takes part in an exchange notes who has come.
+                    0 => std::thread::sleep(Duration::from_millis(100)),
+                    _ => eventually("the others exchange", came),
+                }
+                leaver.retire();
+            }
+            for one in exchanging {
+                one.join().unwrap();
+            }
+            let error = leaver.await_retired().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Remote, "{error}");
+        });
+        assert!(world.faults.iter().all(|fault| !fault.is_raised()));
+    }
+}
