@@ -3,7 +3,8 @@
 use super::pack::Blob;
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::{Context, Event, PinnedMemory, Stream};
-use std::sync::Arc;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Bytes of a buffer: more than any group of one launch takes.
 const BUFFER_BYTES: usize = 64 << 10;
@@ -11,11 +12,25 @@ const BUFFER_BYTES: usize = 64 << 10;
 /// Buffers that are in use at once before another is made.
 const BUFFERS: usize = 4;
 
+/// What blobs of captured launches have a multiple of.
+const CAPTURED_BYTES: usize = 4 << 10;
+
 /// Pinned buffers, each free again once the launch that reads it has ended.
 #[derive(Debug)]
 pub(super) struct BlobPool {
     context: Arc<Context>,
     buffers: Vec<Buffer>,
+    spare: Spare,
+}
+
+/// Memory of graphs that are gone, for those to come: the driver would wait for all kernels of the GPU
+/// to free it, and launches for the driver.
+type Spare = Arc<Mutex<Vec<PinnedMemory>>>;
+
+/// The blob of a captured launch, which a graph reads at every replay.
+pub(super) struct Captured {
+    memory: Option<PinnedMemory>,
+    spare: Spare,
 }
 
 /// Where a blob was written.
@@ -23,7 +38,7 @@ pub(super) enum Placed {
     /// In a buffer of the pool.
     Pooled(usize),
     /// In memory of its own, for whoever keeps what the launch needs.
-    Own(PinnedMemory),
+    Own(Captured),
 }
 
 #[derive(Debug)]
@@ -41,6 +56,7 @@ impl BlobPool {
         let mut pool = BlobPool {
             context: context.clone(),
             buffers: Vec::new(),
+            spare: Spare::default(),
         };
         for _ in 0..BUFFERS {
             pool.grow()?;
@@ -71,9 +87,11 @@ impl BlobPool {
             ));
         }
         if captured {
-            let memory = PinnedMemory::new(&self.context, blob.len())?;
+            let memory = self.spared(blob.len().next_multiple_of(CAPTURED_BYTES))?;
             write(&memory, blob);
-            return Ok((memory.address(), Placed::Own(memory)));
+            let (address, spare) = (memory.address(), self.spare.clone());
+            let memory = Some(memory);
+            return Ok((address, Placed::Own(Captured { memory, spare })));
         }
         let mut free = None;
         for (index, buffer) in self.buffers.iter().enumerate() {
@@ -95,6 +113,17 @@ impl BlobPool {
         Ok((buffer.memory.address(), Placed::Pooled(index)))
     }
 
+    /// So many bytes that no graph has.
+    fn spared(&self, bytes: usize) -> Result<PinnedMemory> {
+        {
+            let mut spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(found) = spare.iter().position(|memory| memory.bytes() == bytes) {
+                return Ok(spare.swap_remove(found));
+            }
+        }
+        PinnedMemory::new(&self.context, bytes)
+    }
+
     /// The memory, which a kernel may still read.
     pub(super) fn take(&mut self) -> impl Send + use<> {
         std::mem::take(&mut self.buffers)
@@ -106,9 +135,69 @@ impl BlobPool {
     }
 }
 
+impl Drop for Captured {
+    fn drop(&mut self) {
+        // The graph frees what it keeps once no replay is under way.
+        let mut spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
+        spare.extend(self.memory.take());
+    }
+}
+
+impl fmt::Debug for Captured {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a captured blob of {:?}", self.memory)
+    }
+}
+
 fn write(memory: &PinnedMemory, blob: &Blob) {
     // SAFETY: as many bytes of pinned memory, which no kernel reads: it is new, or the launch that
     // read it has ended.
     let bytes = unsafe { std::slice::from_raw_parts_mut(memory.host().as_ptr(), memory.bytes()) };
     blob.write(bytes);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::Bench;
+    use super::*;
+    use crate::engine::gpu::abi;
+
+    fn blob(works: usize) -> Blob {
+        Blob {
+            works: vec![abi::Work::default(); works],
+            ..Blob::default()
+        }
+    }
+
+    /// Returns how often it asked the driver for memory.
+    fn place(bench: &Bench, pool: &mut BlobPool, works: usize) -> (usize, Placed) {
+        let before = bench.process.calls("cuMemHostAlloc");
+        let (address, placed) = pool.place(&blob(works), true).unwrap();
+        let Placed::Own(captured) = &placed else {
+            panic!("a captured blob in the pool");
+        };
+        assert_eq!(captured.memory.as_ref().unwrap().address(), address);
+        (bench.process.calls("cuMemHostAlloc") - before, placed)
+    }
+
+    #[test]
+    fn graphs_to_come_get_the_memory_of_those_that_are_gone() {
+        let bench = Bench::new();
+        let mut pool = BlobPool::new(&bench.context).unwrap();
+        let large = 2 * CAPTURED_BYTES / size_of::<abi::Work>();
+        let (one, first) = place(&bench, &mut pool, 1);
+        let (two, second) = place(&bench, &mut pool, 2);
+        let (three, third) = place(&bench, &mut pool, large);
+        assert_eq!([one, two, three], [1, 1, 1]);
+        drop((first, third));
+        assert_eq!(bench.process.calls("cuMemFreeHost"), 0);
+        let (again, first) = place(&bench, &mut pool, 3);
+        let (more, third) = place(&bench, &mut pool, 3);
+        assert_eq!([again, more], [0, 1], "a page, and no other of that size");
+        // A graph may outlive the communicator.
+        drop((pool, first, third));
+        let freed = bench.process.calls("cuMemFreeHost");
+        drop(second);
+        assert_eq!(bench.process.calls("cuMemFreeHost"), freed + 4);
+    }
 }

@@ -1,10 +1,11 @@
 //! The places of calls in the caller's streams, and in graphs.
 
+use super::blobs::Captured;
 use super::launch::own_context;
 use super::order::ReplayPlace;
 use super::{GpuCall, GpuEngine, Kernels, Wiring};
 use crate::error::{Error, Result};
-use crate::gpu::{DeviceMemory, Event, PinnedMemory, Stream};
+use crate::gpu::{DeviceMemory, Event, Stream};
 use crate::sys::cuda::CuStream;
 use crate::types::Collective;
 use std::sync::Arc;
@@ -13,7 +14,7 @@ use std::sync::Arc;
 struct Replayed {
     _wiring: Arc<dyn Wiring>,
     _kernels: Arc<Kernels>,
-    _blob: Option<PinnedMemory>,
+    _blob: Option<Captured>,
     _residuals: Option<Arc<DeviceMemory>>,
     _place: ReplayPlace,
 }
@@ -83,7 +84,7 @@ impl GpuEngine {
         &self,
         stream: &Stream,
         capture: Option<u64>,
-        blob: Option<PinnedMemory>,
+        blob: Option<Captured>,
         residuals: Option<Arc<DeviceMemory>>,
     ) -> Result<()> {
         let Some(capture) = capture else {
