@@ -7,7 +7,9 @@ use crate::group;
 use crate::remains;
 use crate::types::{ncclComm_t, store};
 use cinch::sync::Fault;
+use cinch::types::DeviceChoice;
 use cinch::{Communicator, Error, Result};
+use std::collections::HashSet;
 use std::ptr::null_mut;
 use std::sync::{Arc, OnceLock, mpsc};
 
@@ -19,6 +21,14 @@ pub(crate) struct Job {
     pub(crate) parent: Option<Arc<Comm>>,
     pub(crate) blocking: bool,
     pub(crate) work: Box<dyn FnOnce() -> Result<Option<Communicator>> + Send>,
+}
+
+impl Job {
+    /// Where the communicator is to be.
+    fn device(&self) -> Option<DeviceChoice> {
+        let made = self.made.as_ref().map(|made| &made.comm);
+        Some(made.or(self.parent.as_ref())?.device())
+    }
 }
 
 /// A new communicator, whose ticket the program has already.
@@ -67,9 +77,8 @@ pub(crate) fn submit(job: Job) -> Result<Progress> {
 
 /// Runs the jobs of a group, those of different parents at once.
 pub(crate) fn run(jobs: Vec<Job>) -> Result<Progress> {
-    if !jobs.is_empty() {
-        remains::clear_away();
-    }
+    let devices: HashSet<DeviceChoice> = jobs.iter().filter_map(Job::device).collect();
+    devices.into_iter().for_each(remains::clear_away);
     let blocking = jobs.iter().filter(|job| job.blocking).count();
     if blocking != 0 && blocking != jobs.len() {
         withdraw(&jobs);

@@ -6,6 +6,8 @@ use crate::op::CreatedOps;
 use crate::types::{ncclComm, ncclComm_t};
 use cinch::ffi::Tickets;
 use cinch::sync::Fault;
+use cinch::sys::fork::Owner;
+use cinch::types::DeviceChoice;
 use cinch::{Communicator, Config, Error, ErrorKind, Result};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -21,6 +23,7 @@ pub(crate) struct Comm {
     /// Raising it ends whatever waits, an init too.
     pub(crate) fault: Arc<Fault>,
     pub(crate) ops: CreatedOps,
+    owner: Owner,
     life: Mutex<Life>,
 }
 
@@ -64,6 +67,7 @@ impl Comm {
             defaults,
             fault,
             ops: CreatedOps::default(),
+            owner: Owner::this(),
             life: Mutex::default(),
         };
         comm.begin(comm.asked.blocking);
@@ -72,6 +76,17 @@ impl Comm {
 
     fn life(&self) -> MutexGuard<'_, Life> {
         self.life.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Where its buffers are.
+    pub(crate) fn device(&self) -> DeviceChoice {
+        self.defaults.device
+    }
+
+    /// Whether calls of it on this rank go on, or kernels of theirs. One that is being connected has none.
+    pub(crate) fn is_busy(&self) -> bool {
+        let communicator = self.life().communicator.clone();
+        communicator.is_some_and(|communicator| !communicator.is_idle())
     }
 
     /// Ends the connecting.
@@ -204,18 +219,30 @@ pub(crate) fn register(comm: Arc<Comm>) -> Result<ncclComm_t> {
 }
 
 /// What the ticket stands for.
+///
+/// # Errors
+/// As [`Tickets::lookup`]; invalid usage in a process that was forked since, which may find a lock of
+/// it held for ever.
 pub(crate) fn lookup(comm: *const ncclComm) -> Result<Arc<Comm>> {
-    LIVE.lookup(comm)
+    let found = LIVE.lookup(comm)?;
+    found.owner.check()?;
+    Ok(found)
 }
 
 /// Takes the ticket back.
+///
+/// # Errors
+/// As [`lookup`].
 pub(crate) fn remove(comm: *const ncclComm) -> Result<Arc<Comm>> {
+    lookup(comm)?;
     LIVE.remove(comm)
 }
 
-/// Whether the program has no communicator.
-pub(crate) fn none_is_alive() -> bool {
-    LIVE.is_empty()
+/// The communicators of this process.
+pub(crate) fn all() -> Vec<Arc<Comm>> {
+    let mut all = LIVE.all();
+    all.retain(|comm| comm.owner.is_this());
+    all
 }
 
 const _: () = {

@@ -2,10 +2,10 @@
 
 use crate::comm;
 use crate::types::*;
+use cinch::sys::whole::Guarded;
 use cinch::{Error, ErrorKind};
 use std::ffi::{CStr, c_char};
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 export! {
     /// A code in words; never NULL, also for numbers that are no code. Static.
@@ -59,18 +59,14 @@ impl Sentence {
 }
 
 /// Sentences of threads that have ended, for those to come.
-static SPARE: Mutex<Vec<&'static Sentence>> = Mutex::new(Vec::new());
-
-fn spare() -> MutexGuard<'static, Vec<&'static Sentence>> {
-    SPARE.lock().unwrap_or_else(PoisonError::into_inner)
-}
+static SPARE: Guarded<Vec<&'static Sentence>> = Guarded::new(Vec::new());
 
 /// A sentence in the hands of one thread.
 struct Lent(&'static Sentence);
 
 impl Lent {
     fn new() -> Lent {
-        let known = spare().pop();
+        let known = SPARE.with(Vec::pop);
         let sentence = known.unwrap_or_else(|| {
             Box::leak(Box::new(Sentence([const { AtomicU8::new(0) }; ROOM + 1])))
         });
@@ -81,7 +77,7 @@ impl Lent {
 
 impl Drop for Lent {
     fn drop(&mut self) {
-        spare().push(self.0);
+        SPARE.with(|spare| spare.push(self.0));
     }
 }
 

@@ -14,6 +14,8 @@ use std::time::Duration;
 /// How long a revoke waits for kernels: those that were told to stop, and what is on their streams
 /// before them.
 const STOPPING: Duration = Duration::from_secs(10);
+/// How long an abort waits for them.
+const ABORTING: Duration = Duration::from_secs(2);
 
 export! {
     /// Waits until what this rank called on the communicator has ended, and for no rank but where
@@ -52,7 +54,7 @@ export! {
                 leave.submit()
             }
             Some(communicator) => {
-                remains::let_go(communicator);
+                remains::part_with(communicator);
                 Ok(Progress::Done)
             }
             None => Ok(Progress::Done),
@@ -78,7 +80,6 @@ impl Leave {
     }
 
     fn run(self) -> Result<Progress> {
-        remains::clear_away();
         let Leave {
             comm,
             communicator,
@@ -86,13 +87,15 @@ impl Leave {
         } = self;
         if destroys {
             let is_known = communicator.async_error().is_some();
-            match communicator.retire() {
+            let retired = communicator.retire();
+            remains::clear_away(comm.device());
+            match retired {
                 Ok(()) => remains::outlast(communicator),
                 Err(error) => {
                     if !is_known {
                         log::line(Level::Warn, format_args!("ncclCommDestroy: {error}"));
                     }
-                    remains::let_go(communicator);
+                    remains::part_with(communicator);
                 }
             }
             return Ok(Progress::Done);
@@ -100,6 +103,7 @@ impl Leave {
         if comm.asked.blocking {
             communicator.retire()?;
             comm.leave();
+            remains::clear_away(comm.device());
             remains::outlast(communicator);
             return Ok(Progress::Done);
         }
@@ -150,12 +154,10 @@ export! {
             return Ok(Progress::Done);
         }
         let comm = comm::remove(comm)?;
-        // Nothing is freed here that was left before: the driver may wait for the very kernel that this
-        // is to stop.
         if comm.has_left() {
             // The others know, and nothing of this rank is there to be cut short.
             if let Some(communicator) = comm.take() {
-                remains::let_go(communicator);
+                remains::part_with(communicator);
             }
             return Ok(Progress::Done);
         }
@@ -164,7 +166,14 @@ export! {
             // its goodbye, and has hours: GPUs hear of every abort.
             match Arc::try_unwrap(communicator) {
                 Ok(communicator) if communicator.gpu().is_none() => drop(communicator),
-                Ok(communicator) => communicator.abort(),
+                Ok(communicator) => {
+                    communicator.abort();
+                    // The program may take its buffers back. One that runs on is behind other work.
+                    let _ = communicator.wait_stopped(ABORTING);
+                    // Kernels of other communicators may wait for ranks that are gone, until they are
+                    // aborted, too: nothing waits for those here.
+                    remains::part_with(Arc::new(communicator));
+                }
                 Err(in_call) => in_call.abort(),
             }
         }

@@ -6,12 +6,12 @@ use crate::settings;
 use crate::types::*;
 use cinch::engine::gpu::device;
 use cinch::gpu::DeviceMemory;
+use cinch::sys::whole::Guarded;
 use cinch::types::DeviceChoice;
 use cinch::{Error, Result};
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::ptr::null_mut;
-use std::sync::{Mutex, PoisonError};
 
 export! {
     /// `size` bytes on this thread's GPU; NULL for 0.
@@ -33,8 +33,8 @@ export! {
         if ptr.is_null() {
             return Ok(Progress::Done);
         }
-        let freed = table().remove(&ptr.addr());
-        // Dropped outside the lock: the driver waits for what uses it.
+        let freed = ALLOCATED.with(|allocated| allocated.remove(&ptr.addr()));
+        // Dropped out here: the driver waits for what uses it.
         match freed {
             Some(_) => Ok(Progress::Done),
             None => Err(Error::invalid_argument(format!(
@@ -56,11 +56,7 @@ enum Memory {
 #[repr(align(256))]
 struct Line(#[allow(dead_code)] [u8; 256]);
 
-static ALLOCATED: Mutex<BTreeMap<usize, Memory>> = Mutex::new(BTreeMap::new());
-
-fn table() -> std::sync::MutexGuard<'static, BTreeMap<usize, Memory>> {
-    ALLOCATED.lock().unwrap_or_else(PoisonError::into_inner)
-}
+static ALLOCATED: Guarded<BTreeMap<usize, Memory>> = Guarded::new(BTreeMap::new());
 
 fn allocate(size: usize) -> Result<*mut c_void> {
     let (address, memory) = match settings::process()?.device {
@@ -82,6 +78,6 @@ fn allocate(size: usize) -> Result<*mut c_void> {
             (memory.address() as usize, Memory::Gpu(memory))
         }
     };
-    table().insert(address, memory);
+    ALLOCATED.with(|allocated| allocated.insert(address, memory));
     Ok(std::ptr::with_exposed_provenance_mut(address))
 }

@@ -7,23 +7,28 @@
 //!
 //! **When memory of a GPU goes.** The driver waits for all kernels of a GPU before it frees memory,
 //! and keeps launches there waiting meanwhile (seen with driver 580), for one of which those kernels may
-//! wait. So it is freed by a call that makes or ends a communicator, or where the process has none: all
-//! ranks make and end them in one order with their calls, so that those kernels end. Threads of a process
-//! that each have a GPU do so in no order: one that ends a communicator may free memory of another's GPU,
-//! and waits for its kernels then.
+//! wait. So it is freed by calls that make or end a communicator of that very GPU, which all ranks make in
+//! one order with their others, while no other communicator there has calls under way; or where the
+//! process has no communicator.
 
 use crate::comm;
 use cinch::Communicator;
 use cinch::sys::process::block_signals;
+use cinch::sys::whole::Guarded;
+use cinch::types::DeviceChoice;
 use std::ffi::c_int;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How long the end of the process waits for other ranks.
 const MEETING: Duration = Duration::from_secs(1);
 /// How long it, or the making of a communicator, waits for memory that is being freed.
 const FREEING: Duration = Duration::from_secs(5);
+/// How long calls that have something to free wait for those of other communicators.
+const IDLING: Duration = Duration::from_secs(1);
+/// Time between two looks at them.
+const LOOK: Duration = Duration::from_millis(1);
 
 /// Threads that wait for other ranks.
 static WAITING: Tally = Tally(AtomicU64::new(0));
@@ -34,7 +39,7 @@ static EXITS: AtomicBool = AtomicBool::new(false);
 /// Whether the end of the process comes here.
 static EXPECTS_EXIT: AtomicBool = AtomicBool::new(false);
 /// Communicators that nobody waits for any more.
-static OVER: Mutex<Vec<Arc<Communicator>>> = Mutex::new(Vec::new());
+static OVER: Guarded<Vec<Arc<Communicator>>> = Guarded::new(Vec::new());
 
 /// Counts threads of a process: its number in the upper half. A child of a fork has none of them, and
 /// finds no lock here that it would wait for.
@@ -70,7 +75,7 @@ impl Tally {
     fn settle(&self, patience: Duration) {
         let until = Instant::now() + patience;
         while self.count() > 0 && Instant::now() < until {
-            std::thread::sleep(Duration::from_millis(1));
+            std::thread::sleep(LOOK);
         }
     }
 }
@@ -94,10 +99,6 @@ extern "C" fn at_exit() {
     WAITING.settle(MEETING);
     EXITS.store(true, Ordering::SeqCst);
     ENDING.settle(FREEING);
-}
-
-fn over() -> MutexGuard<'static, Vec<Arc<Communicator>>> {
-    OVER.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Runs `retires` on a thread of its own, and lets the communicator that it returns, which has retired,
@@ -136,16 +137,37 @@ pub(crate) fn outlast(communicator: Arc<Communicator>) {
     }
     let kept = communicator.clone();
     if keep(move || Some(kept)).is_err() {
-        over().push(communicator);
+        shelve(communicator);
     }
 }
 
+/// Keeps it for [`clear_away`].
+fn shelve(communicator: Arc<Communicator>) {
+    OVER.with(|over| over.push(communicator));
+}
+
+/// On a thread that no rank's calls are in order with.
 fn end(communicator: Arc<Communicator>) {
-    if communicator.gpu().is_some() && !comm::none_is_alive() {
-        over().push(communicator);
+    if communicator.gpu().is_some() && !comm::all().is_empty() {
+        shelve(communicator);
     } else {
         let_go(communicator);
     }
+}
+
+/// Frees what `communicator` holds, which nobody uses any more; later if that would wait for calls of
+/// other communicators of its GPU. For calls that end it.
+pub(crate) fn part_with(communicator: Arc<Communicator>) {
+    match communicator.gpu().is_some() && is_busy(communicator.config().device) {
+        true => shelve(communicator),
+        false => let_go(communicator),
+    }
+}
+
+/// Whether calls of communicators on `device` are under way.
+fn is_busy(device: DeviceChoice) -> bool {
+    let mut all = comm::all().into_iter();
+    all.any(|comm| comm.device() == device && comm.is_busy())
 }
 
 /// Frees what `communicator` holds, unless it is too late for that: the driver may have ended.
@@ -155,11 +177,26 @@ pub(crate) fn let_go(communicator: Arc<Communicator>) {
     }
 }
 
-/// Frees what nobody needs any more. For calls that make or end communicators.
-pub(crate) fn clear_away() {
-    let communicators = std::mem::take(&mut *over());
-    drop(communicators);
+/// Frees what nobody needs any more of `device`, or anywhere if the process has no communicator. For calls
+/// that make or end communicators there.
+pub(crate) fn clear_away(device: DeviceChoice) {
     ENDING.settle(FREEING);
+    if comm::all().is_empty() {
+        drop(OVER.with(std::mem::take));
+        return;
+    }
+    let is_there = |over: &Arc<Communicator>| over.config().device == device;
+    if !OVER.with(|over| over.iter().any(is_there)) {
+        return;
+    }
+    let until = Instant::now() + IDLING;
+    while is_busy(device) {
+        if Instant::now() >= until {
+            return;
+        }
+        std::thread::sleep(LOOK);
+    }
+    drop(OVER.with(|over| over.extract_if(.., |one| is_there(one)).collect::<Vec<_>>()));
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ computed here without communication. Numbers are small whole ones where sums mus
 """
 
 import hashlib
+import time
 from datetime import timedelta
 
 import torch
@@ -402,6 +403,42 @@ def subgroups(rank, ranks, device):
         if group is not None and group != dist.GroupMember.NON_GROUP_MEMBER:
             dist.destroy_process_group(group)
     dist.barrier(device_ids=on(device))
+
+
+@check("aborted groups")
+def aborted(rank, ranks, device):
+    """Two that both wait for ranks which do not come: the driver frees nothing of one beside the other."""
+    if ranks == 1:
+        raise Skip("nobody to wait for")
+    abort = getattr(dist.distributed_c10d, "_abort_process_group", None)
+    if abort is None:
+        raise Skip("torch has no call for it")
+    groups = [dist.new_group(timeout=timedelta(seconds=60)) for _ in range(2)]
+    data = [torch.ones(5000, device=device) for _ in groups]
+    for one, group in zip(data, groups):
+        dist.all_reduce(one, group=group)
+        assert (one == ranks).all()
+    dist.barrier(device_ids=on(device))
+    if rank == 0:
+        works = [dist.all_reduce(one, group=group, async_op=True) for one, group in zip(data, groups)]
+        time.sleep(0.2)
+        assert not any(work.is_completed() for work in works)
+        begin = time.monotonic()
+        for group in groups:
+            abort(group)
+        torch.cuda.synchronize()
+        took = time.monotonic() - begin
+        assert took < 5, f"{took:.1f} s"
+    dist.barrier(device_ids=on(device))
+    if rank != 0:
+        for group in groups:
+            abort(group)
+    # What was left of them goes with the next one.
+    again = dist.new_group(timeout=timedelta(seconds=60))
+    one = torch.ones(10, device=device)
+    dist.all_reduce(one, group=again)
+    assert (one == ranks).all()
+    dist.destroy_process_group(again)
 
 
 @check("graph capture")

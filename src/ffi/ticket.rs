@@ -95,9 +95,23 @@ impl<T> Tickets<T> {
         found.ok_or_else(|| self.not_alive(ticket, number))
     }
 
-    /// Whether no ticket stands for anything.
-    pub fn is_empty(&self) -> bool {
-        self.table.with(|table| table.live.is_empty())
+    /// Whatever a ticket stands for, the oldest first.
+    pub fn all(&self) -> Vec<Arc<T>> {
+        let mut all = Vec::new();
+        loop {
+            let lacking = self.table.with(|table| {
+                let live = table.live.len();
+                if live <= all.capacity() {
+                    all.extend(table.live.iter().map(|(_, object)| object.clone()));
+                    return None;
+                }
+                Some(live)
+            });
+            match lacking {
+                None => return all,
+                Some(live) => all.reserve(2 * live),
+            }
+        }
     }
 
     fn number_of<P>(&self, ticket: *const P) -> Result<usize> {
@@ -190,6 +204,9 @@ mod tests {
         }
         let ticket: *mut u8 = TICKETS.register(Arc::new(7)).unwrap();
         assert_eq!(*TICKETS.lookup(ticket).unwrap(), 7);
+        let next: *mut u8 = TICKETS.register(Arc::new(8)).unwrap();
+        assert_eq!(TICKETS.all(), [Arc::new(7), Arc::new(8)]);
+        assert_eq!(*TICKETS.remove(next).unwrap(), 8);
         assert_eq!(*TICKETS.remove(ticket).unwrap(), 7);
         // A number that was given out and is not in the table belongs to the dead.
         let error = TICKETS.lookup(ticket).unwrap_err();
