@@ -32,7 +32,7 @@
 //! `cinch tune --device gpu -o FILE` measures replays of graphs, the time of a repetition being that of
 //! its slowest rank, and all ways of one size take turns. Sizes are first a factor of 4 apart; then the
 //! middles of neighbours that chose differently are measured until these are a factor of 1.25 apart or
-//! the time is spent. Between two sizes with different choices the border is where the lines through
+//! the time is spent. Of ways that differ by less than 1 % that with the fewest blocks is taken. Between two sizes with different choices the border is where the lines through
 //! both ways' times cross; if the time there is above that of the larger size by more than 5 %, it is
 //! measured too, however close the two are. A size at which the next larger one's way is faster by more than 5 % takes
 //! that way. Beside the table lie all measurements, as lines of JSON.

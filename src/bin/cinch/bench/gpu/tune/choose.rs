@@ -5,19 +5,23 @@ use cinch::plan::{Entry, Way};
 
 /// How much slower than the fastest a way may be that a neighbour has too.
 const AS_FAST: f64 = 1.02;
+/// How much slower it may be with fewer blocks, which are taken from the caller's own kernels.
+const WITH_FEWER: f64 = 1.01;
 /// How much slower than the next larger size's way a size's own may be.
 const SLOWER: f64 = 0.95;
 
-/// The way of each point: the fastest, or that of the next smaller size where it is as fast; never one
-/// that the next larger size's beats by more than 5 %.
+/// The way of each point: that with the fewest blocks of those that are as fast as the fastest but for
+/// 1 %, or that of the next smaller size where it is as fast and takes no more of them; never one that the next
+/// larger size's beats by more than 5 %.
 pub fn ways(points: &[Point]) -> Vec<Way> {
     let mut chosen: Vec<Way> = Vec::with_capacity(points.len());
     for point in points {
-        let (best, seconds) = point.best();
-        let before = chosen
-            .last()
-            .copied()
-            .filter(|way| point.time(way).is_some_and(|own| own <= AS_FAST * seconds));
+        let (best, seconds) = sparing(point);
+        let is_as_good = |way: &Way| {
+            way.channels <= best.channels
+                && point.time(way).is_some_and(|own| own <= AS_FAST * seconds)
+        };
+        let before = chosen.last().copied().filter(is_as_good);
         chosen.push(before.unwrap_or(best));
     }
     for at in (1..points.len()).rev() {
@@ -30,6 +34,21 @@ pub fn ways(points: &[Point]) -> Vec<Way> {
         }
     }
     chosen
+}
+
+/// The way with the fewest blocks of those that are about as fast as the fastest, of which the fastest;
+/// the time of the fastest.
+fn sparing(point: &Point) -> (Way, f64) {
+    let (best, seconds) = point.best();
+    let as_fast = point
+        .times
+        .iter()
+        .filter(|(_, own)| *own <= WITH_FEWER * seconds);
+    let fewest = as_fast.min_by(|(a, own), (b, other)| {
+        let by_blocks = a.channels.cmp(&b.channels);
+        by_blocks.then(own.total_cmp(other))
+    });
+    (fewest.map_or(best, |(way, _)| *way), seconds)
 }
 
 /// The lines of a sweep: neighbours meet where the lines through both ways' times cross, in the

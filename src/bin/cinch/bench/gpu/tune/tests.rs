@@ -270,6 +270,27 @@ fn a_border_that_only_a_guess_makes_a_cliff_is_measured() {
 }
 
 #[test]
+fn blocks_that_bring_nothing_are_left_to_others() {
+    let [few, some, many] =
+        [8, 32, 64].map(|blocks| way(Algorithm::Direct, Protocol::Simple, blocks));
+    let points = [
+        [(8, 1.03), (32, 1.0), (64, 1.0)],
+        [(8, 1.008), (32, 1.0), (64, 1.005)],
+        // The neighbour's is as fast, with more of them.
+        [(8, 1.0), (32, 1.001), (64, 1.0)],
+        [(8, 1.015), (32, 1.0), (64, 0.999)],
+        [(8, 1.4), (32, 1.03), (64, 1.0)],
+    ];
+    let points = points.map(|times| Point {
+        size: 8,
+        times: times
+            .map(|(blocks, time)| (way(Algorithm::Direct, Protocol::Simple, blocks), time))
+            .to_vec(),
+    });
+    assert_eq!(choose::ways(&points), [some, few, few, few, many]);
+}
+
+#[test]
 fn the_next_sizes_way_is_taken_where_it_is_faster() {
     let (a, b) = (
         way(Algorithm::Ring, Protocol::Simple, 8),
