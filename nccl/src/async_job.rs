@@ -59,8 +59,10 @@ impl Made {
     /// Undoes it: the program finds NULL.
     fn withdraw(&self) {
         // The program may have destroyed it meanwhile.
-        if comm::remove(self.ticket).is_ok() {
-            self.comm.take();
+        if comm::remove(self.ticket).is_ok()
+            && let Some(communicator) = self.comm.take()
+        {
+            remains::part_with(communicator);
         }
         // SAFETY: writable by the contract of `new`.
         let _ = unsafe { store("newcomm", self.place, null_mut()) };
@@ -78,7 +80,7 @@ pub(crate) fn submit(job: Job) -> Result<Progress> {
 /// Runs the jobs of a group, those of different parents at once.
 pub(crate) fn run(jobs: Vec<Job>) -> Result<Progress> {
     let devices: HashSet<DeviceChoice> = jobs.iter().filter_map(Job::device).collect();
-    devices.into_iter().for_each(remains::clear_away);
+    remains::clear_away(&Vec::from_iter(devices));
     let blocking = jobs.iter().filter(|job| job.blocking).count();
     if blocking != 0 && blocking != jobs.len() {
         withdraw(&jobs);

@@ -3,6 +3,7 @@
 
 use crate::config::Asked;
 use crate::op::CreatedOps;
+use crate::remains;
 use crate::types::{ncclComm, ncclComm_t};
 use cinch::ffi::Tickets;
 use cinch::sync::Fault;
@@ -81,6 +82,12 @@ impl Comm {
     /// Where its buffers are.
     pub(crate) fn device(&self) -> DeviceChoice {
         self.defaults.device
+    }
+
+    /// Whether it makes calls, or is about to: it has not left, nor failed to connect.
+    pub(crate) fn is_in_use(&self) -> bool {
+        let life = self.life();
+        life.underway > 0 || (life.communicator.is_some() && !life.left)
     }
 
     /// Whether calls of it on this rank go on, or kernels of theirs. One that is being connected has none.
@@ -210,6 +217,16 @@ impl Comm {
         let error = communicator?.async_error()?;
         let is_anothers_end = matches!(error.kind(), ErrorKind::Remote | ErrorKind::Aborted);
         (!(has_left && is_anothers_end)).then_some(error)
+    }
+}
+
+impl Drop for Comm {
+    fn drop(&mut self) {
+        // It was aborted while it connected, say.
+        let life = self.life.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if let Some(communicator) = life.communicator.take() {
+            remains::leave_behind(communicator);
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::boundary::Progress;
 use crate::comm::{self, Comm, Stage};
 use crate::group;
-use crate::remains;
+use crate::remains::{self, Leaving};
 use crate::types::*;
 use cinch::sys::log::{self, Level};
 use cinch::{Communicator, Error, ErrorKind, Result};
@@ -14,8 +14,6 @@ use std::time::Duration;
 /// How long a revoke waits for kernels: those that were told to stop, and what is on their streams
 /// before them.
 const STOPPING: Duration = Duration::from_secs(10);
-/// How long an abort waits for them.
-const ABORTING: Duration = Duration::from_secs(2);
 
 export! {
     /// Waits until what this rank called on the communicator has ended, and for no rank but where
@@ -29,7 +27,7 @@ export! {
         let communicator = comm.ready()?;
         group::check_leave(&comm)?;
         comm.enter(Stage::Finalized);
-        let leave = Leave { comm, communicator, destroys: false };
+        let leave = Leave { comm, communicator, leaving: None };
         leave.submit()
     }
 }
@@ -50,7 +48,8 @@ export! {
         comm::remove(comm)?;
         match held.take() {
             Some(communicator) if held.stage() == Stage::Open => {
-                let leave = Leave { comm: held, communicator, destroys: true };
+                let leaving = Some(Leaving::new(&communicator));
+                let leave = Leave { comm: held, communicator, leaving };
                 leave.submit()
             }
             Some(communicator) => {
@@ -66,8 +65,8 @@ export! {
 pub(crate) struct Leave {
     comm: Arc<Comm>,
     communicator: Arc<Communicator>,
-    /// Whether the handle has ended.
-    destroys: bool,
+    /// If the handle has ended.
+    leaving: Option<Leaving>,
 }
 
 impl Leave {
@@ -83,12 +82,14 @@ impl Leave {
         let Leave {
             comm,
             communicator,
-            destroys,
+            leaving,
         } = self;
-        if destroys {
+        let devices = [comm.device()];
+        if let Some(leaving) = leaving {
             let is_known = communicator.async_error().is_some();
             let retired = communicator.retire();
-            remains::clear_away(comm.device());
+            drop(leaving);
+            remains::clear_away(&devices);
             match retired {
                 Ok(()) => remains::outlast(communicator),
                 Err(error) => {
@@ -101,11 +102,17 @@ impl Leave {
             return Ok(Progress::Done);
         }
         if comm.asked.blocking {
-            communicator.retire()?;
-            comm.leave();
-            remains::clear_away(comm.device());
-            remains::outlast(communicator);
-            return Ok(Progress::Done);
+            let retired = communicator.retire();
+            match &retired {
+                Ok(()) => {
+                    comm.leave();
+                    remains::clear_away(&devices);
+                    remains::outlast(communicator);
+                }
+                // An abort may have ended the handle meanwhile.
+                Err(_) => remains::part_with(communicator),
+            }
+            return retired.map(|()| Progress::Done);
         }
         comm.begin(false);
         let ending = comm.clone();
@@ -113,7 +120,11 @@ impl Leave {
             let retired = cinch::ffi::caught("ncclCommFinalize", || communicator.retire());
             let is_retired = retired.is_ok();
             ending.left(retired);
-            is_retired.then_some(communicator)
+            if is_retired {
+                return Some(communicator);
+            }
+            remains::leave_behind(communicator);
+            None
         };
         remains::keep(retires).map_err(|cause| {
             comm.end(false);
@@ -125,8 +136,12 @@ impl Leave {
     /// Undoes it, for a group that does not run. A handle that has ended is not there again: its
     /// rank leaves without waiting.
     pub(crate) fn withdraw(self) {
-        if !self.destroys {
-            self.comm.enter(Stage::Open);
+        match self.leaving {
+            None => self.comm.enter(Stage::Open),
+            Some(leaving) => {
+                drop(leaving);
+                remains::part_with(self.communicator);
+            }
         }
     }
 }
@@ -162,19 +177,15 @@ export! {
             return Ok(Progress::Done);
         }
         if let Some(communicator) = comm.take() {
-            // Who else holds it is in a call. A kernel that waits for this rank would know nothing of
-            // its goodbye, and has hours: GPUs hear of every abort.
-            match Arc::try_unwrap(communicator) {
-                Ok(communicator) if communicator.gpu().is_none() => drop(communicator),
-                Ok(communicator) => {
-                    communicator.abort();
-                    // The program may take its buffers back. One that runs on is behind other work.
-                    let _ = communicator.wait_stopped(ABORTING);
-                    // Kernels of other communicators may wait for ranks that are gone, until they are
-                    // aborted, too: nothing waits for those here.
-                    remains::part_with(Arc::new(communicator));
-                }
-                Err(in_call) => in_call.abort(),
+            if communicator.gpu().is_some() {
+                // A kernel that waits for this rank would know nothing of its goodbye, and has hours: GPUs
+                // hear of every abort. Kernels of other communicators may wait for ranks that are gone,
+                // until they are aborted, too: nothing waits for those here.
+                communicator.abort();
+                remains::part_with(communicator);
+            } else if let Err(in_call) = Arc::try_unwrap(communicator) {
+                // Who else holds it is in a call.
+                in_call.abort();
             }
         }
         // One that is connecting has no connection to tell the others by; the meeting tells them.

@@ -7,9 +7,10 @@
 //!
 //! **When memory of a GPU goes.** The driver waits for all kernels of a GPU before it frees memory,
 //! and keeps launches there waiting meanwhile (seen with driver 580), for one of which those kernels may
-//! wait. So it is freed by calls that make or end a communicator of that very GPU, which all ranks make in
-//! one order with their others, while no other communicator there has calls under way; or where the
-//! process has no communicator.
+//! wait. So a communicator that nobody uses any more is put on a shelf, and goes from there when no other
+//! one of its GPU has calls under way, by a call that makes or ends a communicator of that very GPU, which
+//! all ranks make in one order with their others; or, whoever looks, when its GPU has no other. Replays of
+//! graphs that are not ordered with calls (`CINCH_GRAPH_MIXING=0`) are not seen.
 
 use crate::comm;
 use cinch::Communicator;
@@ -25,6 +26,8 @@ use std::time::{Duration, Instant};
 const MEETING: Duration = Duration::from_secs(1);
 /// How long it, or the making of a communicator, waits for memory that is being freed.
 const FREEING: Duration = Duration::from_secs(5);
+/// How long calls that end a communicator wait for its kernels, which were told to stop.
+const STOPPING: Duration = Duration::from_secs(2);
 /// How long calls that have something to free wait for those of other communicators.
 const IDLING: Duration = Duration::from_secs(1);
 /// Time between two looks at them.
@@ -38,8 +41,12 @@ static ENDING: Tally = Tally(AtomicU64::new(0));
 static EXITS: AtomicBool = AtomicBool::new(false);
 /// Whether the end of the process comes here.
 static EXPECTS_EXIT: AtomicBool = AtomicBool::new(false);
-/// Communicators that nobody waits for any more.
-static OVER: Guarded<Vec<Arc<Communicator>>> = Guarded::new(Vec::new());
+/// Communicators that end, each once. A thread may still wait with one, or a handle have it.
+static SHELF: Guarded<Vec<Arc<Communicator>>> = Guarded::new(Vec::new());
+/// Those whose handles are gone, and whose calls may go on.
+static LEAVING: Guarded<Vec<Arc<Communicator>>> = Guarded::new(Vec::new());
+/// How often [`sweep`] was called.
+static SWEEPS: AtomicU64 = AtomicU64::new(0);
 
 /// Counts threads of a process: its number in the upper half. A child of a fork has none of them, and
 /// finds no lock here that it would wait for.
@@ -124,7 +131,7 @@ pub(crate) fn keep(
         let _ending = ENDING.enter();
         drop(waiting);
         if let Some(communicator) = communicator {
-            end(communicator);
+            leave_behind(communicator);
         }
     });
     spawned.map(drop)
@@ -132,76 +139,228 @@ pub(crate) fn keep(
 
 /// Lets `communicator`, which has retired, end when the other ranks have retired, too.
 pub(crate) fn outlast(communicator: Arc<Communicator>) {
-    if EXITS.load(Ordering::SeqCst) {
-        return let_go(communicator);
-    }
-    let kept = communicator.clone();
-    if keep(move || Some(kept)).is_err() {
-        shelve(communicator);
+    shelve(communicator.clone());
+    if !EXITS.load(Ordering::SeqCst) {
+        // Where there can be no thread nobody waits for the others.
+        let _ = keep(move || Some(communicator));
     }
 }
 
-/// Keeps it for [`clear_away`].
-fn shelve(communicator: Arc<Communicator>) {
-    OVER.with(|over| over.push(communicator));
-}
+/// A communicator whose handle is gone, for as long as its calls may go on.
+pub(crate) struct Leaving(Arc<Communicator>);
 
-/// On a thread that no rank's calls are in order with.
-fn end(communicator: Arc<Communicator>) {
-    if communicator.gpu().is_some() && !comm::all().is_empty() {
-        shelve(communicator);
-    } else {
-        let_go(communicator);
+impl Leaving {
+    pub(crate) fn new(communicator: &Arc<Communicator>) -> Leaving {
+        LEAVING.with(|leaving| leaving.push(communicator.clone()));
+        Leaving(communicator.clone())
     }
 }
 
-/// Frees what `communicator` holds, which nobody uses any more; later if that would wait for calls of
-/// other communicators of its GPU. For calls that end it.
+impl Drop for Leaving {
+    fn drop(&mut self) {
+        let is_this = |one: &Arc<Communicator>| Arc::ptr_eq(one, &self.0);
+        let found = LEAVING.with(|leaving| {
+            let at = leaving.iter().position(is_this)?;
+            Some(leaving.swap_remove(at))
+        });
+        // Out here, and never the last: who made this has another.
+        drop(found);
+    }
+}
+
+/// Lets `communicator` end, which nobody uses any more but calls on other threads: soon, if its kernels
+/// stop and other communicators of its GPU have no calls under way; else later. For calls that end it.
 pub(crate) fn part_with(communicator: Arc<Communicator>) {
-    match communicator.gpu().is_some() && is_busy(communicator.config().device) {
-        true => shelve(communicator),
-        false => let_go(communicator),
+    let device = communicator.config().device;
+    shelve(communicator.clone());
+    // The program may take its buffers back. One that others hold is in a call, a kernel that runs on is
+    // behind other work.
+    if communicator.gpu().is_some() && Arc::strong_count(&communicator) == 2 {
+        let _ = communicator.wait_stopped(STOPPING);
     }
+    drop(communicator);
+    sweep(&[device]);
 }
 
-/// Whether calls of communicators on `device` are under way.
-fn is_busy(device: DeviceChoice) -> bool {
-    let mut all = comm::all().into_iter();
-    all.any(|comm| comm.device() == device && comm.is_busy())
+/// The same, for a thread that no rank's calls are in order with.
+pub(crate) fn leave_behind(communicator: Arc<Communicator>) {
+    shelve(communicator);
+    sweep(&[]);
 }
 
-/// Frees what `communicator` holds, unless it is too late for that: the driver may have ended.
-pub(crate) fn let_go(communicator: Arc<Communicator>) {
-    if EXITS.load(Ordering::SeqCst) {
-        std::mem::forget(communicator);
+/// Frees what nobody needs any more of these devices. For calls that make or end communicators there.
+pub(crate) fn clear_away(devices: &[DeviceChoice]) {
+    if devices.is_empty() {
+        return;
     }
-}
-
-/// Frees what nobody needs any more of `device`, or anywhere if the process has no communicator. For calls
-/// that make or end communicators there.
-pub(crate) fn clear_away(device: DeviceChoice) {
     ENDING.settle(FREEING);
-    if comm::all().is_empty() {
-        drop(OVER.with(std::mem::take));
-        return;
-    }
-    let is_there = |over: &Arc<Communicator>| over.config().device == device;
-    if !OVER.with(|over| over.iter().any(is_there)) {
-        return;
-    }
     let until = Instant::now() + IDLING;
-    while is_busy(device) {
-        if Instant::now() >= until {
-            return;
-        }
+    while sweep(devices) && Instant::now() < until {
         std::thread::sleep(LOOK);
     }
-    drop(OVER.with(|over| over.extract_if(.., |one| is_there(one)).collect::<Vec<_>>()));
+}
+
+fn shelve(communicator: Arc<Communicator>) {
+    let mut one = Some(communicator);
+    SHELF.with(|shelf| {
+        let is_this =
+            |other: &Arc<Communicator>| one.as_ref().is_some_and(|one| Arc::ptr_eq(one, other));
+        if !shelf.iter().any(is_this) {
+            shelf.extend(one.take());
+        }
+    });
+}
+
+/// Ends those on the shelf that may go. Returns whether others would, but for calls of communicators that
+/// are under way on `ordered` devices: those that the calling thread's calls are in order with.
+fn sweep(ordered: &[DeviceChoice]) -> bool {
+    let mut call = SWEEPS.fetch_add(1, Ordering::SeqCst) + 1;
+    loop {
+        let users = users();
+        let (mut over, mut is_kept) = (Vec::new(), false);
+        for one in SHELF.with(std::mem::take) {
+            let device = one.config().device;
+            let others: Vec<bool> = users
+                .iter()
+                .filter(|user| user.device == device)
+                .map(|user| user.is_busy)
+                .collect();
+            let state = State {
+                is_held: Arc::strong_count(&one) > 1,
+                is_on_gpu: one.gpu().is_some(),
+                is_idle: one.is_idle(),
+            };
+            let fate = state.fate(&others, ordered.contains(&device));
+            match fate {
+                Fate::Goes => over.push(one),
+                Fate::Stays | Fate::StaysForOthers => shelve(one),
+            }
+            is_kept |= fate == Fate::StaysForOthers;
+        }
+        if EXITS.load(Ordering::SeqCst) {
+            // It is too late: the driver may have ended.
+            std::mem::forget(std::mem::take(&mut over));
+        }
+        drop(over);
+        // Who looked meanwhile missed what was in these hands.
+        let last = SWEEPS.load(Ordering::SeqCst);
+        if std::mem::replace(&mut call, last) == last {
+            return is_kept;
+        }
+    }
+}
+
+/// Whose calls may be under way on a device.
+struct User {
+    device: DeviceChoice,
+    is_busy: bool,
+}
+
+fn users() -> Vec<User> {
+    let all = comm::all().into_iter();
+    let mut users: Vec<User> = all
+        .filter(|comm| comm.is_in_use())
+        .map(|comm| User {
+            device: comm.device(),
+            is_busy: comm.is_busy(),
+        })
+        .collect();
+    let leaving = LEAVING.with(|leaving| leaving.clone());
+    users.extend(leaving.iter().map(|one| User {
+        device: one.config().device,
+        is_busy: !one.is_idle(),
+    }));
+    users
+}
+
+/// What there is to say of a communicator on the shelf.
+#[derive(Clone, Copy)]
+struct State {
+    /// Whether something else holds it: it would not end here.
+    is_held: bool,
+    is_on_gpu: bool,
+    is_idle: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    Goes,
+    Stays,
+    StaysForOthers,
+}
+
+impl State {
+    /// `others` are those of its device, and whether they have calls under way.
+    fn fate(self, others: &[bool], is_ordered: bool) -> Fate {
+        match self {
+            State { is_held: true, .. } => Fate::Stays,
+            State {
+                is_on_gpu: false, ..
+            } => Fate::Goes,
+            State { is_idle: false, .. } => Fate::Stays,
+            _ if others.is_empty() => Fate::Goes,
+            _ if !is_ordered => Fate::Stays,
+            _ if others.contains(&true) => Fate::StaysForOthers,
+            _ => Fate::Goes,
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn nothing_goes_beside_a_kernel_that_may_wait_for_this_thread() {
+        let over = State {
+            is_held: false,
+            is_on_gpu: true,
+            is_idle: true,
+        };
+        // Alone on its GPU; beside one that rests; beside one whose kernels run.
+        for (others, by_anybody, by_a_call) in [
+            (&[][..], Fate::Goes, Fate::Goes),
+            (&[false], Fate::Stays, Fate::Goes),
+            (&[false, true], Fate::Stays, Fate::StaysForOthers),
+        ] {
+            assert_eq!(over.fate(others, false), by_anybody);
+            assert_eq!(over.fate(others, true), by_a_call);
+            for is_ordered in [false, true] {
+                let held = State {
+                    is_held: true,
+                    ..over
+                };
+                let runs = State {
+                    is_idle: false,
+                    ..over
+                };
+                let on_host = State {
+                    is_on_gpu: false,
+                    ..runs
+                };
+                assert_eq!(held.fate(others, is_ordered), Fate::Stays);
+                assert_eq!(runs.fate(others, is_ordered), Fate::Stays);
+                assert_eq!(on_host.fate(others, is_ordered), Fate::Goes);
+            }
+        }
+    }
+
+    /// One that is on the shelf and in other hands goes with the last of them.
+    #[test]
+    fn what_nobody_holds_goes_once() {
+        let config = cinch::Config::default();
+        let id = cinch::UniqueId::create_for_one_host(&config).unwrap();
+        let held = Arc::new(Communicator::init(&id, 0, 1, config).unwrap());
+        let seen = Arc::downgrade(&held);
+        let leaving = Leaving::new(&held);
+        leave_behind(held.clone());
+        leave_behind(held.clone());
+        drop(leaving);
+        sweep(&[]);
+        assert_eq!(Arc::strong_count(&held), 2, "this one and the shelf's");
+        leave_behind(held);
+        assert!(seen.upgrade().is_none());
+    }
 
     #[test]
     fn a_tally_counts_threads_of_this_process_only() {

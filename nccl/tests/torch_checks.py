@@ -413,12 +413,15 @@ def aborted(rank, ranks, device):
     abort = getattr(dist.distributed_c10d, "_abort_process_group", None)
     if abort is None:
         raise Skip("torch has no call for it")
+    dist.barrier(device_ids=on(device))
+    free = torch.cuda.mem_get_info(device)[0]
     groups = [dist.new_group(timeout=timedelta(seconds=60)) for _ in range(2)]
     data = [torch.ones(5000, device=device) for _ in groups]
     for one, group in zip(data, groups):
         dist.all_reduce(one, group=group)
         assert (one == ranks).all()
     dist.barrier(device_ids=on(device))
+    taken = free - torch.cuda.mem_get_info(device)[0]
     if rank == 0:
         works = [dist.all_reduce(one, group=group, async_op=True) for one, group in zip(data, groups)]
         time.sleep(0.2)
@@ -439,6 +442,12 @@ def aborted(rank, ranks, device):
     dist.all_reduce(one, group=again)
     assert (one == ranks).all()
     dist.destroy_process_group(again)
+    # All but the last one's, with which other ranks may not be done.
+    until = time.monotonic() + 10
+    while free - torch.cuda.mem_get_info(device)[0] > 0.75 * taken:
+        assert time.monotonic() < until, f"{taken} bytes for two groups, and they are not given back"
+        time.sleep(0.05)
+    dist.barrier(device_ids=on(device))
 
 
 @check("graph capture")

@@ -43,10 +43,11 @@
 //! **Leaving.** `ncclCommFinalize` and `ncclCommDestroy` wait until what this rank called has ended, and
 //! for no rank but where that does: ranks may end communicators in any order, and one that ends without a
 //! word, or never ends, is no error to them. What a communicator holds is kept until all its ranks have
-//! left or are gone, and freed then in the background; on a GPU by the next call that makes or ends a
-//! communicator of it while no other there has calls under way, if the process has others. The end of the process waits for that one second at most. In
+//! left or are gone, and freed then in the background; on a GPU where the process uses others by a call that makes or ends one
+//! there while none has calls under way. The end of the process waits for that one second at most. In
 //! a group they wait at its end; if the group fails, a finalized one is open again, and a
-//! destroyed one ends without waiting. `ncclCommAbort` waits for nobody. On host memory it leaves in
+//! destroyed one ends without waiting. `ncclCommAbort` waits for no rank, and at most 2 s for kernels that
+//! it has told to stop. On host memory it leaves in
 //! good order where it cuts no call short: others still get what was sent, and fail when they miss
 //! this rank; else, and on GPUs, they are told at once. `ncclCommRevoke` returns when nothing of the
 //! communicator runs on this rank, on a GPU at most 10 s later; it can then be split, shrunk, destroyed

@@ -144,7 +144,7 @@ impl Monitor {
         writer.0
     }
 
-    pub(super) fn send_contribution(&mut self, generation: u64, bytes: &[u8]) {
+    pub(super) fn send_contribution(&mut self, numbered: u64, bytes: &[u8]) {
         let link = &mut self.links[0];
         if link.channel.is_none() {
             let error = Error::new(
@@ -154,13 +154,13 @@ impl Monitor {
                     self.shared.peers[0]
                 ),
             );
-            return self.shared.finish_gather(generation, Err(error));
+            return self.shared.finish_gather(numbered & !RETIRING, Err(error));
         }
         let mut rest = bytes;
         loop {
             let (piece, later) = rest.split_at(rest.len().min(MAX_PART));
             let mut writer = Writer::default();
-            writer.u64(generation).u64(bytes.len() as u64).bytes(piece);
+            writer.u64(numbered).u64(bytes.len() as u64).bytes(piece);
             link.send(CONTRIBUTION, &Body::new(writer.0));
             rest = later;
             if rest.is_empty() {

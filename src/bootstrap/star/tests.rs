@@ -598,6 +598,24 @@ fn ranks_that_have_retired_may_vanish_and_meet_once_more() {
     assert!(world.faults.iter().all(|fault| !fault.is_raised()));
 }
 
+/// The hub's process has ended, and its connections with it.
+#[test]
+fn a_rank_that_retires_last_waits_for_nobody() {
+    let mut world = world(2, &config(60.0));
+    let hub = world.stars.remove(0);
+    hub.retire();
+    drop(hub);
+    let last = &world.stars[0];
+    eventually("the other has left", || last.departed(0));
+    // Until it is seen that nothing more comes from there.
+    std::thread::sleep(Duration::from_millis(300));
+    let begin = Instant::now();
+    last.retire();
+    let error = last.await_retired().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Remote, "{error}");
+    assert!(begin.elapsed() < Duration::from_secs(10));
+}
+
 /// Its part is of the same number as theirs, and empty.
 #[test]
 fn a_rank_that_retires_answers_no_exchange() {
