@@ -32,6 +32,15 @@ pub fn context(gpu: usize) -> Result<Arc<Context>> {
     Context::primary(&Device::at(&Driver::load()?, gpu as u32)?)
 }
 
+/// A stream on which something has run, made when no kernel waits for another rank's: the first work
+/// of a stream may wait for all that runs on the GPU.
+fn used(memory: &DeviceMemory, priority: i32) -> Result<Stream> {
+    let stream = Stream::with_priority(memory.context(), priority)?;
+    memory.fill(0, &stream)?;
+    stream.wait(PATIENCE)?;
+    Ok(stream)
+}
+
 impl Arena {
     /// `bytes` bytes on GPU number `gpu`, on the host for none.
     pub fn new(gpu: Option<usize>, bytes: usize) -> Result<Arena> {
@@ -43,11 +52,17 @@ impl Arena {
             });
         };
         let context = context(gpu)?;
+        let memory = DeviceMemory::new(&context, bytes)?;
         Ok(Arena::Gpu {
-            memory: DeviceMemory::new(&context, bytes)?,
-            stream: Stream::new(&context)?,
-            other: Stream::new(&context)?,
+            stream: used(&memory, 0)?,
+            other: used(&memory, 0)?,
+            memory,
         })
+    }
+
+    /// One more stream on this GPU, as good as those here; the memory is zero then.
+    pub fn more(&self, priority: i32) -> Result<Stream> {
+        used(self.memory()?, priority)
     }
 
     pub fn stream(&self) -> Result<&Stream> {

@@ -316,12 +316,15 @@ pub fn streams(setup: &Setup, world: &World) -> Verdict {
     let batches = setup.options.either(20, 100);
     world.run(|comm| {
         let arena = &arenas[comm.rank()];
-        let mut streams = Vec::new();
-        if let Some(context) = comm.gpu() {
-            streams.push(Stream::new(context)?);
-            streams.push(Stream::new(context)?);
-            streams.push(Stream::with_priority(context, -1)?);
-        }
+        let streams: Vec<Stream> = match comm.gpu() {
+            Some(_) => [0, 0, -1]
+                .map(|priority| arena.more(priority))
+                .into_iter()
+                .collect::<Result<_>>()?,
+            None => Vec::new(),
+        };
+        // Streams are made when no kernel waits for another rank's.
+        comm.barrier()?;
         let mut rng = Rng::new(setup.options.seed ^ 0x57);
         for batch in 0..batches {
             let mut model = Model::new(nranks, &mut rng);
@@ -357,12 +360,7 @@ impl<'a> Turns<'a> {
     const STEPS: [usize; 3] = [1, 2, 1];
 
     fn new(comm: &'a Communicator, arena: &'a Arena, places: &'a Places) -> Result<Turns<'a>> {
-        let context = arena.stream()?.context();
-        let streams = [
-            Stream::new(context)?,
-            Stream::new(context)?,
-            Stream::new(context)?,
-        ];
+        let streams = [arena.more(0)?, arena.more(0)?, arena.more(0)?];
         let graph_of = |turn: usize| {
             Graph::capture(&streams[turn], CaptureMode::ThreadLocal, |stream| {
                 let mut steps = 0..Turns::STEPS[turn];
@@ -403,7 +401,7 @@ pub fn mixed(setup: &Setup, world: &World) -> Verdict {
     let batches = setup.options.either(30, 200);
     world.run(|comm| {
         let ranks = [Turns::new(comm, &arenas[comm.rank()], &places)?];
-        // Graphs are made when no kernel waits for another rank's.
+        // Streams and graphs are made when no kernel waits for another rank's.
         comm.barrier()?;
         in_turn(setup, &ranks, batches)?;
         // No kernel of any rank runs when the first of them gives up what the graphs keep.
@@ -458,7 +456,9 @@ pub fn groups(setup: &Setup, world: &World) -> Verdict {
     world.run(|comm| {
         let [x, y] = [&arenas[0][comm.rank()], &arenas[1][comm.rank()]];
         let one = x.stream()?;
-        let two = &Stream::new(one.context())?;
+        let two = &y.more(0)?;
+        // Streams are made when no kernel waits for another rank's.
+        comm.barrier()?;
         let call = Call::new(Collective::AllReduce, DType::U8, BYTES);
         for round in 0..rounds {
             let value = (round % 100) as u8;
