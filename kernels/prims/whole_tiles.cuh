@@ -256,6 +256,11 @@ class WholeTiles {
       }
       bool is_free_of_nan = false;
       if (nsend > 0) {
+        // Codes of a block with a NaN are the same whatever it is like; others may keep its bits.
+        if constexpr (!C::scaled) {
+#pragma unroll
+          for (uint32_t k = 0; k < HELD; ++k) x[k] = canonical(x[k]);
+        }
         Codes codes;
         emit(codec, n, nsend, targets, line, t, codec.summary(x, HELD), random, x, codes);
         if (output != nullptr) {

@@ -92,8 +92,8 @@ impl Comm {
 
     /// Whether calls of it on this rank go on, or kernels of theirs. One that is being connected has none.
     pub(crate) fn is_busy(&self) -> bool {
-        let communicator = self.life().communicator.clone();
-        communicator.is_some_and(|communicator| !communicator.is_idle())
+        self.communicator()
+            .is_some_and(|communicator| !communicator.is_idle())
     }
 
     /// Ends the connecting.
@@ -184,6 +184,11 @@ impl Comm {
 
     pub(crate) fn enter(&self, stage: Stage) {
         self.life().stage = stage;
+    }
+
+    /// The connection, if there is one, whatever is under way.
+    pub(crate) fn communicator(&self) -> Option<Arc<Communicator>> {
+        self.life().communicator.clone()
     }
 
     /// The connection, for good: for whoever ends the communicator.

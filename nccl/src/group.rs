@@ -131,6 +131,9 @@ impl OpenGroup {
     /// Undoes what was recorded, none of which will run.
     fn abandon(&mut self) {
         async_job::withdraw(&self.jobs);
+        // What ends now is not held by calls that will not run.
+        self.group = Group::default();
+        self.calls.clear();
         self.leaves.drain(..).for_each(Leave::withdraw);
     }
 

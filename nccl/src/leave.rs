@@ -45,14 +45,16 @@ export! {
             held.connection()?;
         }
         group::check_leave(&held)?;
+        // Ahead of the handle's end: whoever looks for calls that go on finds it one way or the other.
+        let leaving = held.communicator().map(Leaving::new);
         comm::remove(comm)?;
         match held.take() {
             Some(communicator) if held.stage() == Stage::Open => {
-                let leaving = Some(Leaving::new(&communicator));
                 let leave = Leave { comm: held, communicator, leaving };
                 leave.submit()
             }
             Some(communicator) => {
+                drop(leaving);
                 remains::part_with(communicator);
                 Ok(Progress::Done)
             }
@@ -172,7 +174,7 @@ export! {
         if comm.has_left() {
             // The others know, and nothing of this rank is there to be cut short.
             if let Some(communicator) = comm.take() {
-                remains::part_with(communicator);
+                remains::cut_off(communicator);
             }
             return Ok(Progress::Done);
         }
@@ -182,7 +184,7 @@ export! {
                 // hear of every abort. Kernels of other communicators may wait for ranks that are gone,
                 // until they are aborted, too: nothing waits for those here.
                 communicator.abort();
-                remains::part_with(communicator);
+                remains::cut_off(communicator);
             } else if let Err(in_call) = Arc::try_unwrap(communicator) {
                 // Who else holds it is in a call.
                 in_call.abort();

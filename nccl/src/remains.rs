@@ -9,8 +9,13 @@
 //! and keeps launches there waiting meanwhile (seen with driver 580), for one of which those kernels may
 //! wait. So a communicator that nobody uses any more is put on a shelf, and goes from there when no other
 //! one of its GPU has calls under way, by a call that makes or ends a communicator of that very GPU, which
-//! all ranks make in one order with their others; or, whoever looks, when its GPU has no other. Replays of
-//! graphs that are not ordered with calls (`CINCH_GRAPH_MIXING=0`) are not seen.
+//! all ranks make in one order with their others; or, whoever looks, when its GPU has no other. An abort is
+//! no such call: a thread makes it that watches others. Where many wait on the shelf, such a call frees them
+//! beside whatever runs, as NCCL's do: what that waits for ends if the ranks keep their order.
+//!
+//! Memory that another rank of this process still maps stays with its owner, so that none of them frees that
+//! of another's GPU. What a graph holds that outlives its communicator goes with the graph, and replays that
+//! are not ordered with calls (`CINCH_GRAPH_MIXING=0`) are not seen.
 
 use crate::comm;
 use cinch::Communicator;
@@ -32,6 +37,10 @@ const STOPPING: Duration = Duration::from_secs(2);
 const IDLING: Duration = Duration::from_secs(1);
 /// Time between two looks at them.
 const LOOK: Duration = Duration::from_millis(1);
+/// Time between two looks at one that ends for itself.
+const SELDOM: Duration = Duration::from_millis(50);
+/// So many of a GPU wait for calls of others there.
+const CROWD: usize = 8;
 
 /// Threads that wait for other ranks.
 static WAITING: Tally = Tally(AtomicU64::new(0));
@@ -45,6 +54,8 @@ static EXPECTS_EXIT: AtomicBool = AtomicBool::new(false);
 static SHELF: Guarded<Vec<Arc<Communicator>>> = Guarded::new(Vec::new());
 /// Those whose handles are gone, and whose calls may go on.
 static LEAVING: Guarded<Vec<Arc<Communicator>>> = Guarded::new(Vec::new());
+/// Whether who waited last for calls of others did so for nothing: nobody waits then until something goes.
+static IN_VAIN: AtomicBool = AtomicBool::new(false);
 /// How often [`sweep`] was called.
 static SWEEPS: AtomicU64 = AtomicU64::new(0);
 
@@ -150,9 +161,9 @@ pub(crate) fn outlast(communicator: Arc<Communicator>) {
 pub(crate) struct Leaving(Arc<Communicator>);
 
 impl Leaving {
-    pub(crate) fn new(communicator: &Arc<Communicator>) -> Leaving {
+    pub(crate) fn new(communicator: Arc<Communicator>) -> Leaving {
         LEAVING.with(|leaving| leaving.push(communicator.clone()));
-        Leaving(communicator.clone())
+        Leaving(communicator)
     }
 }
 
@@ -169,23 +180,58 @@ impl Drop for Leaving {
 }
 
 /// Lets `communicator` end, which nobody uses any more but calls on other threads: soon, if its kernels
-/// stop and other communicators of its GPU have no calls under way; else later. For calls that end it.
+/// stop and other communicators of its GPU have no calls under way; else later. For calls that end it in one
+/// order with the others of this rank.
 pub(crate) fn part_with(communicator: Arc<Communicator>) {
     let device = communicator.config().device;
-    shelve(communicator.clone());
-    // The program may take its buffers back. One that others hold is in a call, a kernel that runs on is
-    // behind other work.
-    if communicator.gpu().is_some() && Arc::strong_count(&communicator) == 2 {
-        let _ = communicator.wait_stopped(STOPPING);
-    }
-    drop(communicator);
-    sweep(&[device]);
+    stop(&communicator);
+    let_go(communicator, &[device]);
 }
 
-/// The same, for a thread that no rank's calls are in order with.
+/// The same, for an abort.
+pub(crate) fn cut_off(communicator: Arc<Communicator>) {
+    stop(&communicator);
+    let_go(communicator, &[]);
+}
+
+/// The same, for a thread that waits for nothing.
 pub(crate) fn leave_behind(communicator: Arc<Communicator>) {
+    let_go(communicator, &[]);
+}
+
+/// Waits for the kernels of a communicator, which were told to stop: the program may take its buffers back.
+fn stop(communicator: &Arc<Communicator>) {
+    // One that others hold is in a call, or waits for other ranks.
+    if communicator.gpu().is_some() && Arc::strong_count(communicator) == 1 {
+        let _ = communicator.wait_stopped(STOPPING);
+    }
+}
+
+fn let_go(communicator: Arc<Communicator>, ordered: &[DeviceChoice]) {
+    let left = Arc::downgrade(&communicator);
     shelve(communicator);
-    sweep(&[]);
+    sweep(ordered);
+    if !left.upgrade().is_some_and(|one| is_underway(&one)) || EXITS.load(Ordering::SeqCst) {
+        return;
+    }
+    // A call on another thread holds it, or a kernel runs on behind other work: nobody else may look again.
+    let thread = std::thread::Builder::new().name("cinch-leave".into());
+    let looks = move || {
+        block_signals();
+        let has_exited = || EXITS.load(Ordering::SeqCst);
+        while !has_exited() && left.upgrade().is_some_and(|one| is_underway(&one)) {
+            std::thread::sleep(SELDOM);
+        }
+        let _ending = ENDING.enter();
+        sweep(&[]);
+    };
+    // Without a thread it goes when a call looks.
+    let _ = thread.spawn(looks);
+}
+
+/// Whether `one`, which is on the shelf and in the hands of who asks, is in others', or its kernels run.
+fn is_underway(one: &Arc<Communicator>) -> bool {
+    Arc::strong_count(one) > 2 || !one.is_idle()
 }
 
 /// Frees what nobody needs any more of these devices. For calls that make or end communicators there.
@@ -195,7 +241,10 @@ pub(crate) fn clear_away(devices: &[DeviceChoice]) {
     }
     ENDING.settle(FREEING);
     let until = Instant::now() + IDLING;
-    while sweep(devices) && Instant::now() < until {
+    while sweep(devices) && !IN_VAIN.load(Ordering::Relaxed) {
+        if Instant::now() >= until {
+            IN_VAIN.store(true, Ordering::Relaxed);
+        }
         std::thread::sleep(LOOK);
     }
 }
@@ -216,60 +265,74 @@ fn shelve(communicator: Arc<Communicator>) {
 fn sweep(ordered: &[DeviceChoice]) -> bool {
     let mut call = SWEEPS.fetch_add(1, Ordering::SeqCst) + 1;
     loop {
-        let users = users();
-        let (mut over, mut is_kept) = (Vec::new(), false);
-        for one in SHELF.with(std::mem::take) {
-            let device = one.config().device;
-            let others: Vec<bool> = users
-                .iter()
-                .filter(|user| user.device == device)
-                .map(|user| user.is_busy)
-                .collect();
-            let state = State {
-                is_held: Arc::strong_count(&one) > 1,
-                is_on_gpu: one.gpu().is_some(),
-                is_idle: one.is_idle(),
-            };
-            let fate = state.fate(&others, ordered.contains(&device));
-            match fate {
-                Fate::Goes => over.push(one),
-                Fate::Stays | Fate::StaysForOthers => shelve(one),
+        let (mut is_kept, mut looks_again) = (false, false);
+        for _ in 0..SHELF.with(|shelf| shelf.len()) {
+            // It is too late then: the driver may have ended.
+            if EXITS.load(Ordering::SeqCst) {
+                return false;
             }
+            let first = |shelf: &mut Vec<_>| (!shelf.is_empty()).then(|| shelf.remove(0));
+            let Some(one) = SHELF.with(first) else {
+                break;
+            };
+            if one.check_process().is_err() {
+                // The parent's. The driver of this process knows nothing of it.
+                std::mem::forget(one);
+                continue;
+            }
+            looks_again |= Arc::strong_count(&one) == 1 && one.part_from_near();
+            let fate = fate_of(&one, ordered);
             is_kept |= fate == Fate::StaysForOthers;
+            if fate != Fate::Goes {
+                shelve(one);
+                continue;
+            }
+            // Who looks at it just now must not be the one that frees it.
+            match Arc::try_unwrap(one) {
+                Ok(over) => {
+                    IN_VAIN.store(false, Ordering::Relaxed);
+                    drop(over);
+                }
+                Err(one) => shelve(one),
+            }
         }
-        if EXITS.load(Ordering::SeqCst) {
-            // It is too late: the driver may have ended.
-            std::mem::forget(std::mem::take(&mut over));
-        }
-        drop(over);
         // Who looked meanwhile missed what was in these hands.
         let last = SWEEPS.load(Ordering::SeqCst);
-        if std::mem::replace(&mut call, last) == last {
+        if std::mem::replace(&mut call, last) == last && !looks_again {
             return is_kept;
         }
     }
 }
 
-/// Whose calls may be under way on a device.
-struct User {
-    device: DeviceChoice,
-    is_busy: bool,
+fn fate_of(one: &Arc<Communicator>, ordered: &[DeviceChoice]) -> Fate {
+    let device = one.config().device;
+    let state = State {
+        is_held: Arc::strong_count(one) > 1,
+        is_on_gpu: one.gpu().is_some(),
+        is_idle: one.is_idle(),
+        is_lent: one.is_lent(),
+        is_crowded: SHELF.with(|shelf| {
+            let of_device = shelf.iter().filter(|one| one.config().device == device);
+            of_device.count() >= CROWD
+        }),
+    };
+    // Last of all: what they say holds for a moment.
+    state.fate(&users(device), ordered.contains(&device))
 }
 
-fn users() -> Vec<User> {
+/// Of each communicator that may make calls on `device`: whether it has some under way.
+fn users(device: DeviceChoice) -> Vec<bool> {
+    if device == DeviceChoice::Host {
+        return Vec::new();
+    }
     let all = comm::all().into_iter();
-    let mut users: Vec<User> = all
-        .filter(|comm| comm.is_in_use())
-        .map(|comm| User {
-            device: comm.device(),
-            is_busy: comm.is_busy(),
-        })
+    let mut users: Vec<bool> = all
+        .filter(|comm| comm.device() == device && comm.is_in_use())
+        .map(|comm| comm.is_busy())
         .collect();
-    let leaving = LEAVING.with(|leaving| leaving.clone());
-    users.extend(leaving.iter().map(|one| User {
-        device: one.config().device,
-        is_busy: !one.is_idle(),
-    }));
+    let mut leaving = LEAVING.with(|leaving| leaving.clone());
+    leaving.retain(|one| one.config().device == device && one.check_process().is_ok());
+    users.extend(leaving.iter().map(|one| !one.is_idle()));
     users
 }
 
@@ -280,6 +343,10 @@ struct State {
     is_held: bool,
     is_on_gpu: bool,
     is_idle: bool,
+    /// Whether other ranks of this process map its memory: they would free it.
+    is_lent: bool,
+    /// Whether many of its GPU are on the shelf.
+    is_crowded: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -297,10 +364,10 @@ impl State {
             State {
                 is_on_gpu: false, ..
             } => Fate::Goes,
-            State { is_idle: false, .. } => Fate::Stays,
+            State { is_idle: false, .. } | State { is_lent: true, .. } => Fate::Stays,
             _ if others.is_empty() => Fate::Goes,
             _ if !is_ordered => Fate::Stays,
-            _ if others.contains(&true) => Fate::StaysForOthers,
+            _ if others.contains(&true) && !self.is_crowded => Fate::StaysForOthers,
             _ => Fate::Goes,
         }
     }
@@ -316,6 +383,8 @@ mod tests {
             is_held: false,
             is_on_gpu: true,
             is_idle: true,
+            is_lent: false,
+            is_crowded: false,
         };
         // Alone on its GPU; beside one that rests; beside one whose kernels run.
         for (others, by_anybody, by_a_call) in [
@@ -334,15 +403,27 @@ mod tests {
                     is_idle: false,
                     ..over
                 };
+                let lent = State {
+                    is_lent: true,
+                    is_crowded: true,
+                    ..over
+                };
                 let on_host = State {
                     is_on_gpu: false,
                     ..runs
                 };
+                assert_eq!(lent.fate(others, is_ordered), Fate::Stays);
                 assert_eq!(held.fate(others, is_ordered), Fate::Stays);
                 assert_eq!(runs.fate(others, is_ordered), Fate::Stays);
                 assert_eq!(on_host.fate(others, is_ordered), Fate::Goes);
             }
         }
+        let crowded = State {
+            is_crowded: true,
+            ..over
+        };
+        assert_eq!(crowded.fate(&[true], false), Fate::Stays);
+        assert_eq!(crowded.fate(&[true], true), Fate::Goes);
     }
 
     /// One that is on the shelf and in other hands goes with the last of them.
@@ -352,7 +433,7 @@ mod tests {
         let id = cinch::UniqueId::create_for_one_host(&config).unwrap();
         let held = Arc::new(Communicator::init(&id, 0, 1, config).unwrap());
         let seen = Arc::downgrade(&held);
-        let leaving = Leaving::new(&held);
+        let leaving = Leaving::new(held.clone());
         leave_behind(held.clone());
         leave_behind(held.clone());
         drop(leaving);

@@ -21,7 +21,7 @@ use crate::sys::whole::First;
 use crate::transport::ConnectContext;
 use crate::transport::cuda::{self, DeviceLinks, PeerPath};
 use crate::types::{Collective, DType, ReduceOp, Scalar};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
 /// The part of a communicator that is on a GPU.
@@ -59,13 +59,38 @@ impl GpuSide {
         })
     }
 
+    /// The engine, whether or not a call has panicked; none while one is being made.
+    fn engine_between_calls(&self) -> Option<MutexGuard<'_, GpuEngine>> {
+        match self.engine.try_lock() {
+            Ok(engine) => Some(engine),
+            Err(TryLockError::Poisoned(engine)) => Some(engine.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
     pub(super) fn is_idle(&self) -> bool {
-        let engine = self.engine.try_lock();
-        // Nothing runs any more where the driver has ended.
-        let is_over = |engine: MutexGuard<'_, GpuEngine>| {
-            engine.wait(Duration::ZERO).is_ok() || self.context.driver().has_ended()
-        };
-        engine.is_ok_and(is_over)
+        self.engine_between_calls()
+            .is_some_and(|engine| self.is_over(&engine))
+    }
+
+    /// Whether nothing runs that was queued. Where the context has failed or the driver has ended, nothing
+    /// runs any more.
+    pub(super) fn is_over(&self, engine: &GpuEngine) -> bool {
+        let waited = engine.wait(Duration::ZERO);
+        let runs = waited.is_err_and(|error| error.kind() == ErrorKind::Timeout);
+        !runs || self.context.driver().has_ended()
+    }
+
+    /// See [`Communicator::part_from_near`].
+    pub(super) fn part_from_near(&self) -> bool {
+        self.engine_between_calls()
+            .is_some_and(|mut engine| self.is_over(&engine) && engine.part_from_near())
+    }
+
+    pub(super) fn is_lent(&self) -> bool {
+        // Whoever makes a call has it.
+        self.engine_between_calls()
+            .is_none_or(|engine| engine.is_lent())
     }
 
     pub(super) fn slices(&self) -> Result<&Slices> {

@@ -53,10 +53,13 @@ impl Communicator {
         {
             return self.settle(Err(error));
         }
-        let was_idle = self.is_idle();
-        let ended = match &self.side {
-            Side::Host(_) => self.engine().map(drop),
-            Side::Gpu(side) => side.engine().and_then(|engine| engine.finish()),
+        // Of this rank's own calls: others may look at the engine for a moment.
+        let (was_idle, ended) = match &self.side {
+            Side::Host(_) => (self.is_idle(), self.engine().map(drop)),
+            Side::Gpu(side) => match side.engine() {
+                Ok(engine) => (side.is_over(&engine), engine.finish()),
+                Err(error) => (false, Err(error)),
+            },
         };
         // What has only been heard of so far has ended no call.
         match ended.and_then(|()| self.fault.ends_waits()) {
@@ -79,6 +82,25 @@ impl Communicator {
             && let Ok(mut engine) = side.engine()
         {
             engine.close();
+        }
+    }
+
+    /// For a communicator that ends in a process that has others of its ranks: takes no more calls, and
+    /// gives up the memory of those ranks, none of which it frees then. Returns whether there was any.
+    /// Does nothing while calls of this rank go on.
+    pub fn part_from_near(&self) -> bool {
+        match &self.side {
+            Side::Host(_) => false,
+            Side::Gpu(side) => side.part_from_near(),
+        }
+    }
+
+    /// Whether other ranks of this process have not given up the memory of this one's GPU yet. If it ends
+    /// now, the last of them frees that, at whatever time it ends itself.
+    pub fn is_lent(&self) -> bool {
+        match &self.side {
+            Side::Host(_) => false,
+            Side::Gpu(side) => side.is_lent(),
         }
     }
 

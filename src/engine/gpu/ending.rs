@@ -14,6 +14,12 @@ const QUEUED: Duration = Duration::from_secs(3600);
 /// Time between two looks at the fault meanwhile.
 const LOOK: Duration = Duration::from_millis(100);
 
+/// How long a communicator that is closed waits for the driver and a thread to let go of graphs.
+const LETTING_GO: Duration = Duration::from_millis(100);
+
+/// Time between two looks at them.
+const GLANCE: Duration = Duration::from_millis(1);
+
 /// How long a communicator that is dropped waits for kernels that were told to stop.
 const STOPPING: Duration = Duration::from_secs(2);
 
@@ -118,10 +124,31 @@ impl GpuEngine {
     /// may run any more.
     pub fn close(&mut self) {
         self.closed = true;
-        // This value and the watchdog have it; graphs have it besides.
-        if Arc::strong_count(&self.wiring) <= 2 {
+        // The driver lets go of a graph that was destroyed just now on a thread of its own.
+        let until = Instant::now() + LETTING_GO;
+        while !self.is_only_ours() && Instant::now() < until {
+            std::thread::sleep(GLANCE);
+        }
+        if self.is_only_ours() {
             self.wiring.unmap();
         }
+    }
+
+    /// Takes no more calls, and gives up what ranks of this process own, of which it frees nothing. Returns
+    /// whether there was any. Nothing that was launched may run any more.
+    pub fn part_from_near(&mut self) -> bool {
+        self.closed = true;
+        self.is_only_ours() && self.wiring.part_from_near()
+    }
+
+    /// Whether ranks of this process have not given up yet what this one owns.
+    pub fn is_lent(&self) -> bool {
+        self.wiring.is_lent()
+    }
+
+    /// Whether no graph has the connections: this value and the watchdog do.
+    fn is_only_ours(&self) -> bool {
+        Arc::strong_count(&self.wiring) <= 2
     }
 
     /// Drops `thing`, which a kernel may still use, when that has ended.

@@ -228,6 +228,12 @@ impl Wiring for Wires {
     fn unmap(&self) {
         self.unmapped.store(true, Ordering::Relaxed);
     }
+    fn part_from_near(&self) -> bool {
+        false
+    }
+    fn is_lent(&self) -> bool {
+        false
+    }
     fn trouble(&self) -> Option<Trouble> {
         *self.trouble.lock().unwrap()
     }

@@ -21,8 +21,15 @@ pub trait Wiring: Send + Sync + Debug {
     /// Ends every wait of this rank's kernels, now and later.
     fn abort(&self);
 
-    /// Gives up what other processes own: no kernel may use the connections from here on.
+    /// Gives up what other ranks own: no kernel may use the connections from here on.
     fn unmap(&self);
+
+    /// The same for what ranks of this process own alone, which asks the driver for nothing. Returns
+    /// whether there was any.
+    fn part_from_near(&self) -> bool;
+
+    /// Whether ranks of this process have not given up yet what this one owns.
+    fn is_lent(&self) -> bool;
 
     /// What went wrong first, once a kernel has said so.
     fn trouble(&self) -> Option<Trouble>;
@@ -50,6 +57,14 @@ impl Wiring for DeviceLinks {
 
     fn unmap(&self) {
         DeviceLinks::unmap(self);
+    }
+
+    fn part_from_near(&self) -> bool {
+        DeviceLinks::part_from_near(self)
+    }
+
+    fn is_lent(&self) -> bool {
+        DeviceLinks::is_lent(self)
     }
 
     fn trouble(&self) -> Option<Trouble> {

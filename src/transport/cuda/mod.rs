@@ -145,4 +145,20 @@ impl DeviceLinks {
         let mut reached = self.reached.lock().unwrap_or_else(PoisonError::into_inner);
         reached.clear();
     }
+
+    /// The same for memory of ranks of this process alone. It is theirs to free: see
+    /// [`DeviceLinks::is_lent`]. Returns whether there was any.
+    pub fn part_from_near(&self) -> bool {
+        let mut reached = self.reached.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = reached.len();
+        reached.retain(|(_, memory)| !matches!(memory, Reached::Near(_)));
+        reached.len() < all
+    }
+
+    /// Whether ranks of this process have not given up this one's memory yet. Links that are dropped
+    /// then leave it to the last of them to free it, on whatever GPU that one is.
+    pub fn is_lent(&self) -> bool {
+        let memory = self.memory.as_ref();
+        memory.is_some_and(|memory| Arc::strong_count(memory) > 1)
+    }
 }
