@@ -100,9 +100,16 @@ class Net:
             table inet loss {{
                 chain input {{
                     type filter hook input priority 0;
-                    iifname "{DEVICE}" numgen random mod 1000 < {int(percent * 10)} drop
+                    iifname "{DEVICE}" numgen random mod 1000 < {int(percent * 10)} counter drop
                 }}
             }}""")
+
+    def lost(self, host):
+        """How many packets `lose` has dropped."""
+        done = subprocess.run(["ip", "netns", "exec", self.spaces[host], "nft", "list", "chain",
+                               "inet", "loss", "input"], check=True, text=True,
+                              stdout=subprocess.PIPE)
+        return int(done.stdout.split("counter packets ")[1].split()[0])
 
     def popen(self, host, command, environment=None, **options):
         """Starts a command on a host."""

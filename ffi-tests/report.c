@@ -31,6 +31,8 @@ static void fill(void) {
 static cinch_report_t run(cinch_collective_t collective, const char *codec, uint64_t tensor) {
     cinch_call_t call;
     cinch_report_t report;
+    size_t at;
+    for (at = 0; at < COUNT; at++) output[at] = NAN;
     OK(cinch_report_default(&report));
     OK(cinch_call_default(&call));
     call.comm = comm;
@@ -52,12 +54,13 @@ static cinch_report_t run(cinch_collective_t collective, const char *codec, uint
     return report;
 }
 
-/* Largest difference between output and exact sum. */
+/* Largest difference between output and exact sum; infinite where one is no number. */
 static double largest_error(void) {
     double largest = 0;
     size_t at;
     for (at = 0; at < COUNT; at++) {
         double error = fabs((double)output[at] - (double)exact[at]);
+        if (isnan(error)) return INFINITY;
         largest = error > largest ? error : largest;
     }
     return largest;

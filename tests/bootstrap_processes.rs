@@ -281,7 +281,8 @@ fn a_dead_rank_whose_connections_stand_is_missed_in_time() {
     }
 }
 
-/// Two network namespaces with a wire between them.
+/// Two network namespaces with a wire between them. Dropped, it takes away what there is of it: of a
+/// wire that could not be laid that may be nothing.
 struct Wire {
     names: [String; 2],
 }
@@ -308,9 +309,9 @@ impl Wire {
 
 impl Drop for Wire {
     fn drop(&mut self) {
-        self.names
-            .iter()
-            .for_each(|name| assert!(ip(&format!("netns del {name}"))));
+        for name in &self.names {
+            let _ = ip(&format!("netns del {name}"));
+        }
     }
 }
 

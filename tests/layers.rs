@@ -55,13 +55,81 @@ fn files(directory: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// Source without comments and without what follows `#[cfg(test)]`, where tests may look upward.
+/// Source without comments and text, and without the item behind each `#[cfg(test)]`, where tests may
+/// look upward: what comes after that item is the library's again.
 fn code(text: &str) -> String {
-    let text = text.split("#[cfg(test)]").next().unwrap();
-    text.lines()
-        .map(|line| line.split("//").next().unwrap())
-        .collect::<Vec<_>>()
-        .join("\n")
+    const TEST: &str = "#[cfg(test)]";
+    let bare = bare(text);
+    let (mut kept, mut rest) = (String::new(), bare.as_str());
+    while let Some(at) = rest.find(TEST) {
+        kept.push_str(&rest[..at]);
+        rest = behind_item(&rest[at + TEST.len()..]);
+    }
+    kept + rest
+}
+
+/// What follows the item that `code` begins with: it ends with the first `;` or `}` outside of all
+/// brackets, or in front of the bracket that closes what it is in. Its other attributes are part of it.
+fn behind_item(code: &str) -> &str {
+    let mut depth = 0;
+    for (at, c) in code.char_indices() {
+        match c {
+            '(' | '[' | '{' => depth += 1,
+            ')' | ']' | '}' if depth == 0 => return &code[at..],
+            ')' | ']' | '}' => depth -= 1,
+            _ => {}
+        }
+        if depth == 0 && (c == ';' || c == '}') {
+            return &code[at + 1..];
+        }
+    }
+    ""
+}
+
+/// Source without comments, and with strings and characters emptied: brackets in them open nothing.
+fn bare(text: &str) -> String {
+    let mut kept = String::new();
+    let mut rest = text;
+    while let Some(c) = rest.chars().next() {
+        let word = kept
+            .rsplit(|c: char| !c.is_alphanumeric() && c != '_')
+            .next()
+            .unwrap();
+        let hashes = rest.chars().skip(1).take_while(|&c| c == '#').count();
+        let raw = c == 'r' && ["", "b", "c"].contains(&word) && rest[1 + hashes..].starts_with('"');
+        let skipped = if rest.starts_with("//") {
+            rest.find('\n').unwrap_or(rest.len())
+        } else if rest.starts_with("/*") {
+            rest.find("*/").map_or(rest.len(), |end| end + 2)
+        } else if raw {
+            let end = format!("\"{}", "#".repeat(hashes));
+            let begin = hashes + 2;
+            rest[begin..]
+                .find(&end)
+                .map_or(rest.len(), |at| begin + at + end.len())
+        } else if c == '"' {
+            quoted(rest, '"')
+        } else if c == '\'' && (rest[1..].starts_with('\\') || rest.chars().nth(2) == Some('\'')) {
+            quoted(rest, '\'') // and no lifetime
+        } else {
+            kept.push(c);
+            c.len_utf8()
+        };
+        rest = &rest[skipped..];
+    }
+    kept
+}
+
+/// How long the string or character is that `text` begins with.
+fn quoted(text: &str, mark: char) -> usize {
+    let mut escaped = false;
+    for (at, c) in text.char_indices().skip(1) {
+        if c == mark && !escaped {
+            return at + 1;
+        }
+        escaped = c == '\\' && !escaped;
+    }
+    text.len()
 }
 
 /// First path segments behind every `crate::`, groups included.
@@ -195,4 +263,19 @@ fn the_test_sees_what_it_looks_for() {
         imports("use crate::{error::{Error, Result}, comm::Communicator};\ncrate::ffi::x();");
     assert_eq!(found, ["error", "comm", "ffi"]);
     assert!(!code("fn a() {} // crate::ffi\n#[cfg(test)]\nuse crate::ffi;").contains("ffi"));
+    let text = r##"
+        #[cfg(test)]
+        #[path = "}"]
+        mod tests; use crate::one;
+        #[cfg(test)]
+        fn under<'a>(_: &'a [u8; 2]) -> char { let _ = ("\"}", r#""}"#); if true { '}' } else { '\'' } }
+        fn two() { crate::two(); #[cfg(test)] crate::ffi::x(); crate::three() }
+        /* crate::ffi */ const _: &[u8] = br"\"; const FOUR: &str = "// \\"; use crate::four;
+        #[cfg(test)]
+        impl Five { fn x() { crate::ffi::x() } }
+        use crate::five;"##;
+    assert_eq!(
+        imports(&code(text)),
+        ["one", "two", "three", "four", "five"]
+    );
 }

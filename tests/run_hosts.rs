@@ -2,13 +2,13 @@
 //! they are told, and that failures, interrupts and a killed launcher leave none behind.
 #![cfg(feature = "cli")]
 
+mod launcher;
+
+use launcher::{Deadline, alive, end, output, signal, wait_until};
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
-
-const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A folder with a stand-in for ssh, which writes down what it was called with, and a file of hosts.
 struct Place(PathBuf);
@@ -31,7 +31,7 @@ impl Place {
     }
 
     fn run(&self, options: &[&str], program: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_cinch"));
+        let mut command = launcher::cinch();
         command
             .args(["run", "--hosts"])
             .arg(self.0.join("hosts"))
@@ -43,9 +43,6 @@ impl Place {
             .env("CINCH_SOCKET_IFNAME", "lo")
             .env("CINCH_TIMEOUT", "20")
             .stdin(Stdio::null());
-        for name in ["RANK", "WORLD_SIZE", "CINCH_LAUNCH_SIZE"] {
-            command.env_remove(name);
-        }
         command
     }
 
@@ -60,19 +57,6 @@ impl Drop for Place {
     }
 }
 
-fn alive(pid: i32) -> bool {
-    std::fs::read_to_string(format!("/proc/{pid}/stat"))
-        .is_ok_and(|stat| !stat.rsplit(')').next().unwrap().starts_with(" Z"))
-}
-
-fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
-    let end = Instant::now() + PATIENCE;
-    while !done() {
-        assert!(Instant::now() < end, "{what} did not happen");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
 /// Starts four ranks on two hosts that print their pid and sleep.
 fn sleepers(place: &Place) -> (Child, Vec<i32>) {
     let mut launcher = place
@@ -83,6 +67,7 @@ fn sleepers(place: &Place) -> (Child, Vec<i32>) {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
+    let _deadline = Deadline::of(&launcher);
     let out = BufReader::new(launcher.stdout.take().unwrap());
     let pids = out
         .lines()
@@ -92,33 +77,20 @@ fn sleepers(place: &Place) -> (Child, Vec<i32>) {
     (launcher, pids)
 }
 
-fn signal(pid: u32, name: &str) {
-    let kill = format!("kill -{name} {pid}");
-    assert!(
-        Command::new("sh")
-            .args(["-c", &kill])
-            .status()
-            .unwrap()
-            .success()
-    );
-}
-
 #[test]
 fn ranks_on_hosts_learn_who_they_are() {
     let place = Place::new("who", "one slots=2 # first\ntwo slots=3\n");
     let script = "echo $FAKE_HOST $CINCH_LAUNCH_RANK $RANK $WORLD_SIZE $LOCAL_RANK \
                   $LOCAL_WORLD_SIZE $CINCH_TIMEOUT $GIVEN $CINCH_TRANSPORT $(pwd)";
-    let out = place
-        .run(
-            &["-n", "4", "--env", "GIVEN", "--transport", "tcp"],
-            &["sh", "-c", script],
-        )
-        .env("GIVEN", "it's given")
+    let mut run = place.run(
+        &["-n", "4", "--env", "GIVEN", "--transport", "tcp"],
+        &["sh", "-c", script],
+    );
+    run.env("GIVEN", "it's given")
         // What this environment holds is less than an option says.
         .env("CINCH_TRANSPORT", "shm")
-        .current_dir(&place.0)
-        .output()
-        .unwrap();
+        .current_dir(&place.0);
+    let out = output(&mut run);
     assert!(out.status.success(), "{out:?}");
     let text = String::from_utf8(out.stdout).unwrap();
     let mut lines: Vec<&str> = text.lines().collect();
@@ -158,14 +130,11 @@ fn the_drop_in_of_each_host_is_in_front() {
             .success()
     );
     let option = format!("--preload={}", library.display());
-    let out = place
-        .run(
-            &[&option, "--env", "VLLM_NCCL_SO_PATH"],
-            &["sh", "-c", "echo $LD_PRELOAD $VLLM_NCCL_SO_PATH"],
-        )
-        .env("VLLM_NCCL_SO_PATH", "/usr/lib/another.so")
-        .output()
-        .unwrap();
+    let mut run = place.run(
+        &[&option, "--env", "VLLM_NCCL_SO_PATH"],
+        &["sh", "-c", "echo $LD_PRELOAD $VLLM_NCCL_SO_PATH"],
+    );
+    let out = output(run.env("VLLM_NCCL_SO_PATH", "/usr/lib/another.so"));
     let path = library.canonicalize().unwrap();
     let line = format!("{0} {0}\n", path.display());
     assert_eq!(
@@ -192,7 +161,7 @@ fn ranks_on_hosts_compute_together() {
         "-w",
         "0",
     ];
-    let out = place.run(&[], &line).output().unwrap();
+    let out = output(&mut place.run(&[], &line));
     let text = String::from_utf8_lossy(&out.stdout);
     assert!(out.status.success(), "{out:?}");
     assert!(
@@ -209,10 +178,7 @@ fn the_first_failure_is_the_exit_code_and_ends_all_hosts() {
         "[ $RANK = 1 ] && {{ sleep 0.3; exit 7; }}; sleep 600 & echo $! >> {}; wait",
         pids.display()
     );
-    let out = place
-        .run(&["--grace", "0.2"], &["sh", "-c", &script])
-        .output()
-        .unwrap();
+    let out = output(&mut place.run(&["--grace", "0.2"], &["sh", "-c", &script]));
     assert_eq!(out.status.code(), Some(7), "{out:?}");
     let said = String::from_utf8_lossy(&out.stderr);
     assert!(
@@ -231,7 +197,7 @@ fn interrupts_and_a_killed_launcher_leave_nothing() {
         let (mut launcher, pids) = sleepers(&place);
         assert!(pids.len() == 4 && pids.iter().all(|&pid| alive(pid)));
         signal(launcher.id(), name);
-        assert_eq!(launcher.wait().unwrap().code(), code, "{name}");
+        assert_eq!(end(&mut launcher).code(), code, "{name}");
         for pid in pids {
             wait_until("the end of a rank", || !alive(pid));
         }
@@ -286,7 +252,7 @@ fn what_cannot_be_is_a_sentence() {
         ),
     ] {
         let place = Place::new(name, hosts);
-        let out = place.run(options, &["sleep", "600"]).output().unwrap();
+        let out = output(&mut place.run(options, &["sleep", "600"]));
         let said = String::from_utf8_lossy(&out.stderr);
         assert!(
             !out.status.success() && said.contains(part),

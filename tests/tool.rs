@@ -1,19 +1,16 @@
 //! The command line tool as a user meets it: exit codes, sentences, and no process left behind.
 #![cfg(feature = "cli")]
 
+mod launcher;
+
+use launcher::{Deadline, alive, end, signal, wait_until};
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
-
-/// Longest wait for something that is a matter of milliseconds.
-const PATIENCE: Duration = Duration::from_secs(60);
+use std::time::Duration;
 
 fn cinch(line: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_cinch"));
+    let mut command = launcher::cinch();
     command.args(line).current_dir(env!("CARGO_MANIFEST_DIR"));
-    for name in ["RANK", "WORLD_SIZE", "CINCH_LAUNCH_SIZE"] {
-        command.env_remove(name);
-    }
     command
 }
 
@@ -22,7 +19,7 @@ fn output(line: &[&str]) -> (i32, String, String) {
         status,
         stdout,
         stderr,
-    } = cinch(line).output().unwrap();
+    } = launcher::output(&mut cinch(line));
     (
         status.code().unwrap_or(-1),
         String::from_utf8(stdout).unwrap(),
@@ -40,44 +37,15 @@ fn sleepers(ranks: usize, script: &str) -> (Child, Vec<i32>) {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
+    let _deadline = Deadline::of(&launcher);
     let out = BufReader::new(launcher.stdout.take().unwrap());
-    let pids = out
+    let pids: Vec<i32> = out
         .lines()
         .take(ranks)
         .map(|line| line.unwrap().trim().parse().unwrap())
         .collect();
+    assert_eq!(pids.len(), ranks, "{pids:?}");
     (launcher, pids)
-}
-
-fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
-    let end = Instant::now() + PATIENCE;
-    while !done() {
-        assert!(Instant::now() < end, "{what} did not happen");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
-/// Whether a process is there and not a zombie.
-fn alive(pid: i32) -> bool {
-    std::fs::read_to_string(format!("/proc/{pid}/stat"))
-        .is_ok_and(|stat| !stat.rsplit(')').next().unwrap().starts_with(" Z"))
-}
-
-fn send(pid: i32, signal: &str) {
-    let status = Command::new("sh")
-        .args(["-c", &format!("kill -{signal} {pid}")])
-        .status()
-        .unwrap();
-    assert!(status.success());
-}
-
-fn end(launcher: &mut Child) -> std::process::ExitStatus {
-    let mut status = None;
-    wait_until("the launcher's end", || {
-        status = launcher.try_wait().unwrap();
-        status.is_some()
-    });
-    status.unwrap()
 }
 
 #[test]
@@ -361,6 +329,7 @@ fn a_slow_reader_gets_all_labelled_lines() {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
+    let _deadline = Deadline::of(&launcher);
     std::thread::sleep(Duration::from_secs(2));
     let lines = BufReader::new(launcher.stdout.take().unwrap()).lines();
     assert_eq!(lines.count(), 15000);
@@ -379,11 +348,11 @@ fn the_first_failing_code_is_the_launchers() {
 
 #[test]
 fn signals_go_to_the_ranks() {
-    for (signal, code) in [("TERM", 143), ("INT", 130)] {
+    for (name, code) in [("TERM", 143), ("INT", 130)] {
         let (mut launcher, pids) = sleepers(3, WITH_CHILD);
-        send(launcher.id() as i32, signal);
-        assert_eq!(end(&mut launcher).code(), Some(code), "{signal}");
-        assert!(!pids.iter().any(|&pid| alive(pid)), "{signal}: {pids:?}");
+        signal(launcher.id(), name);
+        assert_eq!(end(&mut launcher).code(), Some(code), "{name}");
+        assert!(!pids.iter().any(|&pid| alive(pid)), "{name}: {pids:?}");
     }
 }
 
@@ -396,6 +365,7 @@ fn ignored_signals_do_not_end_the_ranks() {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
+    let _deadline = Deadline::of(&launcher);
     let mut on = [0; 3];
     launcher
         .stdout
@@ -403,8 +373,8 @@ fn ignored_signals_do_not_end_the_ranks() {
         .unwrap()
         .read_exact(&mut on)
         .unwrap();
-    for signal in ["HUP", "INT", "QUIT"] {
-        send(launcher.id() as i32, signal);
+    for name in ["HUP", "INT", "QUIT"] {
+        signal(launcher.id(), name);
     }
     assert_eq!(end(&mut launcher).code(), Some(5));
 }
@@ -435,7 +405,7 @@ fn ranks_die_with_a_killed_launcher() {
 #[test]
 fn a_killed_rank_ends_the_others() {
     let (mut launcher, pids) = sleepers(3, WITH_CHILD);
-    send(pids[1], "KILL");
+    signal(pids[1] as u32, "KILL");
     assert_eq!(end(&mut launcher).code(), Some(128 + 9));
     assert!(!pids.iter().any(|&pid| alive(pid)), "{pids:?}");
 }

@@ -57,6 +57,19 @@ bool wanted(const Options &options, const Type &type) {
     return false;
 }
 
+// A name of no type would choose nothing, and pass.
+void check_types(const std::string &names) {
+    std::stringstream list(names);
+    size_t found = 0;
+    for (std::string one; std::getline(list, one, ','); found++) {
+        std::string known;
+        for (const Type &type : kTypes) known += (known.empty() ? "" : ", ") + std::string(type.name);
+        if ((", " + known + ", ").find(", " + one + ", ") == std::string::npos)
+            throw Failure("no type is called " + one + "; there are: " + known);
+    }
+    if (found == 0) throw Failure("--types names no type");
+}
+
 bool exists(const Library &library, Kind kind) {
     switch (kind) {
         case Kind::AlltoAll: return library.AlltoAll != nullptr;
@@ -210,7 +223,7 @@ Options parse(int argc, char **argv) {
         const std::string value = argv[++at];
         if (option == "--ours") options.ours = value;
         else if (option == "--reference") options.reference = value;
-        else if (option == "--types") options.types = value;
+        else if (option == "--types") check_types(options.types = value);
         else if (option == "--host") options.host = value == "1";
         else if (option == "--seed") options.seed = std::strtoull(value.c_str(), nullptr, 10);
         else if (option == "--ranks") {
@@ -221,6 +234,7 @@ Options parse(int argc, char **argv) {
                 if (ranks < 1 || ranks > 32) throw Failure("--ranks takes numbers from 1 to 32");
                 options.ranks.push_back(ranks);
             }
+            if (options.ranks.empty()) throw Failure("--ranks has no number");
         } else throw Failure("no option is called " + option);
     }
     if (options.ours.empty()) throw Failure("--ours PATH is needed");
