@@ -9,11 +9,13 @@ use cinch::sys::log::{self, Level};
 use cinch::{Communicator, Error, ErrorKind, Result};
 use std::ffi::c_int;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long a revoke waits for kernels: those that were told to stop, and what is on their streams
 /// before them.
 const STOPPING: Duration = Duration::from_secs(10);
+/// Time between two looks at calls that were told to end.
+const LOOK: Duration = Duration::from_millis(1);
 
 export! {
     /// Waits until what this rank called on the communicator has ended, and for no rank but where
@@ -212,12 +214,26 @@ export! {
                 "revokeFlags is {revokeFlags}; it takes NCCL_REVOKE_DEFAULT ({NCCL_REVOKE_DEFAULT})"
             )));
         }
-        let communicator = comm.connection()?;
+        // A split that waits for a rank is what this is to end, too.
+        let communicator = match comm.communicator() {
+            Some(communicator) if comm.is_underway() => communicator,
+            _ => comm.connection()?,
+        };
         if comm.stage() == Stage::Finalized {
             return Err(Error::invalid_usage("the communicator was finalized"));
         }
         comm.enter(Stage::Revoked);
         communicator.abort();
+        let until = Instant::now() + STOPPING;
+        while comm.is_underway() {
+            if Instant::now() > until {
+                return Err(Error::new(
+                    ErrorKind::Timeout,
+                    format!("calls on the communicator have not ended in {} s", STOPPING.as_secs()),
+                ));
+            }
+            std::thread::sleep(LOOK);
+        }
         communicator.wait_stopped(STOPPING)?;
         Ok(Progress::Done)
     }

@@ -103,6 +103,10 @@ pub(crate) fn find(
         ncclProd => ReduceOp::Prod,
         ncclMax => ReduceOp::Max,
         ncclMin => ReduceOp::Min,
+        // As NCCL has it: no partial sum that travels leaves the range that the average is in.
+        ncclAvg if matches!(dtype, DType::F16 | DType::F8E4M3 | DType::F8E5M2) => {
+            ReduceOp::PreMulSum(Scalar::Float(1.0 / communicator.nranks() as f64))
+        }
         ncclAvg => ReduceOp::Avg,
         _ => {
             let ops = comm.ops.0.lock().unwrap_or_else(PoisonError::into_inner);

@@ -43,15 +43,24 @@
 //! **Leaving.** `ncclCommFinalize` and `ncclCommDestroy` wait until what this rank called has ended, and
 //! for no rank but where that does: ranks may end communicators in any order, and one that ends without a
 //! word, or never ends, is no error to them. What a communicator holds is kept until all its ranks have
-//! left or are gone, and freed then in the background; on a GPU where the process uses others by a call that makes or ends one
-//! there while none has calls under way. The end of the process waits for that one second at most. In
+//! left or are gone, and freed then in the background; on a GPU where the process uses others by a call that
+//! makes or ends one there (an abort ends none) while none has calls under way, or where many wait. What
+//! a graph holds that is there longer goes with the graph. The end of the process waits for that one second at most. In
 //! a group they wait at its end; if the group fails, a finalized one is open again, and a
 //! destroyed one ends without waiting. `ncclCommAbort` waits for no rank, and at most 2 s for kernels that
 //! it has told to stop. On host memory it leaves in
 //! good order where it cuts no call short: others still get what was sent, and fail when they miss
-//! this rank; else, and on GPUs, they are told at once. `ncclCommRevoke` returns when nothing of the
-//! communicator runs on this rank, on a GPU at most 10 s later; it can then be split, shrunk, destroyed
+//! this rank; else, and on GPUs, they are told at once. `ncclCommRevoke` ends a split that waits for ranks, too, and
+//! returns when nothing of the communicator runs on this rank, on a GPU at most 10 s later; it can then be split, shrunk, destroyed
 //! or aborted.
+//!
+//! **Numbers.** As in [`numerics`](super::numerics). `ncclAvg` of float16 and float8 multiplies each
+//! contribution by 1/n first, as NCCL's does; other types divide the sum. Sums of float8 beyond its range
+//! are infinite (e5m2) or NaN (e4m3), where NCCL's are the largest number: overflow shows.
+//!
+//! **Two libraries.** A program that also opens `libnccl.so`, without the number (TensorRT-LLM's symmetric
+//! memory does), finds NVIDIA's there, which takes no handle of this one. Put a folder in front of
+//! `LD_LIBRARY_PATH` in which both names are links to this library.
 //!
 //! **Splitting.** Without a config a new communicator has its parent's; with one, nothing of it, its
 //! name and codec rules neither. What ends the parent ends a split that is under way. Once it is made, the new

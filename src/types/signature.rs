@@ -71,7 +71,8 @@ pub struct CallSignature {
     pub fused: Fused,
     /// The call's `count`.
     pub count: u64,
-    /// How many calls this communicator (for a send/recv: this pair) has made before.
+    /// How many calls this communicator (for a send/recv: this pair) has made before, captured ones not
+    /// counted; [`CallSignature::CAPTURED`] of those.
     pub sequence: u64,
     /// The codec that runs.
     pub codec: CodecSpec,
@@ -80,6 +81,10 @@ pub struct CallSignature {
 }
 
 impl CallSignature {
+    /// In the place of a number, of a call that a graph replays: at what time is each rank's own business, and
+    /// so is how often it captures anything.
+    pub const CAPTURED: u64 = u64::MAX;
+
     /// The signature as it travels.
     pub fn words(&self) -> [u64; SIGNATURE_WORDS] {
         [
@@ -146,7 +151,11 @@ impl CallSignature {
         let collective = Collective::from_number(byte(8).into());
         let name = collective.map_or("unknown", Collective::name);
         let dtype = DType::from_number(byte(16).into()).map_or("unknown", DType::name);
-        let mut text = format!("call {} {name} of {} {dtype}", words[3], words[2]);
+        let number = match words[3] {
+            CallSignature::CAPTURED => "captured call".to_string(),
+            number => format!("call {number}"),
+        };
+        let mut text = format!("{number} {name} of {} {dtype}", words[2]);
         let fused = Fused::from_word(words[1]);
         if collective.is_some_and(|known| !has_place(known)) && fused != Fused::ALONE {
             let Fused { calls, digest } = fused;

@@ -181,7 +181,8 @@ static void aborts_a_finalize(void) {
   OK(ncclCommAbort(comms[1]));
 }
 
-/* A revoked communicator has no error; it can be split and shrunk, and ends. */
+/* A revoked communicator has no error; it can be split and shrunk, and ends. Calls and splits that wait
+ * for other ranks end. */
 static void revokes(void) {
   enum { N = 3 };
   ncclComm_t comms[N], parts[N];
@@ -191,9 +192,13 @@ static void revokes(void) {
   struct Rank rank = {.comm = comms[0]};
   pthread_t thread;
   CHECK(pthread_create(&thread, NULL, wait_for_peer, &rank) == 0);
-  usleep(20000);
+  struct Rank split = {.comm = comms[1]};
+  pthread_t splits;
+  CHECK(pthread_create(&splits, NULL, split_one, &split) == 0);
+  usleep(100000);
   for (int r = 0; r < N; r++) OK(ncclCommRevoke(comms[r], NCCL_REVOKE_DEFAULT));
   CHECK(pthread_join(thread, NULL) == 0 && rank.result == ncclRemoteError);
+  CHECK(pthread_join(splits, NULL) == 0 && split.result == ncclRemoteError && split.made == NULL);
   for (int r = 0; r < N; r++) {
     CHECK(settled(comms[r]) == ncclSuccess);
     EXPECT(ncclInvalidUsage, "revoked",

@@ -69,6 +69,24 @@ static void collectives(ncclComm_t *comms) {
   for (int r = 0; r < N; r++) CHECK(*(unsigned char *)out[r] == 0x48);
 }
 
+/* Of numbers whose sum the type has not, by a ring, which carries sums of some. */
+static void averages(void) {
+  ncclComm_t comms[N];
+  unsigned short *const large = (unsigned short *)in, *const mean = (unsigned short *)out;
+  CHECK(setenv("NCCL_ALGO", "Ring", 1) == 0);
+  join_all(comms, N);
+  CHECK(unsetenv("NCCL_ALGO") == 0);
+  for (int i = 0; i < COUNT; i++) large[i] = 0x7b53; /* 60000 */
+  memset(out, 0, sizeof out);
+  OK(ncclGroupStart());
+  for (int r = 0; r < N; r++) {
+    OK(ncclAllReduce(large, mean + r * COUNT, COUNT, ncclFloat16, ncclAvg, comms[r], NULL));
+  }
+  OK(ncclGroupEnd());
+  for (int i = 0; i < N * COUNT; i++) CHECK(mean[i] == 0x7b53);
+  destroy_all(comms, N);
+}
+
 static void messages(ncclComm_t *comms) {
   /* Everybody to everybody, itself included, with different counts; a count of 0 is none. */
   fill();
@@ -284,6 +302,7 @@ int main(void) {
   for (int r = 0; r < N; r++) OK(ncclCommFinalize(comms[r]));
   destroy_all(comms, N);
   joins();
+  averages();
   puts("ok");
   return 0;
 }

@@ -11,7 +11,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::{Begin, Context, Function, Stream};
 use crate::mem::abi::{CommView, Protocol as Fifo};
 use crate::plan::{Plan, Request};
-use crate::sys::cuda::CuContext;
+use crate::sys::cuda::{CuContext, CuGreenContext, CuResult};
 use crate::types::{Protocol, ReduceOp, SIGNATURE_WORDS};
 use std::sync::Arc;
 use std::time::Duration;
@@ -268,7 +268,8 @@ pub(super) fn copy(stream: &Stream, at: Addresses, bytes: usize) -> Result<()> {
     context.driver().check("cuMemcpyAsync", queued)
 }
 
-/// Refuses a stream of another context than the communicator's.
+/// Refuses a stream of another context than the communicator's. One of a green context of its GPU is of a
+/// part of the multiprocessors: blocks that have no room there wait for others that need none of them.
 pub(super) fn own_context(context: &Arc<Context>, stream: &Stream) -> Result<()> {
     // 0, 1 and 2 are the default streams of whatever context is current.
     if stream.handle().0 <= 2 {
@@ -286,6 +287,16 @@ pub(super) fn own_context(context: &Arc<Context>, stream: &Stream) -> Result<()>
         .check("cuStreamGetCtx", asked)
         .map_err(|error| error.context("the stream of a call"))?;
     if found == context.handle() {
+        return Ok(());
+    }
+    // A green context counted as one of its own there.
+    let mut green = CuGreenContext::default();
+    // SAFETY: as above; writes two handles.
+    let asked = unsafe {
+        let api = context.driver().api();
+        api.cuStreamGetBothCtx(stream.handle(), &mut found, &mut green)
+    };
+    if asked == CuResult::SUCCESS && found == context.handle() {
         return Ok(());
     }
     Err(Error::new(

@@ -42,7 +42,7 @@ use crate::schedule::Hosts;
 use crate::simd::Isa;
 use crate::sync::Fault;
 use crate::transport::cuda::Network;
-use crate::types::{Collective, SIGNATURE_WORDS, TransportKind};
+use crate::types::{CallSignature, Collective, SIGNATURE_WORDS, TransportKind};
 use blobs::{BlobPool, Placed};
 use kernels::Kernels;
 use launch::{Prepared, copy};
@@ -376,7 +376,7 @@ impl GpuEngine {
         Ok(made)
     }
 
-    /// Takes the call's place in the order of calls. What a graph replays is not told to the
+    /// Takes the call's place in the order of calls. What a graph replays has none, and is not told to the
     /// control side: it would be compared with what other ranks do at another time.
     fn begin(
         &mut self,
@@ -384,7 +384,10 @@ impl GpuEngine {
         plan: &Plan,
         capture: Option<u64>,
     ) -> [u64; SIGNATURE_WORDS] {
-        let sequence = self.numbers.next(&call.request);
+        let sequence = match capture {
+            None => self.numbers.next(&call.request),
+            Some(_) => CallSignature::CAPTURED,
+        };
         let request = plan.decided(&call.request);
         let signature = request
             .signature(plan.algorithm, plan.intra_spec, sequence)

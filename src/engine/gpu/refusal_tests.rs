@@ -65,6 +65,28 @@ fn what_cannot_run_is_refused_before_anything_is_launched() {
     assert!(bench.take().is_empty());
 }
 
+/// As a stream of another context is not: the primary one's has a part of its GPU.
+#[test]
+fn streams_of_green_contexts_carry_calls() {
+    let bench = Bench::new();
+    let stream = bench.stream();
+    bench.process.make_green(stream.handle());
+    let mut ranks = bench.ranks(2, 16, &simple());
+    let memory = bench.memory(4096);
+    let sum = request(
+        &Problem::new(Collective::AllReduce, DType::F32, 2, 9),
+        "raw",
+    );
+    let sum = call(sum, &memory, &memory, &stream);
+    ranks[0].engine.run(&[sum]).unwrap();
+    assert_eq!(bench.take().len(), 1);
+    bench
+        .process
+        .fail("cuStreamGetBothCtx", 0, 1, CuResult::FUNCTION_MISSING);
+    let error = ranks[0].engine.run(&[sum]).unwrap_err();
+    assert!(error.message().contains("another context"), "{error}");
+}
+
 /// Also what a sampled call is compared with, and what saves its input.
 #[test]
 fn what_cannot_be_sampled_is_refused_before_anything_is_queued() {

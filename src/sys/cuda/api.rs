@@ -216,6 +216,8 @@ driver_functions! {
     }
     optional {
         cuStreamGetId = "cuStreamGetId" since "12.0" (stream: CuStream, id: *mut u64);
+        cuStreamGetBothCtx = "cuStreamGetCtx_v2" since "12.5"
+            (stream: CuStream, context: *mut CuContext, green: *mut CuGreenContext);
         cuFuncLoad = "cuFuncLoad" since "12.4" (function: CuFunction);
         cuModuleGetFunctionCount = "cuModuleGetFunctionCount" since "12.4"
             (count: *mut c_uint, module: CuModule);

@@ -64,6 +64,8 @@ macro_rules! handles {
 handles! {
     /// A context.
     CuContext,
+    /// A part of a GPU's multiprocessors, as a context.
+    CuGreenContext,
     /// A stream; 0 is the legacy default stream, 2 the default stream of the thread.
     CuStream,
     /// An event.

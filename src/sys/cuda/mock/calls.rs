@@ -262,6 +262,7 @@ impl Api for Process {
         cuStreamSynchronize(a0: CuStream);
         cuStreamWaitEvent(a0: CuStream, a1: CuEvent, a2: c_uint);
         cuStreamGetCtx(a0: CuStream, a1: *mut CuContext);
+        cuStreamGetBothCtx(a0: CuStream, a1: *mut CuContext, a2: *mut CuGreenContext);
         cuStreamGetId(a0: CuStream, a1: *mut u64);
         cuStreamGetCaptureInfo(
             a0: CuStream, a1: *mut c_uint, a2: *mut u64, a3: *mut CuGraph,

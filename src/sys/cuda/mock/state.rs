@@ -124,6 +124,8 @@ pub(super) struct State {
     pub contexts: HashMap<usize, Context>,
     pub areas: BTreeMap<(usize, u64), Area>,
     pub streams: HashMap<usize, Stream>,
+    /// Those of them that are of green contexts.
+    pub green_streams: HashSet<usize>,
     /// Handles of streams that were destroyed, which the next ones get, as a driver may do.
     pub spare_streams: Vec<usize>,
     pub events: HashMap<usize, Event>,
@@ -150,6 +152,7 @@ impl State {
             contexts: HashMap::new(),
             areas: BTreeMap::new(),
             streams: HashMap::new(),
+            green_streams: HashSet::new(),
             spare_streams: Vec::new(),
             events: HashMap::new(),
             modules: HashMap::new(),

@@ -80,7 +80,28 @@ impl Process {
             .streams
             .get(&stream.0)
             .ok_or(CuResult::INVALID_HANDLE)?;
-        put(context, CuContext(found.context));
+        // A green context has a handle of its own as a context.
+        let green = usize::from(state.green_streams.contains(&stream.0)) << 40;
+        put(context, CuContext(found.context | green));
+        Ok(())
+    }
+
+    pub(super) fn cuStreamGetBothCtx(
+        &self,
+        stream: CuStream,
+        context: *mut CuContext,
+        green: *mut CuGreenContext,
+    ) -> Done {
+        let state = self.enter("cuStreamGetBothCtx")?;
+        let found = state.streams.get(&stream.0);
+        put(
+            context,
+            CuContext(found.ok_or(CuResult::INVALID_HANDLE)?.context),
+        );
+        put(
+            green,
+            CuGreenContext(usize::from(state.green_streams.contains(&stream.0))),
+        );
         Ok(())
     }
 
