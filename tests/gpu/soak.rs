@@ -1,6 +1,7 @@
 //! Random operations for a while: communicators come and go, memory does not.
 
 use crate::arena::context;
+use crate::case::Case;
 use crate::coded;
 use crate::cover::{self, PROTOCOLS, Rng};
 use crate::harness::{Check, Setup, Stop, Verdict, ensure};
@@ -14,6 +15,8 @@ use std::time::Instant;
 
 /// Worlds after which the driver's own memory has been taken.
 const WARM: usize = 8;
+/// In one world of so many, encoded calls are compared with those of the host engine.
+const SAMPLED: usize = 4;
 /// What the driver may take beside: its pools grow in such steps.
 const SLACK: usize = 32 << 20;
 
@@ -61,16 +64,25 @@ fn soak(setup: &Setup, gpus: usize) -> Verdict {
         let most = if rng.below(6) == 0 { 1 << 20 } else { 50_000 };
         let mut cases = cover::random(&mut rng, nranks, 150, most);
         let coded = coded::cases(&mut rng, nranks, 1, most);
+        // What is left to selection may follow a table of this machine, which the host has not.
+        let asked = coded.iter().filter(|case| case.call.algorithm.is_some());
+        let sample: Vec<Case> = asked.step_by(12).copied().collect();
         for case in coded.into_iter().step_by(4) {
             cases.insert(rng.below(cases.len()), case);
         }
         let protocol = world.config.protocol.map_or("auto", Protocol::name);
-        ran += world.judge(&cases).map_err(|stop| {
-            stop.context(format!(
-                "world {worlds}: {nranks} ranks, {protocol}, {:?} channels, p2p {}",
-                world.config.gpu_channels, !world.config.p2p_disable
-            ))
-        })?;
+        let which = format!(
+            "world {worlds}: {nranks} ranks, {protocol}, {:?} channels, p2p {}",
+            world.config.gpu_channels, !world.config.p2p_disable
+        );
+        let judged = world.judge(&cases);
+        ran += judged.map_err(|stop| stop.context(&which))?;
+        // Among the others, coarse codecs and any bits are only told from what hangs.
+        if worlds % SAMPLED == 0 {
+            let compared = coded::as_the_host_engine(&world, &sample);
+            compared.map_err(|stop| stop.context(&which))?;
+            ran += sample.len();
+        }
         worlds += 1;
         if worlds == WARM {
             warm = free()?;
