@@ -13,7 +13,7 @@ use cinch::types::Protocol;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Worlds after which the driver's own memory has been taken.
+/// Worlds after which the driver's own memory has been taken; as many more show whether that was all.
 const WARM: usize = 8;
 /// In one world of so many, encoded calls are compared with those of the host engine.
 const SAMPLED: usize = 4;
@@ -21,7 +21,7 @@ const SAMPLED: usize = 4;
 const SLACK: usize = 32 << 20;
 
 pub fn checks(options: &Options) -> Vec<Check> {
-    let limit = options.soak().as_secs() + 120;
+    let limit = options.soak().as_secs() + 300;
     let mut checks = vec![
         Check::new("soak/one-gpu", 1, |setup| soak(setup, 1)).within(limit),
         Check::new("soak/all-gpus", 2, |setup| soak(setup, setup.count())).within(limit),
@@ -50,7 +50,7 @@ fn soak(setup: &Setup, gpus: usize) -> Verdict {
     };
     let (mut worlds, mut ran) = (0, 0);
     let mut warm = free()?;
-    while begin.elapsed() < length || worlds < WARM {
+    while begin.elapsed() < length || worlds < 2 * WARM {
         // Runs with neighbouring seeds have no world in common.
         let mut rng = Rng::new(random_word(setup.options.seed, worlds as u64));
         let nranks = match gpus {
@@ -88,6 +88,8 @@ fn soak(setup: &Setup, gpus: usize) -> Verdict {
             warm = free()?;
         }
     }
+    // Otherwise what is compared would be one measurement.
+    ensure(worlds > WARM, || format!("only {worlds} worlds"))?;
     let end = free()?;
     let grown = warm.iter().zip(&end);
     let grown = grown.map(|(warm, end)| warm.saturating_sub(*end)).max();
