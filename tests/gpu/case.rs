@@ -70,7 +70,7 @@ pub struct Layout {
 }
 
 /// A case that ran on one rank.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Done {
     pub output: Vec<u8>,
     pub report: Report,
