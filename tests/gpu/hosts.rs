@@ -6,7 +6,7 @@ use crate::cover::{self, Rng};
 use crate::harness::{Check, Setup, Stop, Verdict, ensure};
 use crate::options::Options;
 use crate::world::World;
-use crate::{failures, graphs};
+use crate::{coded, failures, graphs};
 use cinch::comm::Call;
 use cinch::testing::Pattern;
 use cinch::types::TransportKind;
@@ -33,8 +33,8 @@ pub fn checks(options: &Options) -> Vec<Check> {
     let runs: [(&str, Run, u64); 11] = [
         ("paths", paths, 60),
         ("collectives", collectives, 120),
-        ("coded", coded, 120),
-        ("hierarchical", hierarchical, 120),
+        ("coded", in_codecs, 180),
+        ("hierarchical", hierarchical, 180),
         ("replays", replays, 180),
         ("groups", groups, 120),
         ("communicators", communicators, 180),
@@ -130,7 +130,7 @@ fn by(algorithm: Option<Algorithm>, codecs: &[&str], rng: &mut Rng, nranks: usiz
     cases
 }
 
-fn coded(setup: &Setup, world: &World, _: usize) -> Verdict {
+fn in_codecs(setup: &Setup, world: &World, _: usize) -> Verdict {
     let mut rng = Rng::new(setup.options.seed ^ 0xc0de);
     let nranks = world.nranks();
     let mut cases = by(None, &["linear8", "dynamic8"], &mut rng, nranks);
@@ -142,7 +142,8 @@ fn coded(setup: &Setup, world: &World, _: usize) -> Verdict {
         });
         cases.extend(sums);
     }
-    Ok(format!("{} cases", world.judge(&cases)?))
+    coded::as_the_host_engine(world, &cases)?;
+    Ok(format!("{} cases, bits as the host's", cases.len()))
 }
 
 fn hierarchical(setup: &Setup, world: &World, _: usize) -> Verdict {
@@ -157,7 +158,8 @@ fn hierarchical(setup: &Setup, world: &World, _: usize) -> Verdict {
         &mut rng,
         world.nranks(),
     );
-    Ok(format!("{} cases", world.judge(&cases)?))
+    coded::as_the_host_engine(world, &cases)?;
+    Ok(format!("{} cases, bits as the host's", cases.len()))
 }
 
 /// Graphs whose host hears nothing of their launches.

@@ -25,6 +25,7 @@ mod models;
 mod options;
 mod ranks;
 mod refusals;
+mod samples;
 mod soak;
 mod supervise;
 mod world;
@@ -61,6 +62,7 @@ fn checks(options: &Options) -> Vec<Check> {
     all.extend(graphs::checks(options));
     all.extend(early::checks());
     all.extend(feedback::checks(options));
+    all.extend(samples::checks());
     all.extend(failures::checks());
     all.extend(figures::checks());
     all.extend(hosts::checks(options));

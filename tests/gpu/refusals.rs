@@ -9,7 +9,7 @@ use crate::world::{World, says};
 use cinch::comm::{Call, Group};
 use cinch::gpu::{CaptureMode, Graph, PinnedMemory, Stream};
 use cinch::mem::{DeviceBuffers, UserBuffers};
-use cinch::testing::Pattern;
+use cinch::testing::{Data, Pattern};
 use cinch::types::{DeviceChoice, TransportKind};
 use cinch::{Collective, Communicator, DType, ErrorKind, ReduceOp, Report, Result};
 
@@ -40,6 +40,16 @@ pub fn checks() -> Vec<Check> {
 /// What each of two ranks looks at; how many refusals.
 type Body = fn(&Communicator, &Arena) -> std::result::Result<usize, Stop>;
 
+/// What lies at the start of a rank's memory: its input, which no other rank has.
+fn own(rank: usize) -> Vec<u8> {
+    let data = Data {
+        pattern: Pattern::Gaussian,
+        dtype: DType::F32,
+        seed: 8,
+    };
+    data.vec(rank, COUNT)
+}
+
 /// Two ranks refuse; then nothing was written, and a call works.
 fn on_two(setup: &Setup, body: Body) -> Verdict {
     let world = World::new(setup, 2, 1);
@@ -55,7 +65,9 @@ fn on_two(setup: &Setup, body: Body) -> Verdict {
     let inputs = case.inputs(2);
     let counts = world.run(|comm| {
         let arena = &arenas[comm.rank()];
-        arena.write(0, &[GUARD; BYTES])?;
+        let mut before = vec![GUARD; BYTES];
+        before[..4 * COUNT].copy_from_slice(&own(comm.rank()));
+        arena.write(0, &before)?;
         let count = body(comm, arena)?;
         if let Some(error) = comm.async_error() {
             return Stop::wrong(format!("a refusal failed the communicator: {error}"));
@@ -63,7 +75,7 @@ fn on_two(setup: &Setup, body: Body) -> Verdict {
         arena.stream()?.wait(PATIENCE)?;
         let mut after = vec![0; BYTES];
         arena.read(0, &mut after)?;
-        ensure(after.iter().all(|&byte| byte == GUARD), || {
+        ensure(after == before, || {
             "something was written in spite of a refusal".into()
         })?;
         let done = arena.run(&case, comm, &inputs[comm.rank()])?;
@@ -221,13 +233,19 @@ fn groups(comm: &Communicator, arena: &Arena) -> std::result::Result<usize, Stop
     group.run()?;
     other.wait(comm.config().timeout)?;
     arena.stream()?.wait(comm.config().timeout)?;
+    let mut arrived = vec![0; output.1];
+    arena.read(output.0, &mut arrived)?;
+    ensure(arrived == own(peer), || {
+        "another message arrived than the one that was sent".into()
+    })?;
+    arena.write(output.0, &[GUARD; 4 * COUNT])?;
 
     let mut group = Group::new();
-    let own = arena.buffers(input, none, arena.stream()?)?;
-    group.add_on(comm, &message(rank, rank), own)?;
+    let sent = arena.buffers(input, none, arena.stream()?)?;
+    group.add_on(comm, &message(rank, rank), sent)?;
     refuses(group.run(), ErrorKind::InvalidUsage, &["itself"])?;
-    let own = arena.buffers(input, none, arena.stream()?)?;
-    let alone = comm.call_on(&message(rank, rank), own);
+    let sent = arena.buffers(input, none, arena.stream()?)?;
+    let alone = comm.call_on(&message(rank, rank), sent);
     refuses(alone, ErrorKind::InvalidUsage, &["itself", "group"])?;
     Ok(2)
 }

@@ -1,6 +1,7 @@
 //! Random operations for a while: communicators come and go, memory does not.
 
 use crate::arena::context;
+use crate::case::Case;
 use crate::coded;
 use crate::cover::{self, PROTOCOLS, Rng};
 use crate::harness::{Check, Setup, Stop, Verdict, ensure};
@@ -12,13 +13,15 @@ use cinch::types::Protocol;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Worlds after which the driver's own memory has been taken.
+/// Worlds after which the driver's own memory has been taken; as many more show whether that was all.
 const WARM: usize = 8;
+/// In one world of so many, encoded calls are compared with those of the host engine.
+const SAMPLED: usize = 4;
 /// What the driver may take beside: its pools grow in such steps.
 const SLACK: usize = 32 << 20;
 
 pub fn checks(options: &Options) -> Vec<Check> {
-    let limit = options.soak().as_secs() + 120;
+    let limit = options.soak().as_secs() + 300;
     let mut checks = vec![
         Check::new("soak/one-gpu", 1, |setup| soak(setup, 1)).within(limit),
         Check::new("soak/all-gpus", 2, |setup| soak(setup, setup.count())).within(limit),
@@ -47,7 +50,7 @@ fn soak(setup: &Setup, gpus: usize) -> Verdict {
     };
     let (mut worlds, mut ran) = (0, 0);
     let mut warm = free()?;
-    while begin.elapsed() < length || worlds < WARM {
+    while begin.elapsed() < length || worlds < 2 * WARM {
         // Runs with neighbouring seeds have no world in common.
         let mut rng = Rng::new(random_word(setup.options.seed, worlds as u64));
         let nranks = match gpus {
@@ -61,21 +64,32 @@ fn soak(setup: &Setup, gpus: usize) -> Verdict {
         let most = if rng.below(6) == 0 { 1 << 20 } else { 50_000 };
         let mut cases = cover::random(&mut rng, nranks, 150, most);
         let coded = coded::cases(&mut rng, nranks, 1, most);
+        // What is left to selection may follow a table of this machine, which the host has not.
+        let asked = coded.iter().filter(|case| case.call.algorithm.is_some());
+        let sample: Vec<Case> = asked.step_by(12).copied().collect();
         for case in coded.into_iter().step_by(4) {
             cases.insert(rng.below(cases.len()), case);
         }
         let protocol = world.config.protocol.map_or("auto", Protocol::name);
-        ran += world.judge(&cases).map_err(|stop| {
-            stop.context(format!(
-                "world {worlds}: {nranks} ranks, {protocol}, {:?} channels, p2p {}",
-                world.config.gpu_channels, !world.config.p2p_disable
-            ))
-        })?;
+        let which = format!(
+            "world {worlds}: {nranks} ranks, {protocol}, {:?} channels, p2p {}",
+            world.config.gpu_channels, !world.config.p2p_disable
+        );
+        let judged = world.judge(&cases);
+        ran += judged.map_err(|stop| stop.context(&which))?;
+        // Among the others, coarse codecs and any bits are only told from what hangs.
+        if worlds % SAMPLED == 0 {
+            let compared = coded::as_the_host_engine(&world, &sample);
+            compared.map_err(|stop| stop.context(&which))?;
+            ran += sample.len();
+        }
         worlds += 1;
         if worlds == WARM {
             warm = free()?;
         }
     }
+    // Otherwise what is compared would be one measurement.
+    ensure(worlds > WARM, || format!("only {worlds} worlds"))?;
     let end = free()?;
     let grown = warm.iter().zip(&end);
     let grown = grown.map(|(warm, end)| warm.saturating_sub(*end)).max();

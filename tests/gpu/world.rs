@@ -5,7 +5,7 @@ use crate::case::{Case, Done, Outcome};
 use crate::harness::{Setup, Stop, ensure};
 use cinch::plan::Limits;
 use cinch::types::{DeviceChoice, TransportKind};
-use cinch::{Collective, Communicator, Config, ErrorKind, UniqueId};
+use cinch::{Collective, Communicator, Config, ErrorKind, Report, UniqueId};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Duration;
 
@@ -45,6 +45,11 @@ impl World {
     pub fn on_host_memory(&self, limits: &Limits) -> World {
         let mut world = self.clone();
         world.seats = vec![None; self.nranks()];
+        // Which ranks share a host, and what kernels may do, are in the limits.
+        world.hosts = Vec::new();
+        world.config.protocol = None;
+        world.config.gpu_channels = None;
+        world.config.p2p_disable = false;
         world.config.transport = Some(TransportKind::Loopback);
         world.config.slot_bytes = limits.slot_bytes.max(world.config.slot_bytes);
         world.config.slot_bytes = world.config.slot_bytes.next_multiple_of(64);
@@ -211,18 +216,28 @@ impl World {
             }
             case.judge(&inputs, &done, 0.0).map_err(Stop::Wrong)?;
             for (rank, one) in done.iter().enumerate() {
-                self.judge_report(case, one).map_err(|why| {
-                    Stop::Wrong(format!("{case}: rank {rank}: {why}: {:?}", one.report))
-                })?;
+                self.judge_report(case, rank, one)?;
             }
         }
         Ok(cases.len())
     }
 
-    fn judge_report(&self, case: &Case, done: &Done) -> Result<(), String> {
-        let report = &done.report;
+    /// Whether what ran on `rank` is what was asked for.
+    pub fn judge_report(&self, case: &Case, rank: usize, done: &Done) -> Result<(), Stop> {
+        let judged = self.judge_choices(case, &done.report);
+        judged.map_err(|why| Stop::Wrong(format!("{case}: rank {rank}: {why}: {:?}", done.report)))
+    }
+
+    fn judge_choices(&self, case: &Case, report: &Report) -> Result<(), String> {
         if self.nranks() == 1 || case.call.count == 0 {
             return Ok(());
+        }
+        if case
+            .call
+            .codec
+            .is_some_and(|asked| [report.codec, report.intra] != [asked; 2])
+        {
+            return Err("another codec ran".into());
         }
         if case
             .call

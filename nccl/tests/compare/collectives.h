@@ -138,14 +138,36 @@ class Checker {
                 if (guard[at] != kPoison)
                     throw Failure("byte " + std::to_string(at) + " behind the output was written");
         for (size_t at = 0; at < s.output; at++) judge(c, rank, at, load(*c.type, &found[at * size]));
+        judge_all(c, rank, found);
         return found;
+    }
+
+    // Of few elements the mean says nothing.
+    void judge_all(const Case &c, int rank, const std::vector<unsigned char> &found) const {
+        const size_t size = static_cast<size_t>(c.type->bytes), elements = found.size() / size;
+        if (!reduces(c.kind) || elements < 256 || std::isinf(expected_->most_off())) return;
+        long double errors = 0, values = 0;
+        for (size_t at = 0; at < elements; at++) {
+            const long double exact = expected_->value(place(c, rank, at));
+            const long double error = decode(*c.type, load(*c.type, &found[at * size])) - exact;
+            errors += error * error;
+            values += exact * exact;
+        }
+        const long double off = std::sqrt(errors / values);
+        if (off <= expected_->most_off()) return;  // False for NaN.
+        char text[96];
+        std::snprintf(text, sizeof text, "all elements together are off by %.3Lf of their size", off);
+        throw Failure(text);
+    }
+
+    // The element of the whole result that is element `at` of the output of `rank`.
+    static size_t place(const Case &c, int rank, size_t at) {
+        return c.kind == Kind::ReduceScatter ? static_cast<size_t>(rank) * c.count + at : at;
     }
 
     void judge(const Case &c, int rank, size_t at, uint64_t found) const {
         if (reduces(c.kind)) {
-            const size_t place =
-                c.kind == Kind::ReduceScatter ? static_cast<size_t>(rank) * c.count + at : at;
-            if (expected_->admits(place, found)) return;
+            if (expected_->admits(place(c, rank, at), found)) return;
         } else {
             const auto from = origin(c, rank, at);
             if (found == element(*c.type, op_, from.first, from.second, seed_)) return;

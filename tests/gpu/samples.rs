@@ -1,0 +1,128 @@
+//! Samples of coded sums (`CINCH_CODEC_SAMPLE`) and what follows from them (`CINCH_CODEC_BOUND`).
+
+use crate::case::{Case, Done, Values};
+use crate::harness::{Check, Setup, Stop, Verdict, ensure};
+use crate::world::World;
+use cinch::comm::{Call, CodecStats};
+use cinch::testing::Pattern;
+use cinch::{CodecSpec, Collective, DType, ReduceOp};
+
+/// Of so many coded sums one is sampled: the first, whose verdict is due when the next one is.
+const EVERY: usize = 3;
+const CALLS: usize = 3 * EVERY;
+/// Elements of a rank's input: sums from 1 MiB on are encoded.
+const COUNT: usize = 1 << 19;
+/// `linear8` errs by about 1 % of such data.
+const TOO_SMALL: f64 = 1e-6;
+const AMPLE: f64 = 0.05;
+
+pub fn checks() -> Vec<Check> {
+    let mut checks = Vec::new();
+    for (nranks, gpus) in [(2, 1), (5, 1), (2, 2), (8, 8)] {
+        for collective in [Collective::AllReduce, Collective::ReduceScatter] {
+            let name = format!("samples/{collective}-n{nranks}-gpus{gpus}");
+            let check = Check::new(name, gpus, move |setup| {
+                samples(setup, nranks, gpus, collective)
+            });
+            checks.push(check.within(120).also_on_host());
+        }
+    }
+    checks
+}
+
+/// With a bound that the codec keeps all sums are encoded; with one that it exceeds they are exact on
+/// all ranks from the call on in which the verdict is due.
+fn samples(setup: &Setup, nranks: usize, gpus: usize, collective: Collective) -> Verdict {
+    let mut world = World::new(setup, nranks, gpus);
+    world.config.codec = "linear8".parse()?;
+    world.config.codec_sample = EVERY as u32;
+    // On host memory a verdict is there at once.
+    let until = if setup.options.host { 1 } else { EVERY };
+    let mut worst = 0f64;
+    for (bound, coded) in [(AMPLE, CALLS), (TOO_SMALL, until)] {
+        world.config.codec_bound = bound;
+        let cases = cases(collective, nranks, setup.options.seed);
+        let ranks = run(&world, &cases)?;
+        for (number, case) in cases.iter().enumerate() {
+            let done: Vec<Done> = ranks.iter().map(|(done, _)| done[number].clone()).collect();
+            let what = |why: String| Stop::Wrong(format!("bound {bound}, call {number}: {why}"));
+            judge(case, &done, number < coded).map_err(what)?;
+        }
+        for (rank, (_, stats)) in ranks.iter().enumerate() {
+            let has_ended = coded < CALLS;
+            // On a GPU the verdict of the last sample is due only in a call that does not come.
+            let sampled = stats.sampled as usize;
+            let is_counted = match has_ended {
+                true => sampled == 1,
+                false => [CALLS / EVERY - 1, CALLS / EVERY].contains(&sampled),
+            };
+            ensure(
+                is_counted
+                    && stats.switched_off == has_ended
+                    && stats.worst_error == ranks[0].1.worst_error
+                    && (1e-3..AMPLE).contains(&stats.worst_error),
+                || format!("bound {bound}: rank {rank} has {stats:?}"),
+            )?;
+            worst = worst.max(stats.worst_error);
+        }
+    }
+    Ok(format!(
+        "{CALLS} calls of {COUNT} elements, off by {worst:.1e}"
+    ))
+}
+
+fn cases(collective: Collective, nranks: usize, seed: u64) -> Vec<Case> {
+    let count = match collective {
+        Collective::ReduceScatter => COUNT / nranks,
+        _ => COUNT,
+    };
+    let call = |number: usize| Call {
+        op: [ReduceOp::Sum, ReduceOp::Avg][number % 2],
+        ..Call::new(collective, DType::F32, count)
+    };
+    let case = |number| {
+        let values = Values::Of(Pattern::Gaussian);
+        Case::new(call(number), values, seed ^ number as u64)
+    };
+    (0..CALLS).map(case).collect()
+}
+
+fn run(world: &World, cases: &[Case]) -> Result<Vec<(Vec<Done>, CodecStats)>, Stop> {
+    let nranks = world.nranks();
+    let bytes = cases.iter().map(|case| case.bytes(nranks)).max();
+    let arenas = world.arenas(bytes.unwrap_or(0))?;
+    world.run(|comm| {
+        let arena = &arenas[comm.rank()];
+        let one = |case: &Case| {
+            let input = case.input(comm.rank(), nranks);
+            let outcome = arena.run(case, comm, &input);
+            outcome.map_err(|error| Stop::from(error).context(case))
+        };
+        let done = cases.iter().map(one).collect::<Result<_, _>>()?;
+        Ok((done, comm.codec_stats()))
+    })
+}
+
+/// Whether the call was encoded where it was to be, and exact otherwise; the ranks agree either way.
+fn judge(case: &Case, done: &[Done], coded: bool) -> Result<(), String> {
+    let inputs = case.inputs(done.len());
+    let codec: CodecSpec = match coded {
+        true => "linear8".parse().map_err(|error| format!("{error}"))?,
+        false => CodecSpec::RAW,
+    };
+    for (rank, one) in done.iter().enumerate() {
+        if one.report.codec != codec {
+            return Err(format!("{case}: rank {rank} ran {}", one.report.codec));
+        }
+    }
+    let exact = case.judge(&inputs, done, 0.0);
+    if !coded {
+        return exact;
+    }
+    if exact.is_ok() {
+        return Err(format!("{case}: {codec}, and yet exact"));
+    }
+    let mut lossy = *case;
+    lossy.call.codec = Some(codec);
+    lossy.judge(&inputs, done, 0.0)
+}
