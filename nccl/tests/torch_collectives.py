@@ -46,6 +46,7 @@ def main():
         import torch
     except ImportError:
         return end(0, 0, 1, "torch is not installed")
+    import torch_direct  # noqa: F401: adds its checks to the others
     from torch_checks import CHECKS
 
     wanted = options.only.split(",")
@@ -256,6 +257,7 @@ def work(mine):
                             timeout=timedelta(seconds=seconds), device_id=device if mine["eager"] else None)
     if killed is not None:
         return be_killed(torch, dist, store, rank, killed, device)
+    import torch_direct  # noqa: F401
     from torch_checks import CHECKS, Skip
 
     with open(mine["verdicts"], "w") as verdicts:
