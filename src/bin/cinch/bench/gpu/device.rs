@@ -275,7 +275,10 @@ impl Lane for GpuLane<'_> {
             self.fill(row.dtype, op)?;
             self.filled = Some((row.dtype, op));
         }
-        self.row = Some((*row, Layout::new(row, self.comm.nranks())?));
+        // The arenas are the same on all ranks, and so are the sets.
+        let layout = Layout::new(row, self.comm.nranks())?;
+        let arenas = (self.inputs.bytes(), self.outputs.bytes());
+        self.row = Some((*row, layout.within(arenas)));
         Ok(())
     }
 

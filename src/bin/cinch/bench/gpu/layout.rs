@@ -81,6 +81,16 @@ impl Layout {
         })
     }
 
+    /// The same with no more sets than arenas of so many bytes hold. A row between those that they were made
+    /// for may want more: two sets of 65 MiB are larger than one of 64 MiB and one of 128 MiB.
+    pub fn within(self, arenas: (usize, usize)) -> Layout {
+        let room = (arenas.0 / self.input).min(arenas.1 / self.output);
+        Layout {
+            sets: self.sets.min(room).max(1),
+            ..self
+        }
+    }
+
     /// Bytes of the arenas of inputs and outputs that all rows fit.
     ///
     /// # Errors
@@ -165,6 +175,34 @@ mod tests {
             row(Collective::AllReduce, 1 << 20),
         ];
         assert_eq!(Layout::arenas(&rows, 8).unwrap(), (64 << 20, 64 << 20));
+    }
+
+    /// `cinch tune` measures between the sizes that its arenas are made for.
+    #[test]
+    fn rows_between_those_of_the_arenas_fit_them() {
+        for collective in [Collective::AllReduce, Collective::AllGather] {
+            let of = |bytes: usize| row(collective, bytes / 4);
+            for last in [2 << 20, 16 << 20, 64 << 20, 256 << 20] {
+                let known: Vec<Row> = (0..8).map(|fours| of(last >> (2 * fours))).collect();
+                let arenas = Layout::arenas(&known, 2).unwrap();
+                let mut larger = 0;
+                for size in (last >> 6..=last).step_by(last >> 8) {
+                    let layout = Layout::new(&of(size), 2).unwrap();
+                    let fitting = layout.within(arenas);
+                    let (input, output) =
+                        (fitting.sets * fitting.input, fitting.sets * fitting.output);
+                    assert!(input <= arenas.0 && output <= arenas.1, "{size} of {last}");
+                    let size_as_is = layout.sets * layout.output;
+                    larger += usize::from(size_as_is > arenas.1);
+                    assert_eq!(fitting == layout, size_as_is <= arenas.1, "{size}");
+                }
+                assert!(larger > 0 || last > 64 << 20, "{last}");
+                for row in known {
+                    let layout = Layout::new(&row, 2).unwrap();
+                    assert_eq!(layout.within(arenas), layout);
+                }
+            }
+        }
     }
 
     #[test]
