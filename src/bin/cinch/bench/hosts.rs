@@ -35,7 +35,7 @@ pub fn main(
         let call = Call {
             // As the bench does: any name will do.
             tensor: keeps_scales(row).then_some(0),
-            ..call_of(row, 0)
+            ..call_of(row, 0, nranks)
         };
         let request = call.under(&policy, nranks).map_err(failure)?;
         let text = explain(&request, config, nranks, &hosts).map_err(failure)?;
@@ -92,6 +92,7 @@ fn explain(
 fn prove(candidate: &Candidate, request: &Request, limits: &Limits) -> cinch::Result<String> {
     let pattern = Pattern {
         root: request.root,
+        peer: request.peer,
         hosts: limits.hosts.clone(),
         between: candidate.between,
         strands: candidate.strands,
@@ -169,6 +170,9 @@ mod tests {
             !text.contains("/ring"),
             "a lossy codec in a ring of hosts: {text}"
         );
+        let text = said("send_recv -b 1M --explain-hosts 2x2").unwrap();
+        // From one rank to another, not to itself.
+        assert!(text.contains("1 messages a pass, 1 hops"), "{text}");
         let text = said("all_to_all -b 1M --explain-hosts 3x2").unwrap();
         assert!(text.contains("no hierarchical: all_to_all"), "{text}");
         for bad in ["0x8", "8", "8x", "1048576x2"] {

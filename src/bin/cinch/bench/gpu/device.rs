@@ -107,15 +107,7 @@ impl<'a> GpuLane<'a> {
     /// What this rank calls for a row.
     fn call(&self, row: &Row) -> Call {
         let (rank, nranks) = (self.comm.rank(), self.comm.nranks());
-        let call = call_of(row, rank);
-        match row.collective {
-            Collective::SendRecv => Call {
-                root: rank,
-                peer: (rank + 1) % nranks,
-                ..call
-            },
-            _ => call,
-        }
+        call_of(row, rank, nranks)
     }
 
     /// As [`Communicator::ways`].
@@ -220,24 +212,19 @@ impl<'a> GpuLane<'a> {
             return unsafe { peer.queue(&row, input.0, output.0, &self.stream) };
         }
         let (rank, nranks) = (self.comm.rank(), self.comm.nranks());
-        let call = call_of(&row, rank);
+        let call = self.call(&row);
         // SAFETY: as above; of what a graph has recorded, each replay.
         let buffers =
             |input, output| unsafe { DeviceBuffers::new(input, output, self.stream.handle().0) };
         let report = match row.collective {
             Collective::SendRecv => {
-                let send = Call {
-                    root: rank,
-                    peer: (rank + 1) % nranks,
-                    ..call
-                };
                 let recv = Call {
                     root: (rank + nranks - 1) % nranks,
                     peer: rank,
                     ..call
                 };
                 let mut group = Group::new();
-                group.add_on(&self.comm, &send, buffers(input, (0, 0)))?;
+                group.add_on(&self.comm, &call, buffers(input, (0, 0)))?;
                 group.add_on(&self.comm, &recv, buffers((0, 0), output))?;
                 group.run()?.first().copied()
             }
