@@ -106,6 +106,45 @@ impl Layout {
     }
 }
 
+/// Which pair of buffers a call takes. A repetition on a stream goes on where the last one ended: where it
+/// has fewer calls than there are pairs, the caches would hold those that it began with. The same on all
+/// ranks, which make the same calls.
+#[derive(Clone, Copy, Debug)]
+pub struct Rotation {
+    sets: usize,
+    /// Of the first call of this repetition.
+    first: usize,
+    /// Of the first call of the next one on a stream.
+    next: usize,
+}
+
+impl Rotation {
+    /// Of so many pairs, from the first one on.
+    pub fn new(sets: usize) -> Rotation {
+        Rotation {
+            sets: sets.max(1),
+            first: 0,
+            next: 0,
+        }
+    }
+
+    /// Begins a repetition of so many calls on a stream.
+    pub fn begin(&mut self, calls: usize) {
+        self.first = self.next;
+        self.next = (self.first + calls) % self.sets;
+    }
+
+    /// Begins a repetition of calls that a graph records, or replays.
+    pub fn begin_graph(&mut self) {
+        self.first = 0;
+    }
+
+    /// The pair of call number `call` of this repetition.
+    pub fn set(&self, call: usize) -> usize {
+        (self.first + call) % self.sets
+    }
+}
+
 /// Calls of a repetition, of which one takes about `seconds`.
 pub fn calls(seconds: f64, mode: Mode) -> usize {
     let calls = (REPETITION_SECONDS / seconds.max(1e-9)).ceil() as usize;
@@ -203,6 +242,28 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn repetitions_of_few_calls_go_through_all_buffers() {
+        let calls = Mode::Crowded.most_calls();
+        let mut rotation = Rotation::new(64);
+        let mut taken = Vec::new();
+        for _ in 0..16 {
+            rotation.begin(calls);
+            taken.extend((0..calls).map(|call| rotation.set(call)));
+        }
+        assert_eq!(taken, (0..64).collect::<Vec<_>>());
+        rotation.begin(3);
+        assert_eq!((rotation.set(0), rotation.set(2)), (0, 2));
+        // A graph has recorded its calls from the first pair on, whatever a stream did.
+        rotation.begin_graph();
+        assert_eq!(rotation.set(65), 1);
+        rotation.begin(62);
+        assert_eq!((rotation.set(0), rotation.set(61)), (3, 0));
+        let mut one = Rotation::new(1);
+        one.begin(5);
+        assert_eq!(one.set(4), 0);
     }
 
     #[test]
