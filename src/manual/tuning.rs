@@ -24,7 +24,8 @@
 //! and by what the wire carries: the codec, and the bytes of an element before it. Ranges of one
 //! collective and codec meet without a gap, and each has the times measured at its ends, so that two
 //! neighbours have one time where they meet, or two that differ by little where a table is of several runs:
-//! no cliff. A test walks the tables of the library, and the
+//! no cliff. A message of up to 16 times the last size goes that size's way, each byte of it taking as long;
+//! what is larger still is left to the model. A test walks the tables of the library, and the
 //! model, and fails where a larger message is faster than a smaller one by more than 5 %.
 //!
 //! # Measuring one

@@ -9,13 +9,14 @@ use crate::types::TransportKind;
 /// What a larger message may take less than a smaller one, as a share.
 const FALL: f64 = 0.05;
 
-/// Sizes of the larger buffer from 8 bytes to 1 GiB, each a quarter above the one before.
+/// Sizes of the larger buffer from 8 bytes to 16 GiB, which is as far beyond the tables as they count,
+/// each a quarter above the one before.
 fn sizes() -> impl Iterator<Item = usize> {
     let mut next = 8.0f64;
     std::iter::from_fn(move || {
         let size = next as usize;
         next *= 1.25;
-        (size <= 1 << 30).then_some(size)
+        (size <= 16 << 30).then_some(size)
     })
 }
 

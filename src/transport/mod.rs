@@ -27,6 +27,7 @@ mod conformance;
 
 pub use crate::mem::Header;
 pub use connect::connect_all;
+pub use settings::slot_bytes;
 
 use crate::bootstrap::Exchange;
 use crate::config::Config;

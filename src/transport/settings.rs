@@ -89,6 +89,16 @@ pub(super) fn shape(config: &Config, nranks: usize) -> Result<FifoShape> {
     })
 }
 
+/// Bytes of a slot between so many ranks: `CINCH_SLOT_BYTES`, or fewer where `CINCH_BUFFER_BYTES`
+/// demands it.
+///
+/// # Errors
+/// Invalid argument if such ranks could not connect: the settings are impossible, or even the smallest
+/// slots exceed the budget.
+pub fn slot_bytes(config: &Config, nranks: usize) -> Result<usize> {
+    Ok(shape(config, nranks)?.slot_bytes)
+}
+
 /// Which transport serves each rank; None for `me`. `shm_disable` leaves shared memory between
 /// processes out. Where none is forced, TCP stands for whatever connects hosts.
 ///

@@ -71,6 +71,19 @@ fn parse_bytes(text: &str) -> std::result::Result<usize, String> {
     }
 }
 
+impl ArraysOptions {
+    /// Refuses what codecs take no elements of.
+    fn types(&self) -> std::result::Result<Vec<DType>, String> {
+        let parse = |name: &String| match parse_datatype(name)? {
+            dtype @ (DType::F32 | DType::F16 | DType::BF16) => Ok(dtype),
+            other => Err(format!(
+                "-d {other}: codecs take f32, f16 and bf16; name one of these"
+            )),
+        };
+        self.datatype.iter().map(parse).collect()
+    }
+}
+
 type Outcome<T> = std::result::Result<T, (i32, String)>;
 
 /// Prints both tables.
@@ -79,11 +92,7 @@ type Outcome<T> = std::result::Result<T, (i32, String)>;
 /// A code and a sentence: options that cannot be, failures, wrong elements.
 pub fn main(options: &ArraysOptions) -> Outcome<i32> {
     let bad = |error: Error| (USAGE, error.to_string());
-    let types: Vec<DType> = options
-        .datatype
-        .iter()
-        .map(|name| parse_datatype(name).map_err(|sentence| (USAGE, sentence)))
-        .collect::<Outcome<_>>()?;
+    let types = options.types().map_err(|sentence| (USAGE, sentence))?;
     let parse = |texts: &[String]| -> Outcome<Vec<CodecSpec>> {
         texts.iter().map(|text| text.parse().map_err(bad)).collect()
     };
@@ -495,6 +504,18 @@ mod tests {
     use super::*;
     use crate::testing::parsed;
     use serde_json::Value;
+
+    #[test]
+    fn types_without_codecs_are_refused() {
+        let types = |line: &str| parsed::<ArraysOptions>(line).unwrap().types();
+        assert_eq!(types("-d f16,f32"), Ok(vec![DType::F16, DType::F32]));
+        assert_eq!(types(""), Ok(vec![DType::F32, DType::BF16]));
+        for other in ["f64", "i32", "u8", "f8e4m3"] {
+            let sentence = types(&format!("-d f32,{other}")).unwrap_err();
+            assert!(sentence.contains(other), "{sentence}");
+        }
+        assert!(types("-d f31").is_err());
+    }
 
     /// Each line is complete in itself: what ran, how fast beside a plain copy, where, when and how.
     #[test]

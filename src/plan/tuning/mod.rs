@@ -84,9 +84,13 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// Seconds at `size`, on the straight line between the two ends in the logarithms of both; at
-    /// a size outside, that of the nearer end.
+    /// Seconds at `size`, on the straight line between the two ends in the logarithms of both. A smaller
+    /// size takes as long as the first; of a larger one each byte takes as long as at the last, or it
+    /// would seem cheaper than what the model says of the same call with another codec.
     fn at(&self, size: usize) -> f64 {
+        if size > self.to {
+            return self.seconds[1] * (size as f64 / self.to as f64);
+        }
         let [low, high] = [self.from, self.to].map(|size| (size.max(1) as f64).ln());
         let at = (size.max(1) as f64).ln().clamp(low, high);
         let [first, last] = self.seconds.map(f64::ln);
@@ -152,13 +156,13 @@ pub struct Choice {
 pub struct Line {
     /// Counted from 1.
     pub number: usize,
-    /// Seconds measured.
+    /// Seconds measured; beyond the last size that was, as many for each byte as there.
     pub seconds: f64,
 }
 
 impl Table {
     /// The choice for calls of `collective` with a larger buffer of `bytes`. Sizes a little beyond both
-    /// ends of what was measured take the nearer end's, those far beyond none, and none those that a line
+    /// ends of what was measured take the nearer end's way, those far beyond none, and none those that a line
     /// leaves to the model. Where raw elements of this size were not measured, those of another size count:
     /// wire and waits take the time, and the sums little of it.
     pub fn choice(&self, collective: Collective, wire: WireClass, bytes: usize) -> Option<Choice> {

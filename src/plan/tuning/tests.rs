@@ -67,8 +67,9 @@ fn choices_are_by_size() {
     assert_eq!(at((8.0 * 65536f64).sqrt() as usize).0, 10);
     assert!((at(724).1 - (3000.0 * 6000f64).sqrt()).abs() < 2.0);
     assert_eq!((at(65535).0, at(65536)), (10, (11, 6000.0)));
-    // Beyond both ends, and far beyond.
-    assert_eq!((at(1), at(1 << 26)), ((10, 3000.0), (11, 48000.0)));
+    // Beyond both ends, and far beyond: what is larger takes longer.
+    assert_eq!((at(1), at(4 << 20)), ((10, 3000.0), (11, 48000.0)));
+    assert_eq!((at(5 << 20).1, at(1 << 26).1), (60000.0, 768_000.0));
     let far = table.choice(Collective::AllReduce, raw(4), 1 << 27);
     assert_eq!(far, None);
     let line = |collective, wire| {
@@ -293,7 +294,9 @@ fn plans_are_those_of_the_table() {
     let seconds = planner.predict(&all_reduce(65536, "raw")).unwrap();
     assert!((seconds - 6e-6).abs() < 1e-9, "{seconds}");
     let mut least = 0.0f64;
-    for size in std::iter::successors(Some(8), |size| Some(size + size / 4)).take(80) {
+    // As far as the table counts: beyond that the model guesses, and these GPUs are none that it knows.
+    let sizes = std::iter::successors(Some(8), |size| Some(size + size / 4));
+    for size in sizes.take_while(|&size| size <= 64 << 20) {
         let seconds = planner.predict(&all_reduce(size, "raw")).unwrap();
         assert!(seconds >= 0.95 * least, "{size}: {seconds} after {least}");
         least = least.max(seconds);
@@ -316,6 +319,29 @@ fn plans_are_those_of_the_table() {
     assert_eq!(planner.predict(&coded).unwrap(), by_model);
     let of_f32 = planner.predict(&all_reduce(1 << 19, "raw")).unwrap();
     assert_eq!(planner.predict(&raw).unwrap(), of_f32);
+}
+
+/// Beyond its last size a table must not seem to carry more bytes in the same time: beside costs that
+/// grow, the codec would never pay.
+#[test]
+fn a_codec_that_pays_at_the_last_size_pays_beyond_it() {
+    let without_codecs: String = TEXT
+        .lines()
+        .filter(|line| !line.contains("linear8"))
+        .map(|line| format!("{line}\n"))
+        .collect();
+    let table = Table::parse("t.tune", &without_codecs).unwrap();
+    let mut planner = planner(Tuning::Table(Arc::new(table)));
+    for bytes in [4 << 20, 8 << 20, 16 << 20, 64 << 20] {
+        let auto = Request {
+            auto: true,
+            ..all_reduce(bytes, "linear8")
+        };
+        let plan = planner.plan(&auto).unwrap();
+        let explained = planner.explain(&auto).unwrap();
+        assert!(plan.spec.is_lossy(), "{explained}");
+        assert!(explained.contains("so linear8"), "{explained}");
+    }
 }
 
 #[test]

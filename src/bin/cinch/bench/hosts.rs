@@ -10,6 +10,7 @@ use cinch::config::CodecPolicy;
 use cinch::plan::{Candidate, Limits, Machine, Planner, Request, candidates};
 use cinch::schedule::{self, Hosts, Pattern, Schedule};
 use cinch::simd::Isa;
+use cinch::transport;
 use cinch::types::TransportKind;
 use cinch::{Algorithm, Config};
 use std::io::Write;
@@ -35,7 +36,7 @@ pub fn main(
         let call = Call {
             // As the bench does: any name will do.
             tensor: keeps_scales(row).then_some(0),
-            ..call_of(row, 0)
+            ..call_of(row, 0, nranks)
         };
         let request = call.under(&policy, nranks).map_err(failure)?;
         let text = explain(&request, config, nranks, &hosts).map_err(failure)?;
@@ -46,14 +47,15 @@ pub fn main(
 }
 
 /// What all ranks of such a communicator would select by.
-fn limits(config: &Config, nranks: usize, hosts: &Hosts) -> Limits {
+fn limits(config: &Config, nranks: usize, hosts: &Hosts) -> cinch::Result<Limits> {
     let between = match hosts.count() {
         1 => TransportKind::Shm,
         _ => TransportKind::Tcp,
     };
-    Limits {
+    Ok(Limits {
         nranks,
-        slot_bytes: config.slot_bytes,
+        // Of many ranks smaller than the setting; of too many none.
+        slot_bytes: transport::slot_bytes(config, nranks)?,
         slots: config.slots,
         channels: config.channels,
         algorithm: config.algorithm,
@@ -65,7 +67,7 @@ fn limits(config: &Config, nranks: usize, hosts: &Hosts) -> Limits {
         },
         hosts: hosts.clone(),
         gpu: None,
-    }
+    })
 }
 
 fn explain(
@@ -74,7 +76,7 @@ fn explain(
     nranks: usize,
     hosts: &Hosts,
 ) -> cinch::Result<String> {
-    let limits = limits(config, nranks, hosts);
+    let limits = limits(config, nranks, hosts)?;
     let since = Instant::now();
     let mut text = Planner::new(limits.clone(), 0, Isa::Scalar).explain(request)?;
     text += &format!("  predicted in {:.2} s\n", since.elapsed().as_secs_f64());
@@ -92,6 +94,7 @@ fn explain(
 fn prove(candidate: &Candidate, request: &Request, limits: &Limits) -> cinch::Result<String> {
     let pattern = Pattern {
         root: request.root,
+        peer: request.peer,
         hosts: limits.hosts.clone(),
         between: candidate.between,
         strands: candidate.strands,
@@ -169,11 +172,37 @@ mod tests {
             !text.contains("/ring"),
             "a lossy codec in a ring of hosts: {text}"
         );
+        let text = said("send_recv -b 1M --explain-hosts 2x2").unwrap();
+        // From one rank to another, not to itself.
+        assert!(text.contains("1 messages a pass, 1 hops"), "{text}");
         let text = said("all_to_all -b 1M --explain-hosts 3x2").unwrap();
         assert!(text.contains("no hierarchical: all_to_all"), "{text}");
         for bad in ["0x8", "8", "8x", "1048576x2"] {
             assert!(said(&format!("all_reduce --explain-hosts {bad}")).is_err());
         }
+    }
+
+    /// Slots are those that so many ranks would have; where they could not connect, that is said.
+    #[test]
+    fn slots_are_those_of_so_many_ranks() {
+        let mut config = Config::default();
+        let slots = |config: &Config, nranks| {
+            limits(config, nranks, &Hosts::ONE).map(|limits| limits.slot_bytes)
+        };
+        assert_eq!(slots(&config, 16).unwrap(), 128 << 10);
+        assert_eq!(slots(&config, 64).unwrap(), 32 << 10);
+        assert_eq!(slots(&config, 512).unwrap(), 4 << 10);
+        // A chunk of 32 KiB in raw elements: no more fit a slot.
+        let text = said("all_reduce -b 64M --explain-hosts 16x4 --algo direct").unwrap();
+        let line = text.lines().find(|line| line.contains("<- cheapest"));
+        let chunk = line.and_then(|line| line.split_whitespace().nth(1));
+        assert_eq!(chunk, Some("8192"), "{text}");
+        let (code, sentence) = said("all_reduce -b 1M --explain-hosts 128x8").unwrap_err();
+        assert_eq!(code, FAILURE);
+        assert!(sentence.contains("CINCH_BUFFER_BYTES"), "{sentence}");
+        let more = ("CINCH_BUFFER_BYTES", "1G");
+        config.set(more.0, more.1, Origin::Environment).unwrap();
+        assert!(slots(&config, 1024).is_ok());
     }
 
     /// The codec of a call is decided by the settings, as it is where the call runs.

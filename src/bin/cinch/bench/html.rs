@@ -48,24 +48,53 @@ pub fn redraw(from: &Path, to: &Path) -> Result<usize, (i32, String)> {
 }
 
 /// What rows of one drawing have in common.
-fn group(record: &Record) -> (String, usize, String, String) {
-    let place = match record.run.gpu.as_str() {
-        "" => "host memory".into(),
-        gpu => gpu.to_string(),
-    };
-    (
-        record.collective.clone(),
-        record.ranks,
-        place,
-        record.entry.dtype.clone(),
-    )
+#[derive(PartialEq)]
+struct Group {
+    collective: String,
+    ranks: usize,
+    place: String,
+    dtype: String,
+    /// `none` where nothing is reduced.
+    redop: String,
+    /// -1 where there is none.
+    root: i64,
+}
+
+impl Group {
+    fn of(record: &Record) -> Group {
+        Group {
+            collective: record.collective.clone(),
+            ranks: record.ranks,
+            place: match record.run.gpu.as_str() {
+                "" => "host memory".into(),
+                gpu => gpu.to_string(),
+            },
+            dtype: record.entry.dtype.clone(),
+            redop: record.entry.redop.clone(),
+            root: record.entry.root,
+        }
+    }
+
+    /// `reduce (max) of f32 at root 1, 2 ranks`
+    fn title(&self) -> String {
+        let redop = match self.redop.as_str() {
+            "none" => String::new(),
+            redop => format!(" ({redop})"),
+        };
+        let root = match self.root {
+            -1 => String::new(),
+            root => format!(" at root {root}"),
+        };
+        let (collective, dtype, ranks) = (&self.collective, &self.dtype, self.ranks);
+        format!("{collective}{redop} of {dtype}{root}, {ranks} ranks")
+    }
 }
 
 /// The whole report.
 pub fn report(records: &[Record]) -> String {
     let mut groups: Vec<(_, Vec<&Record>)> = Vec::new();
     for record in records {
-        let key = group(record);
+        let key = Group::of(record);
         match groups.iter_mut().find(|(known, _)| *known == key) {
             Some((_, rows)) => rows.push(record),
             None => groups.push((key, vec![record])),
@@ -80,8 +109,8 @@ pub fn report(records: &[Record]) -> String {
          .bad { background: #fdd }\n</style>\n</head>\n<body>\n<h1>cinch bench</h1>\n",
     );
     head(records, &mut out);
-    for ((collective, ranks, place, dtype), rows) in &groups {
-        let title = format!("{collective} of {dtype}, {ranks} ranks");
+    for (group, rows) in &groups {
+        let (title, place) = (group.title(), &group.place);
         // Writing to a string cannot fail.
         let _ = writeln!(out, "<h2>{}, {}</h2>", escape(&title), escape(place));
         let subtitle = format!("{place}; median of the slowest rank; out of place");
@@ -327,6 +356,29 @@ mod tests {
         // Nothing is loaded from elsewhere.
         for foreign in ["<script", "<link", "<img", "src=", "href="] {
             assert!(!text.contains(foreign), "{foreign}");
+        }
+    }
+
+    /// Sums and maxima take other times, and roots other ways: a line through both would mean nothing.
+    #[test]
+    fn operations_and_roots_are_drawn_apart() {
+        let mut sum = read(&baseline("gpu-h200x2.jsonl")).unwrap().swap_remove(0);
+        sum.collective = "reduce".into();
+        (sum.entry.redop, sum.entry.root) = ("sum".into(), 0);
+        let (mut max, mut elsewhere, mut moved) = (sum.clone(), sum.clone(), sum.clone());
+        max.entry.redop = "max".into();
+        elsewhere.entry.root = 1;
+        moved.collective = "all_gather".into();
+        (moved.entry.redop, moved.entry.root) = ("none".into(), -1);
+        let text = report(&[sum.clone(), max, elsewhere, moved, sum]);
+        assert_eq!(text.matches("<svg").count(), 4);
+        for title in [
+            "reduce (sum) of f32 at root 0, 2 ranks",
+            "reduce (max) of f32 at root 0, 2 ranks",
+            "reduce (sum) of f32 at root 1, 2 ranks",
+            "all_gather of f32, 2 ranks",
+        ] {
+            assert!(text.contains(&format!("<h2>{title}, ")), "{title}");
         }
     }
 

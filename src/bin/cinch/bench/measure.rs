@@ -190,7 +190,11 @@ impl<'a, W: World> Bench<'a, W> {
 
     /// Candidates and winner of this row's call.
     pub fn explain(&self) -> Result<String> {
-        self.world.explain(&call_of(&self.row, self.world.rank()))
+        let call = Call {
+            tensor: self.tensor(Placement::OutOfPlace),
+            ..call_of(&self.row, self.world.rank(), self.world.nranks())
+        };
+        self.world.explain(&call)
     }
 
     /// Makes the set of this iteration ready, outside the timing, and returns its number. Before
@@ -243,25 +247,20 @@ impl<'a, W: World> Bench<'a, W> {
     fn call(&mut self, placement: Placement, set: usize) -> Result<Report> {
         let call = Call {
             tensor: self.tensor(placement),
-            ..call_of(&self.row, self.world.rank())
+            ..call_of(&self.row, self.world.rank(), self.world.nranks())
         };
         let (input_range, output_range) = self.in_place();
         let (input_bytes, output_bytes) = (self.input_bytes, self.output_bytes);
         let Set { input, work } = &mut self.sets[set];
         if self.row.collective == Collective::SendRecv {
             let (me, n) = (self.world.rank(), self.world.nranks());
-            let send = Call {
-                root: me,
-                peer: (me + 1) % n,
-                ..call
-            };
             let recv = Call {
                 root: (me + n - 1) % n,
                 peer: me,
                 ..call
             };
             return self.world.exchange(
-                (&send, input.bytes()),
+                (&call, input.bytes()),
                 (&recv, &mut work.bytes()[..output_bytes]),
             );
         }
@@ -363,7 +362,7 @@ mod tests {
     use super::super::world::threads::{self, Flaw};
     use super::*;
     use cinch::types::{CodecKind, Scalar};
-    use cinch::{CodecSpec, DType, ReduceOp};
+    use cinch::{CodecSpec, Config, DType, ReduceOp};
 
     fn measure(row: Row, flaw: Flaw, placement: Placement, nranks: usize) -> Vec<Measured> {
         let source = Source::generated(11, Distribution::Gaussian, nranks);
@@ -522,6 +521,31 @@ mod tests {
         row.codec = None;
         let found = &measure(row, Flaw::Noise(0.003), Placement::OutOfPlace, 4)[0];
         assert!(found.wrong.unwrap() > 1000);
+    }
+
+    /// What is explained is what runs: a send has two ends, and scales that live on have a name.
+    #[test]
+    fn every_row_is_explained() {
+        let effort = Effort {
+            iterations: 1,
+            warmup: 0,
+            check: false,
+            deadline: None,
+        };
+        let source = Source::generated(1, Distribution::Gaussian, 2);
+        let all = Collective::ALL.map(|collective| row(collective, DType::F32, ReduceOp::Sum));
+        let tensor = Row {
+            codec: Some("linear8:tensor=5".parse().unwrap()),
+            ..all[0]
+        };
+        for row in all.into_iter().chain([tensor]) {
+            let texts = cinch::testing::local_world(2, &Config::default(), |comm| {
+                let bench = Bench::new(comm, &source, row, effort).unwrap();
+                bench.explain().unwrap()
+            });
+            let name = row.collective.name();
+            assert!(texts.iter().all(|text| text.contains(name)), "{texts:?}");
+        }
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 mod combine;
 mod compare;
+mod contributions;
 mod data;
 pub mod gpu;
 mod hosts;

@@ -173,7 +173,7 @@ fn part_of(path: &Path) -> PathBuf {
 }
 
 /// Whether [`save`] will be able to, as far as can be known; leaves nothing behind.
-fn check_writable(path: &Path) -> io::Result<()> {
+pub fn check_writable(path: &Path) -> io::Result<()> {
     let found = path.metadata();
     if found.is_ok() {
         OpenOptions::new().append(true).open(path)?;

@@ -35,8 +35,8 @@ pub fn factor(rank: usize) -> (f64, i128) {
     (0.5 + 0.125 * (rank % 4) as f64, (rank % 3) as i128 + 1)
 }
 
-/// What `rank` calls; of a send and a receive, without its peers.
-pub fn call_of(row: &Row, rank: usize) -> Call {
+/// What `rank` calls; of a send and a receive the send, to the next rank.
+pub fn call_of(row: &Row, rank: usize, nranks: usize) -> Call {
     let factor = factor(rank);
     let op = match row.op {
         ReduceOp::PreMulSum(_) if row.dtype.is_float() => {
@@ -45,9 +45,14 @@ pub fn call_of(row: &Row, rank: usize) -> Call {
         ReduceOp::PreMulSum(_) => ReduceOp::PreMulSum(Scalar::Int(factor.1)),
         op => op,
     };
+    let (root, peer) = match row.collective {
+        Collective::SendRecv => (rank, (rank + 1) % nranks),
+        _ => (row.root, 0),
+    };
     Call {
         op,
-        root: row.root,
+        root,
+        peer,
         codec: row.codec.map(|codec| codec.spec),
         auto: row.codec.is_some_and(|codec| codec.auto),
         algorithm: row.algorithm,

@@ -1,5 +1,6 @@
 //! Compares an output with the exact result, computed in fp64 (integers: exactly).
 
+use super::contributions::{STRETCH, are_hidden, is_one_lost};
 use super::data::Source;
 use super::number::{decode, decode_integer, largest, smallest, unit_roundoff, wrap_integer};
 use super::row::{Row, factor};
@@ -222,10 +223,12 @@ impl Check<'_> {
         } else {
             (0.0, false)
         };
+        let hidden = self.hides_contributions(segment.sources.len());
+        let together = if hidden { STRETCH } else { TILE };
         let mut scratch = vec![0; (TILE + 2 * block) * size];
         let mut tile = Tile::default();
-        for lo in (at..end).step_by(TILE) {
-            let hi = end.min(lo + TILE);
+        for lo in (at..end).step_by(together) {
+            let hi = end.min(lo + together);
             let (from, to) = (lo.saturating_sub(block), count.min(hi + block));
             tile.reset(hi - lo, block);
             for (nth, &(rank, start)) in segment.sources.iter().enumerate() {
@@ -242,6 +245,9 @@ impl Check<'_> {
                 tile.add(nth == 0, self.op(), &values[lo - from..hi - from]);
                 if block > 0 {
                     tile.add_scales(&values, block, lo - from);
+                }
+                if hidden {
+                    tile.contributions.push(values);
                 }
             }
             let elements = held[(lo - at) * size..(hi - at) * size].chunks_exact(size);
@@ -260,14 +266,59 @@ impl Check<'_> {
                     outcome,
                 );
             }
-            if blank {
+            let held = &held[(lo - at) * size..(hi - at) * size];
+            if blank || hidden && self.lacks_one(&tile, held) {
                 outcome.wrong = before + (hi - lo) as u64;
             }
         }
     }
 
-    /// Whether nothing but zeros in these elements of a segment cannot be what a lossy codec made of
-    /// other numbers. The bound of a single element does not tell, where it exceeds the result. Scales
+    /// Whether an element of a sum may be off by more than what one rank has given. Arrays from files may
+    /// be alike on all ranks, and then each of them is like what is missing of the sum by roundings.
+    fn hides_contributions(&self, contributions: usize) -> bool {
+        let sums = matches!(
+            self.op(),
+            Some(ReduceOp::Sum | ReduceOp::Avg | ReduceOp::PreMulSum(_))
+        );
+        let share = self.rounding(contributions);
+        let hidden = are_hidden(share, self.row.dtype, contributions);
+        sums && hidden && !self.codec.is_lossy() && self.source.native().is_none()
+    }
+
+    /// Whether what is held is a sum without one of the tile's contributions.
+    fn lacks_one(&self, tile: &Tile, held: &[u8]) -> bool {
+        let (dtype, divisor) = (self.row.dtype, self.divisor(tile.contributions.len()));
+        let elements = held.chunks_exact(dtype.size());
+        let differences: Vec<f64> = elements
+            .zip(&tile.exact)
+            .map(|(element, exact)| divisor * decode(dtype, element) - exact)
+            .collect();
+        differences.len() >= TELLING && is_one_lost(&differences, &tile.contributions)
+    }
+
+    /// What roundings may change at most, as a share of the sum of the contributions' magnitudes. A
+    /// partial sum is rounded where it leaves a rank; between, an accumulator holds it.
+    fn rounding(&self, contributions: usize) -> f64 {
+        let unit = unit_roundoff(self.row.dtype);
+        let accumulator = unit.min(unit_roundoff(DType::F32));
+        let times = match self.codec.is_lossy() {
+            // Of types with so many bits that an exact count is of no use beside the codec's bound.
+            true => contributions as f64 + 2.0,
+            false => roundings(self.algorithm, contributions),
+        };
+        (1.0 + unit).powf(times) - 1.0 + (contributions as f64 + 2.0) * accumulator
+    }
+
+    /// What a sum is divided by.
+    fn divisor(&self, contributions: usize) -> f64 {
+        match self.op() {
+            Some(ReduceOp::Avg) => contributions as f64,
+            _ => 1.0,
+        }
+    }
+
+    /// Whether nothing but zeros in these elements of a segment cannot be what roundings or a lossy codec
+    /// made of other numbers. The bound of a single element does not tell, where it exceeds the result. Scales
     /// are of a block, of which the largest element stays: one has to be there as a whole.
     fn tells(&self, elements: Range<usize>) -> bool {
         let whole = elements.len() == self.row.count;
@@ -276,7 +327,7 @@ impl Check<'_> {
             ScaleRule::Block(block) => elements.len() >= 2 * block as usize,
             _ => false,
         };
-        self.codec.is_lossy() && elements.len() >= TELLING && (whole || blocks)
+        elements.len() >= TELLING && (whole || blocks)
     }
 
     fn judge(
@@ -289,15 +340,12 @@ impl Check<'_> {
     ) {
         let dtype = self.row.dtype;
         let n = contributions as f64;
-        let divisor = match self.op() {
-            Some(ReduceOp::Avg) => n,
-            _ => 1.0,
-        };
+        let divisor = self.divisor(contributions);
         let exact = exact / divisor;
         let exchange_only = matches!(self.op(), Some(ReduceOp::Max | ReduceOp::Min));
         let (unit, tiny) = (unit_roundoff(dtype), smallest(dtype));
-        // Each addition, and each hop of an uncompressed ring, rounds once to the element type.
-        let mut bound = ((n + 2.0) * (unit * magnitude + tiny)) / divisor + unit * exact.abs();
+        let rounding = self.rounding(contributions);
+        let mut bound = (rounding * magnitude + (n + 2.0) * tiny) / divisor + unit * exact.abs();
         if exchange_only || contributions == 1 && !self.codec.is_lossy() && self.op().is_none() {
             bound = 0.0;
         }
@@ -375,6 +423,8 @@ struct Tile {
     scales: Vec<f64>,
     /// Blocks with a non-finite contribution in them or a neighbour.
     poisoned: Vec<bool>,
+    /// What each rank has given, where it is looked for in the sum.
+    contributions: Vec<Vec<f64>>,
 }
 
 impl Tile {
@@ -391,6 +441,7 @@ impl Tile {
         self.scales.resize(blocks, 0.0);
         self.poisoned.clear();
         self.poisoned.resize(blocks, false);
+        self.contributions.clear();
     }
 
     fn add(&mut self, first: bool, op: Option<ReduceOp>, values: &[f64]) {
@@ -417,12 +468,13 @@ impl Tile {
         }
     }
 
-    /// Whether some element is larger than all that a codec may drop of its contributions.
+    /// Whether some element is larger than all that a codec, or one rounding, may drop of its contributions.
     fn is_to_show(&self, error: &ErrorLaw, contributions: usize, dtype: DType) -> bool {
         let floor = contributions as f64 * (error.floor + smallest(dtype));
         let mut elements = self.exact.iter().zip(&self.magnitude);
         elements.any(|(exact, &magnitude)| {
-            magnitude <= error.largest && exact.abs() > error.of_value * magnitude + floor
+            let share = error.of_value.max(unit_roundoff(dtype));
+            magnitude <= error.largest && exact.abs() > share * magnitude + floor
         })
     }
 
@@ -487,6 +539,20 @@ fn encodes(collective: Collective, algorithm: Algorithm, contributions: usize) -
         (true, Algorithm::Ring | Algorithm::Hierarchical) => n,
         (true, Algorithm::Tree) => 2.0 * n.log2().ceil() + 2.0,
         (true, Algorithm::OneShot | Algorithm::Direct) => 2.0,
+    }
+}
+
+/// Roundings to the element type on the longest way of a raw contribution into the result, that of a
+/// product with a rank's own factor among them.
+fn roundings(algorithm: Algorithm, contributions: usize) -> f64 {
+    let n = contributions as f64;
+    match algorithm {
+        Algorithm::OneShot | Algorithm::Direct => 2.0,
+        // One a level.
+        Algorithm::Tree => n.log2().ceil() + 2.0,
+        Algorithm::Ring => n + 1.0,
+        // Inside, between, and at most as a ring there.
+        Algorithm::Hierarchical => n + 2.0,
     }
 }
 

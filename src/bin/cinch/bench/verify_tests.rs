@@ -131,3 +131,115 @@ fn hashes_tell_outputs_apart() {
     assert_eq!(hash(|_, x| x), hash(|_, x| x));
     assert_ne!(hash(|_, x| x), hash(|i, x| if i == 999 { -x } else { x }));
 }
+
+/// A sum of `held` contributions of `ranks`, rounded as often as `algorithm` has it: wherever a partial sum
+/// leaves a rank.
+fn rounded_sum(
+    check: &Check<'_>,
+    held: impl Iterator<Item = usize> + Clone,
+    ranks: usize,
+) -> Vec<u8> {
+    let (dtype, count) = (check.row.dtype, check.row.count);
+    let size = dtype.size();
+    let round = |x: f64| {
+        let mut bytes = vec![0; size];
+        encode(dtype, x, &mut bytes);
+        decode(dtype, &bytes)
+    };
+    let given: Vec<Vec<f64>> = held
+        .map(|rank| {
+            let mut bytes = vec![0; count * size];
+            check.inputs(rank, 0, &mut bytes);
+            let by = match check.row.op {
+                ReduceOp::PreMulSum(_) => factor(rank).0,
+                _ => 1.0,
+            };
+            let values = bytes.chunks(size).map(|x| by * decode(dtype, x));
+            match check.algorithm {
+                Algorithm::Direct | Algorithm::Tree => values.map(round).collect(),
+                _ => values.collect(),
+            }
+        })
+        .collect();
+    let mut output = vec![0; count * size];
+    for (i, element) in output.chunks_mut(size).enumerate() {
+        let mut terms: Vec<f64> = given.iter().map(|values| values[i]).collect();
+        let sum = match check.algorithm {
+            Algorithm::Ring => terms.into_iter().fold(0.0, |sum, x| round(sum + x)),
+            Algorithm::Tree => {
+                while terms.len() > 1 {
+                    let pairs = terms.chunks(2);
+                    terms = pairs.map(|pair| round(pair.iter().sum())).collect();
+                }
+                terms.into_iter().sum()
+            }
+            _ => terms.into_iter().sum(),
+        };
+        let sum = match check.row.op {
+            ReduceOp::Avg => sum / ranks as f64,
+            _ => sum,
+        };
+        encode(dtype, sum, element);
+    }
+    output
+}
+
+/// Of few bits the roundings of many hops exceed what a rank gives: each element may be anything, but all
+/// of them together may not.
+#[test]
+fn sums_of_few_bits_without_a_rank_are_wrong() {
+    for (algorithm, ranks) in [
+        (Algorithm::Direct, 8),
+        (Algorithm::OneShot, 2),
+        (Algorithm::Tree, 8),
+        (Algorithm::Tree, 16),
+        (Algorithm::Ring, 2),
+        (Algorithm::Ring, 8),
+        (Algorithm::Ring, 48),
+    ] {
+        for op in [
+            ReduceOp::Sum,
+            ReduceOp::Avg,
+            ReduceOp::PreMulSum(cinch::types::Scalar::Int(1)),
+        ] {
+            for (dtype, distribution) in [
+                (DType::F8E5M2, Distribution::Gaussian),
+                (DType::F8E5M2, Distribution::Uniform),
+                (DType::F8E4M3, Distribution::Gaussian),
+                (DType::F8E4M3, Distribution::Heavy),
+                (DType::BF16, Distribution::Gaussian),
+            ] {
+                let source = Source::generated(ranks as u64, distribution, ranks);
+                let row = Row {
+                    codec: None,
+                    algorithm: None,
+                    collective: Collective::AllReduce,
+                    dtype,
+                    op,
+                    root: 0,
+                    count: 5000,
+                };
+                let check = Check {
+                    source: &source,
+                    row: &row,
+                    rank: 0,
+                    nranks: ranks,
+                    set: 0,
+                    shift: 0,
+                    codec: CodecSpec::RAW,
+                    algorithm,
+                };
+                let what = format!("{op} of {dtype} over {ranks} by {algorithm}, {distribution:?}");
+                let right = rounded_sum(&check, 0..ranks, ranks);
+                assert_eq!(check.run(&right).wrong, 0, "{what}");
+                let zeros = vec![0; right.len()];
+                assert!(check.run(&zeros).wrong > 2500, "{what}: zeros");
+                for missing in [0, ranks - 1] {
+                    let others = (0..ranks).filter(|&rank| rank != missing);
+                    let wrong = check.run(&rounded_sum(&check, others, ranks)).wrong;
+                    assert!(wrong > 500, "{what}: {wrong} without {missing}");
+                }
+            }
+        }
+    }
+}

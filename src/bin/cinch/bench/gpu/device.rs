@@ -1,6 +1,6 @@
 //! One rank's GPU: its communicators, its buffers, its stream.
 
-use super::layout::{Layout, PERIOD};
+use super::layout::{Layout, PERIOD, Rotation};
 use super::peer::PeerComm;
 use super::runner::{Lane, Side};
 use crate::bench::data::Source;
@@ -30,6 +30,7 @@ pub struct GpuLane<'a> {
     /// The type and the reduction that the inputs are made for.
     filled: Option<(DType, Option<ReduceOp>)>,
     row: Option<(Row, Layout)>,
+    rotation: Rotation,
     report: Option<Report>,
     patience: Duration,
 }
@@ -60,6 +61,7 @@ impl<'a> GpuLane<'a> {
             source,
             filled: None,
             row: None,
+            rotation: Rotation::new(1),
             report: None,
         };
         // The first kernel of a stream may wait for all that run on the GPU. Where those are of other
@@ -107,15 +109,7 @@ impl<'a> GpuLane<'a> {
     /// What this rank calls for a row.
     fn call(&self, row: &Row) -> Call {
         let (rank, nranks) = (self.comm.rank(), self.comm.nranks());
-        let call = call_of(row, rank);
-        match row.collective {
-            Collective::SendRecv => Call {
-                root: rank,
-                peer: (rank + 1) % nranks,
-                ..call
-            },
-            _ => call,
-        }
+        call_of(row, rank, nranks)
     }
 
     /// As [`Communicator::ways`].
@@ -169,6 +163,7 @@ impl<'a> GpuLane<'a> {
     }
 
     fn capture(&mut self, side: Side, calls: usize) -> Result<Graph> {
+        self.rotation.begin_graph();
         // The stream is part of `self`, which records: a second value of it does.
         // SAFETY: of the same context, and gone before the lane's stream is.
         let stream = unsafe { Stream::borrowed(self.stream.context(), self.stream.handle()) };
@@ -211,7 +206,7 @@ impl<'a> GpuLane<'a> {
     /// Queues call number `index` of a repetition.
     fn queue(&mut self, side: Side, index: usize) -> Result<()> {
         let (row, layout) = self.row()?;
-        let [input, output] = self.buffers(&row, &layout, side, index % layout.sets)?;
+        let [input, output] = self.buffers(&row, &layout, side, self.rotation.set(index))?;
         if side != Side::Ours {
             let peer = self.peer.as_ref();
             let peer = peer.ok_or_else(|| Error::internal("there is no other library"))?;
@@ -220,24 +215,19 @@ impl<'a> GpuLane<'a> {
             return unsafe { peer.queue(&row, input.0, output.0, &self.stream) };
         }
         let (rank, nranks) = (self.comm.rank(), self.comm.nranks());
-        let call = call_of(&row, rank);
+        let call = self.call(&row);
         // SAFETY: as above; of what a graph has recorded, each replay.
         let buffers =
             |input, output| unsafe { DeviceBuffers::new(input, output, self.stream.handle().0) };
         let report = match row.collective {
             Collective::SendRecv => {
-                let send = Call {
-                    root: rank,
-                    peer: (rank + 1) % nranks,
-                    ..call
-                };
                 let recv = Call {
                     root: (rank + nranks - 1) % nranks,
                     peer: rank,
                     ..call
                 };
                 let mut group = Group::new();
-                group.add_on(&self.comm, &send, buffers(input, (0, 0)))?;
+                group.add_on(&self.comm, &call, buffers(input, (0, 0)))?;
                 group.add_on(&self.comm, &recv, buffers((0, 0), output))?;
                 group.run()?.first().copied()
             }
@@ -275,7 +265,12 @@ impl Lane for GpuLane<'_> {
             self.fill(row.dtype, op)?;
             self.filled = Some((row.dtype, op));
         }
-        self.row = Some((*row, Layout::new(row, self.comm.nranks())?));
+        // The arenas are the same on all ranks, and so are the sets.
+        let layout = Layout::new(row, self.comm.nranks())?;
+        let arenas = (self.inputs.bytes(), self.outputs.bytes());
+        let layout = layout.within(arenas);
+        self.row = Some((*row, layout));
+        self.rotation = Rotation::new(layout.sets);
         Ok(())
     }
 
@@ -295,6 +290,10 @@ impl Lane for GpuLane<'_> {
     }
 
     fn start(&mut self, side: Side, calls: usize, replay: bool) -> Result<()> {
+        match replay {
+            true => self.rotation.begin_graph(),
+            false => self.rotation.begin(calls),
+        }
         self.marks[0].record(&self.stream)?;
         match (&self.graphs[side as usize], replay) {
             (Some(graph), true) => graph.launch(&self.stream)?,
@@ -326,7 +325,7 @@ impl Lane for GpuLane<'_> {
         let Ok((row, layout)) = self.row() else {
             return (0, 0, 0);
         };
-        let set = call % layout.sets;
+        let set = self.rotation.set(call);
         let size = row.dtype.size();
         let root = is_root(&row, self.comm.rank());
         let bytes = buffer_bytes(&row, root, self.comm.nranks()).map_or(0, |bytes| bytes.1);

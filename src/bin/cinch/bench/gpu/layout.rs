@@ -81,6 +81,16 @@ impl Layout {
         })
     }
 
+    /// The same with no more sets than arenas of so many bytes hold. A row between those that they were made
+    /// for may want more: two sets of 65 MiB are larger than one of 64 MiB and one of 128 MiB.
+    pub fn within(self, arenas: (usize, usize)) -> Layout {
+        let room = (arenas.0 / self.input).min(arenas.1 / self.output);
+        Layout {
+            sets: self.sets.min(room).max(1),
+            ..self
+        }
+    }
+
     /// Bytes of the arenas of inputs and outputs that all rows fit.
     ///
     /// # Errors
@@ -93,6 +103,45 @@ impl Layout {
             arenas.1 = arenas.1.max(layout.sets * layout.output);
         }
         Ok(arenas)
+    }
+}
+
+/// Which pair of buffers a call takes. A repetition on a stream goes on where the last one ended: where it
+/// has fewer calls than there are pairs, the caches would hold those that it began with. The same on all
+/// ranks, which make the same calls.
+#[derive(Clone, Copy, Debug)]
+pub struct Rotation {
+    sets: usize,
+    /// Of the first call of this repetition.
+    first: usize,
+    /// Of the first call of the next one on a stream.
+    next: usize,
+}
+
+impl Rotation {
+    /// Of so many pairs, from the first one on.
+    pub fn new(sets: usize) -> Rotation {
+        Rotation {
+            sets: sets.max(1),
+            first: 0,
+            next: 0,
+        }
+    }
+
+    /// Begins a repetition of so many calls on a stream.
+    pub fn begin(&mut self, calls: usize) {
+        self.first = self.next;
+        self.next = (self.first + calls) % self.sets;
+    }
+
+    /// Begins a repetition of calls that a graph records, or replays.
+    pub fn begin_graph(&mut self) {
+        self.first = 0;
+    }
+
+    /// The pair of call number `call` of this repetition.
+    pub fn set(&self, call: usize) -> usize {
+        (self.first + call) % self.sets
     }
 }
 
@@ -165,6 +214,56 @@ mod tests {
             row(Collective::AllReduce, 1 << 20),
         ];
         assert_eq!(Layout::arenas(&rows, 8).unwrap(), (64 << 20, 64 << 20));
+    }
+
+    /// `cinch tune` measures between the sizes that its arenas are made for.
+    #[test]
+    fn rows_between_those_of_the_arenas_fit_them() {
+        for collective in [Collective::AllReduce, Collective::AllGather] {
+            let of = |bytes: usize| row(collective, bytes / 4);
+            for last in [2 << 20, 16 << 20, 64 << 20, 256 << 20] {
+                let known: Vec<Row> = (0..8).map(|fours| of(last >> (2 * fours))).collect();
+                let arenas = Layout::arenas(&known, 2).unwrap();
+                let mut larger = 0;
+                for size in (last >> 6..=last).step_by(last >> 8) {
+                    let layout = Layout::new(&of(size), 2).unwrap();
+                    let fitting = layout.within(arenas);
+                    let (input, output) =
+                        (fitting.sets * fitting.input, fitting.sets * fitting.output);
+                    assert!(input <= arenas.0 && output <= arenas.1, "{size} of {last}");
+                    let size_as_is = layout.sets * layout.output;
+                    larger += usize::from(size_as_is > arenas.1);
+                    assert_eq!(fitting == layout, size_as_is <= arenas.1, "{size}");
+                }
+                assert!(larger > 0 || last > 64 << 20, "{last}");
+                for row in known {
+                    let layout = Layout::new(&row, 2).unwrap();
+                    assert_eq!(layout.within(arenas), layout);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn repetitions_of_few_calls_go_through_all_buffers() {
+        let calls = Mode::Crowded.most_calls();
+        let mut rotation = Rotation::new(64);
+        let mut taken = Vec::new();
+        for _ in 0..16 {
+            rotation.begin(calls);
+            taken.extend((0..calls).map(|call| rotation.set(call)));
+        }
+        assert_eq!(taken, (0..64).collect::<Vec<_>>());
+        rotation.begin(3);
+        assert_eq!((rotation.set(0), rotation.set(2)), (0, 2));
+        // A graph has recorded its calls from the first pair on, whatever a stream did.
+        rotation.begin_graph();
+        assert_eq!(rotation.set(65), 1);
+        rotation.begin(62);
+        assert_eq!((rotation.set(0), rotation.set(61)), (3, 0));
+        let mut one = Rotation::new(1);
+        one.begin(5);
+        assert_eq!(one.set(4), 0);
     }
 
     #[test]

@@ -15,7 +15,7 @@ use crate::{FAILURE, USAGE, WRONG};
 use cinch::config::Origin;
 use cinch::gpu::{Context, Device, Driver};
 use cinch::sys::nccl::Nccl;
-use cinch::types::DeviceChoice;
+use cinch::types::{DeviceChoice, TransportKind};
 use cinch::{Communicator, Config, Error, ErrorKind, Result, UniqueId};
 use std::path::Path;
 use std::sync::Arc;
@@ -133,6 +133,8 @@ fn on_host(config: &Config) -> Config {
         device: DeviceChoice::Host,
         codec: cinch::CodecSpec::RAW,
         algorithm: None,
+        // The transport of GPUs carries nothing between ranks on the host; any other one is meant for both.
+        transport: config.transport.filter(|&kind| kind != TransportKind::Cuda),
         ..config.clone()
     }
 }
@@ -368,4 +370,23 @@ fn share_bytes(control: &Communicator, bytes: Option<[u8; 128]>) -> Result<[u8; 
         *bytes = word.to_ne_bytes();
     }
     Ok(shared)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_meet_on_the_host_whatever_carries_their_data() {
+        for (name, kept) in [("cuda", None), ("tcp", Some(TransportKind::Tcp))] {
+            let mut config = Config::default();
+            config
+                .set("CINCH_TRANSPORT", name, Origin::Environment)
+                .unwrap();
+            let control = on_host(&config);
+            assert_eq!(control.transport, kept);
+            let ranks = cinch::testing::try_local_world(2, &control, |comm| comm.is_ok());
+            assert_eq!(ranks, [true, true], "{name}");
+        }
+    }
 }

@@ -12,7 +12,9 @@ use super::ranks::{self, Ended, Site, Work};
 use crate::USAGE;
 use crate::bench::data::{Distribution, Source};
 use crate::bench::options::{Types, parse_codec, parse_collective, parse_datatypes, parse_size};
+use crate::bench::output::check_writable;
 use crate::bench::plan::Plan;
+use crate::bench::world::World;
 use cinch::config::Origin;
 use cinch::plan::{Header, Table};
 use cinch::types::CodecChoice;
@@ -195,6 +197,9 @@ impl Work for Tune<'_> {
     }
 
     fn output(&self) -> Result<Output> {
+        // Before anything is measured, and before an earlier log is emptied.
+        let table = &self.options.output;
+        check_writable(table).map_err(|error| self.unwritten(error))?;
         Output::new(Some(&self.options.log()))
     }
 
@@ -211,6 +216,10 @@ impl Work for Tune<'_> {
             .comm()
             .site()
             .ok_or_else(|| Error::internal("a communicator on GPUs does not know what they are"))?;
+        agree(&shared_texts(
+            control,
+            &format!("{} over {}", place.gpu, place.links),
+        )?)?;
         let header = Header {
             gpu: place.gpu,
             ranks: place.ranks,
@@ -247,8 +256,7 @@ impl Tune<'_> {
         let text = header.write(&entries);
         let path = self.options.output.display().to_string();
         let table = Table::parse(&path, &text)?;
-        std::fs::write(&self.options.output, &text)
-            .map_err(|error| Error::invalid_argument(format!("-o {path}: {error}")))?;
+        std::fs::write(&self.options.output, &text).map_err(|error| self.unwritten(error))?;
         for cliff in table.cliffs() {
             output.line(&format!(
                 "# cliff: {cliff}; measure again with more --seconds"
@@ -260,6 +268,44 @@ impl Tune<'_> {
         output.line(&format!("# written to {path}"));
         Ok(())
     }
+
+    fn unwritten(&self, error: std::io::Error) -> Error {
+        let path = self.options.output.display();
+        Error::invalid_argument(format!("-o {path}: {error}"))
+    }
+}
+
+/// Words of a rank's text; a longer one is cut.
+const TEXT_WORDS: usize = 32;
+
+/// The texts of all ranks, as far as they are compared.
+fn shared_texts(world: &impl World, own: &str) -> Result<Vec<String>> {
+    let mut words = [0u64; TEXT_WORDS];
+    for (word, bytes) in words.iter_mut().zip(own.as_bytes().chunks(8)) {
+        let mut whole = [0; 8];
+        whole[..bytes.len()].copy_from_slice(bytes);
+        *word = u64::from_le_bytes(whole);
+    }
+    let all = world.gather_words(&words)?;
+    let text = |words: &[u64]| {
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        let text = String::from_utf8_lossy(&bytes);
+        text.trim_end_matches('\0').to_string()
+    };
+    Ok(all.chunks(TEXT_WORDS).map(text).collect())
+}
+
+/// Refuses GPUs and links that differ by rank: a communicator goes by a table where all ranks are what its
+/// header says, and nothing would go by this one.
+fn agree(said: &[String]) -> Result<()> {
+    let Some(other) = said.iter().position(|text| *text != said[0]) else {
+        return Ok(());
+    };
+    Err(Error::invalid_usage(format!(
+        "rank 0 has {}, but rank {other} has {}: a table is for ranks that are alike, and these would not go \
+         by it; take GPUs whose links are (`cinch info` shows them)",
+        said[0], said[other]
+    )))
 }
 
 #[cfg(test)]

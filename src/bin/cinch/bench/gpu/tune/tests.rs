@@ -2,6 +2,7 @@ use super::search::{Point, Stopwatch, coarse, run};
 use super::*;
 use crate::bench::metrics::size_of;
 use crate::bench::row::Row;
+use crate::bench::world::threads::{self, Flaw};
 use crate::testing::parsed;
 use cinch::Algorithm;
 use cinch::plan::Way;
@@ -400,5 +401,43 @@ fn options_say_what_is_measured() {
         config.set(name, value, Origin::Environment).unwrap();
         let error = options("-o t --device gpu").check(&config).unwrap_err();
         assert!(error.contains(name), "{error}");
+    }
+}
+
+#[test]
+fn a_table_that_cannot_be_written_is_refused_before_it_is_measured() {
+    let folder = std::env::temp_dir().join(format!("cinch-tune-{}", std::process::id()));
+    std::fs::create_dir_all(folder.join("taken")).unwrap();
+    let table = |name: &str| {
+        let path = folder.join(name);
+        let line = format!("--device gpu -o {}", path.display());
+        let options: TuneOptions = parsed(&line).unwrap();
+        let made = Tune { options: &options }.output();
+        (made.map(drop), options.log())
+    };
+    let (refused, log) = table("nowhere/t.tune");
+    assert!(refused.unwrap_err().message().contains("-o "));
+    assert!(!log.exists());
+    let (refused, log) = table("taken");
+    assert!(refused.is_err() && !log.exists());
+    let (made, log) = table("t.tune");
+    assert!(made.is_ok() && log.exists() && !folder.join("t.tune").exists());
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn a_table_for_ranks_that_differ_is_refused() {
+    let alike = threads::run(3, Flaw::None, |world| {
+        agree(&shared_texts(world, "NVIDIA H200 over NVLink").unwrap())
+    });
+    assert!(alike.iter().all(|agreed| agreed.is_ok()));
+    let differing = threads::run(3, Flaw::None, |world| {
+        let links = ["PCIe", "PCIe", "NVLink + PCIe"][world.rank()];
+        agree(&shared_texts(world, &format!("NVIDIA L4 over {links}")).unwrap())
+    });
+    for agreed in differing {
+        let said = agreed.unwrap_err().to_string();
+        let differ = "rank 0 has NVIDIA L4 over PCIe, but rank 2 has NVIDIA L4 over NVLink + PCIe";
+        assert!(said.contains(differ), "{said}");
     }
 }
