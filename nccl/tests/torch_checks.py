@@ -79,7 +79,7 @@ def poisoned(count, dtype, device):
     return torch.full((count,), 77, dtype=dtype, device=device)
 
 
-def close(found, expected, size, ranks, dtype, what):
+def rounded(found, expected, size, ranks, dtype, what):
     """Whether `found` is `expected` but for roundings, of which every contribution, all of them together
     of mean magnitude `size`, meets one of 1/n, one of its product, and one of each partial sum."""
     unit = torch.finfo(dtype).eps / 2
@@ -136,7 +136,7 @@ def reductions(dtype, op_name):
             def judge(found, expected, size, what):
                 what = f"{what} of {count}"
                 if op == ReduceOp.AVG and dtype.is_floating_point:
-                    close(found, expected, size, ranks, dtype, what)
+                    rounded(found, expected, size, ranks, dtype, what)
                 else:
                     equal(found, expected.to(dtype), what)
 
