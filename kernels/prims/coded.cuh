@@ -63,21 +63,15 @@ class CodedSimple {
 
  private:
   using Whole = WholeTiles<E, C>;
-  using Bits = typename Whole::Bits;
+  using Lane = Held<E>;
   using Codes = typename Whole::Codes;
   using Summary = typename Whole::Summary;
-  static constexpr uint32_t SIZE = Whole::SIZE;
-  static constexpr uint32_t PIECES = Whole::PIECES;
+  static constexpr uint32_t SIZE = Lane::SIZE;
   // Sources whose codes are loaded together.
   static constexpr uint32_t AHEAD = C::code_bits <= 8 ? 4 : 2;
 
   __device__ __forceinline__ CodedSimple(const cinch_work &work, uint32_t nranks)
       : work_(work), codec_(work.codec), nranks_(nranks) {}
-
-  static __device__ __forceinline__ void load_pieces(const uint8_t *from, uint4 (&v)[PIECES]) {
-#pragma unroll
-    for (uint32_t p = 0; p < PIECES; ++p) v[p] = load_vector(from + 16 * p);
-  }
 
   // Tiles of any kind, by an object of their own, so that no codec is made where none of them is.
   static __device__ __noinline__ void any_tiles(const cinch_work &work, uint32_t nranks,
@@ -112,7 +106,7 @@ class CodedSimple {
         if (job.op == CINCH_RECV || forwards) {
           // As it came: a sum would make another NaN of a NaN.
           Codes codes;
-          codec_.load(job.source(0), job.elements, Whole::mine(at), codes);
+          codec_.load(job.source(0), job.elements, Lane::mine(at), codes);
           codec_.decode(codes, x);
         } else {
           total(job, at, own_summary, x);
@@ -135,30 +129,22 @@ class CodedSimple {
 
   // How many of this lane's elements are in the chunk.
   static __device__ __forceinline__ uint32_t valid(const Job &job, uint32_t at) {
-    return job.elements > Whole::mine(at) ? min(job.elements - Whole::mine(at), HELD) : 0;
+    return Lane::valid(job.elements, Lane::mine(at));
   }
 
   // Whether this lane's elements are whole pieces of aligned buffers.
-  __device__ __forceinline__ bool is_whole(const Job &job, uint32_t at) const {
-    return job.aligned && Whole::mine(at) + HELD <= job.elements;
+  static __device__ __forceinline__ bool is_whole(const Job &job, uint32_t at) {
+    return job.aligned && Lane::mine(at) + HELD <= job.elements;
   }
 
   // This lane's elements of the input, zeros beyond its end.
   __device__ __forceinline__ void load_own(const Job &job, uint32_t at, float (&x)[HELD]) const {
     if (is_whole(job, at)) {
-      uint4 v[PIECES];
-      load_pieces(job.input + (uint64_t)Whole::mine(at) * SIZE, v);
-      Whole::unpack(v, x);
-    } else if (Whole::mine(at) < job.elements) {
-      const Bits *from = (const Bits *)job.input + Whole::mine(at);
-#pragma unroll
-      for (uint32_t k = 0; k < HELD; ++k) {
-        x[k] = Whole::mine(at) + k < job.elements ? E::widen(from[k]) : 0;
-      }
+      uint4 v[Lane::PIECES];
+      Lane::load_pieces(job.input, Lane::mine(at), v);
+      Lane::unpack(v, x);
     } else {
-      // Not by one load after the other: small messages are tiles that end early.
-#pragma unroll
-      for (uint32_t k = 0; k < HELD; ++k) x[k] = 0;
+      Lane::load_some(job.input, job.elements, Lane::mine(at), x);
     }
     if (work_.flags & CINCH_PREMULTIPLY) {
 #pragma unroll
@@ -169,13 +155,9 @@ class CodedSimple {
   __device__ __forceinline__ void store_user(const Job &job, uint32_t at,
                                              const float (&x)[HELD]) const {
     if (is_whole(job, at)) {
-      Whole::store_pieces(job.output + (uint64_t)Whole::mine(at) * SIZE, x, false);
-    } else if (Whole::mine(at) < job.elements) {
-      Bits *to = (Bits *)job.output + Whole::mine(at);
-#pragma unroll
-      for (uint32_t k = 0; k < HELD; ++k) {
-        if (Whole::mine(at) + k < job.elements) to[k] = E::narrow(x[k]);
-      }
+      Lane::store_pieces(job.output + (uint64_t)Lane::mine(at) * SIZE, x, false);
+    } else {
+      Lane::store_some(job.output, job.elements, Lane::mine(at), x);
     }
   }
 
@@ -219,7 +201,7 @@ class CodedSimple {
       Codes codes[AHEAD];
 #pragma unroll
       for (uint32_t j = 0; j < AHEAD; ++j) {
-        if (r + j < end) codec_.load(job.source(r + j), job.elements, Whole::mine(at), codes[j]);
+        if (r + j < end) codec_.load(job.source(r + j), job.elements, Lane::mine(at), codes[j]);
       }
 #pragma unroll
       for (uint32_t j = 0; j < AHEAD; ++j) {
@@ -239,7 +221,7 @@ class CodedSimple {
     if (C::scaled && tile_elements() == WARP_TILE) own_summary = codec_.summary(x, valid(job, at));
     // What the send of this chunk drew.
     const Random random = codec_.random(0, job.first);
-    codec_.encode(x, own_summary, job.elements, Whole::mine(at), random, codes);
+    codec_.encode(x, own_summary, job.elements, Lane::mine(at), random, codes);
   }
 
   __device__ __noinline__ Summary summary_of_own(const Job &job, uint32_t begin,
@@ -260,9 +242,9 @@ class CodedSimple {
   __device__ __forceinline__ void send(const Job &job, uint32_t at, float (&x)[HELD],
                                        const Summary &summary) const {
     Codes codes;
-    codec_.encode(x, summary, job.elements, Whole::mine(at), Whole::random_of(codec_, job), codes);
+    codec_.encode(x, summary, job.elements, Lane::mine(at), Whole::random_of(codec_, job), codes);
     for (uint32_t t = 0; t < job.nsend; ++t) {
-      codec_.store(job.target(t), job.elements, Whole::mine(at), codes);
+      codec_.store(job.target(t), job.elements, Lane::mine(at), codes);
     }
     if (work_.residuals != nullptr) {
       keep_residuals(job, at, codes, x);
@@ -274,7 +256,7 @@ class CodedSimple {
   // This lane's residuals: array 0 those of the last call, array 1 those that this one leaves.
   __device__ __forceinline__ float *residuals(const Job &job, uint32_t array, uint32_t at) const {
     float *const arrays = (float *)((uint8_t *)work_.residuals + CINCH_RESIDUALS_BYTES);
-    return arrays + (array ^ work_.residuals->turn) * work_.span + job.first + Whole::mine(at);
+    return arrays + (array ^ work_.residuals->turn) * work_.span + job.first + Lane::mine(at);
   }
 
   // Adds what the last call dropped. A residual that would make a finite value infinite is dropped.
@@ -313,9 +295,9 @@ class CodedSimple {
   __device__ __forceinline__ void forward(const Job &job, uint32_t begin, uint32_t end) const {
     for (uint32_t at = begin; at < end; at += WARP_TILE) {
       Codes codes;
-      codec_.load(job.source(0), job.elements, Whole::mine(at), codes);
+      codec_.load(job.source(0), job.elements, Lane::mine(at), codes);
       for (uint32_t t = 0; t < job.nsend; ++t) {
-        codec_.store(job.target(t), job.elements, Whole::mine(at), codes);
+        codec_.store(job.target(t), job.elements, Lane::mine(at), codes);
       }
     }
   }

@@ -6,20 +6,24 @@
 #include "codec/codec.cuh"
 #include "dtype/element.cuh"
 #include "exec/interpret.cuh"
+#include "prims/held.cuh"
 #include "prims/stage.cuh"
 
 namespace cinch {
 
 template <class E, class C>
-class WholeTiles {
+class WholeTiles : Held<E> {
+  using Held<E>::mine;
+  using Held<E>::pack;
+  using Held<E>::store_pieces;
+  using Held<E>::unpack;
+  using Held<E>::PIECES;
+  using Held<E>::SIZE;
+  using Tiles = ElementTiles<SIZE>;
+
  public:
-  using Bits = typename E::Bits;
   using Codes = typename C::Codes;
   using Summary = typename C::Summary;
-  static constexpr uint32_t SIZE = sizeof(Bits);
-  using Tiles = ElementTiles<SIZE>;
-  static constexpr uint32_t PIECES = Tiles::PIECES;
-  static constexpr uint32_t N = 16 / SIZE;
 
   // In a stage: of a send SEND_TILES tiles, and one by way of which what is kept is stored; else two
   // tiles, where there is room a third one, by way of which sums are stored, and two bundles of BUNDLE
@@ -37,49 +41,6 @@ class WholeTiles {
 
   // Whether what is received has room in a stage.
   static constexpr bool HAS_ROOM = ROOM > 0;
-
-  // This lane's first element of a tile.
-  static __device__ __forceinline__ uint32_t mine(uint32_t at) { return at + lane_id() * HELD; }
-
-  static __device__ __forceinline__ void unpack(const uint4 (&v)[PIECES], float (&x)[HELD]) {
-#pragma unroll
-    for (uint32_t p = 0; p < PIECES; ++p) {
-      float part[N];
-      E::unpack(v[p], part);
-#pragma unroll
-      for (uint32_t k = 0; k < N; ++k) x[p * N + k] = part[k];
-    }
-  }
-
-  // Cheaper where it is known that none of them is NaN.
-  static __device__ __forceinline__ void pack(const float (&x)[HELD], bool is_free_of_nan,
-                                              uint4 (&v)[PIECES]) {
-    if (is_free_of_nan) {
-      each_part(x, [&](uint32_t p, const float (&part)[N]) { v[p] = E::pack_numbers(part); });
-    } else {
-      each_part(x, [&](uint32_t p, const float (&part)[N]) { v[p] = E::pack(part); });
-    }
-  }
-
-  // Calls take(p, part) for the elements of each piece.
-  template <class Take>
-  static __device__ __forceinline__ void each_part(const float (&x)[HELD], Take &&take) {
-#pragma unroll
-    for (uint32_t p = 0; p < PIECES; ++p) {
-      float part[N];
-#pragma unroll
-      for (uint32_t k = 0; k < N; ++k) part[k] = x[p * N + k];
-      take(p, part);
-    }
-  }
-
-  static __device__ __forceinline__ void store_pieces(uint8_t *to, const float (&x)[HELD],
-                                                      bool is_free_of_nan) {
-    uint4 v[PIECES];
-    pack(x, is_free_of_nan, v);
-#pragma unroll
-    for (uint32_t p = 0; p < PIECES; ++p) store_vector(to + 16 * p, v[p]);
-  }
 
   // What the encodes of a job draw: a step without sources has the rank's contribution, the others
   // that encode have a sum.

@@ -1,0 +1,104 @@
+// The 16 elements of a lane, in fp32: from memory and back.
+#pragma once
+
+#include "dtype/element.cuh"
+#include "prims/stage.cuh"
+
+namespace cinch {
+
+template <class E>
+struct Held {
+  using Bits = typename E::Bits;
+  static constexpr uint32_t SIZE = sizeof(Bits);
+  static constexpr uint32_t PIECES = ElementTiles<SIZE>::PIECES;
+  static constexpr uint32_t N = 16 / SIZE;
+
+  // This lane's first element of a tile.
+  static __device__ __forceinline__ uint32_t mine(uint32_t at) { return at + lane_id() * HELD; }
+
+  // How many of the elements from i on there are, of n.
+  static __device__ __forceinline__ uint32_t valid(uint32_t n, uint32_t i) {
+    return n > i ? min(n - i, HELD) : 0;
+  }
+
+  // LOOSELY: what is NaN may become any NaN.
+  template <bool LOOSELY = false>
+  static __device__ __forceinline__ void unpack(const uint4 (&v)[PIECES], float (&x)[HELD]) {
+#pragma unroll
+    for (uint32_t p = 0; p < PIECES; ++p) {
+      float part[N];
+      if (LOOSELY) {
+        E::unpack_loosely(v[p], part);
+      } else {
+        E::unpack(v[p], part);
+      }
+#pragma unroll
+      for (uint32_t k = 0; k < N; ++k) x[p * N + k] = part[k];
+    }
+  }
+
+  // Cheaper where it is known that none of them is NaN.
+  static __device__ __forceinline__ void pack(const float (&x)[HELD], bool is_free_of_nan,
+                                              uint4 (&v)[PIECES]) {
+    if (is_free_of_nan) {
+      each_part(x, [&](uint32_t p, const float (&part)[N]) { v[p] = E::pack_numbers(part); });
+    } else {
+      each_part(x, [&](uint32_t p, const float (&part)[N]) { v[p] = E::pack(part); });
+    }
+  }
+
+  static __device__ __forceinline__ void store_pieces(uint8_t *to, const float (&x)[HELD],
+                                                      bool is_free_of_nan) {
+    uint4 v[PIECES];
+    pack(x, is_free_of_nan, v);
+#pragma unroll
+    for (uint32_t p = 0; p < PIECES; ++p) store_vector(to + 16 * p, v[p]);
+  }
+
+  // Whether the elements from i on of a buffer of n are all there, in pieces of 16 bytes.
+  static __device__ __forceinline__ bool is_whole(const uint8_t *buffer, uint32_t n, uint32_t i) {
+    return (uintptr_t)buffer % 16 == 0 && i + HELD <= n;
+  }
+  static __device__ __forceinline__ void load_pieces(const uint8_t *buffer, uint32_t i,
+                                                     uint4 (&v)[PIECES]) {
+#pragma unroll
+    for (uint32_t p = 0; p < PIECES; ++p) v[p] = load_vector(buffer + (uint64_t)i * SIZE + 16 * p);
+  }
+
+  // Elements from i on of a buffer of n, one by one; zeros beyond its end.
+  static __device__ __forceinline__ void load_some(const uint8_t *buffer, uint32_t n, uint32_t i,
+                                                   float (&x)[HELD]) {
+    if (i < n) {
+      const Bits *from = (const Bits *)buffer + i;
+#pragma unroll
+      for (uint32_t k = 0; k < HELD; ++k) x[k] = i + k < n ? E::widen(from[k]) : 0;
+    } else {
+      // Not by one load after the other: small messages are tiles that end early.
+#pragma unroll
+      for (uint32_t k = 0; k < HELD; ++k) x[k] = 0;
+    }
+  }
+  static __device__ __forceinline__ void store_some(uint8_t *buffer, uint32_t n, uint32_t i,
+                                                    const float (&x)[HELD]) {
+    Bits *to = (Bits *)buffer + i;
+#pragma unroll
+    for (uint32_t k = 0; k < HELD; ++k) {
+      if (i + k < n) to[k] = E::narrow(x[k]);
+    }
+  }
+
+ private:
+  // Calls take(p, part) for the elements of each piece.
+  template <class Take>
+  static __device__ __forceinline__ void each_part(const float (&x)[HELD], Take &&take) {
+#pragma unroll
+    for (uint32_t p = 0; p < PIECES; ++p) {
+      float part[N];
+#pragma unroll
+      for (uint32_t k = 0; k < N; ++k) part[k] = x[p * N + k];
+      take(p, part);
+    }
+  }
+};
+
+}  // namespace cinch
