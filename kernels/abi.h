@@ -227,9 +227,13 @@ struct cinch_args {
   uint8_t blob[CINCH_BLOB_BYTES];
 };
 
+/* What a fused kernel of a codec does, of the flags `phases`: everyone sends all that it has to all
+ * others, or a part or block to each; keeps what it gets, or its sum; and sends that on. */
+enum { CINCH_SENDS_PARTS = 1, CINCH_SUMS = 2, CINCH_SENDS_SUMS = 4 };
+
 /* What the fused exchange of small messages is launched with. Box of the pair: `area` holds two
  * halves of `half` bytes, used in turn, of which a call in two trips has a half for each; packets of 8
- * payload and 8 flag bytes. */
+ * payload and 8 flag bytes. With a codec images of tiles travel, each in lines of its own. */
 struct cinch_oneshot_args {
   struct cinch_comm_view comm;
   uint64_t area;   /* offset in a box */
@@ -241,13 +245,16 @@ struct cinch_oneshot_args {
   uint64_t factor;
   uint64_t mark; /* of what the call is, for flags: in the upper 16 bits, of which packets have 12 */
   uint64_t signature[CINCH_SIGNATURE_WORDS];
-  uint32_t words; /* of 8 bytes, that go from a rank to another on a trip */
-  uint32_t share; /* of them, of a block of threads: packets, a multiple of 32, or tiles of lines */
+  uint32_t words; /* of 8 bytes, that go from a rank to another on a trip; with a codec elements */
+  uint32_t share; /* of them, of a block of threads: packets, a multiple of 32, tiles of lines, or images */
   uint8_t combine;
   uint8_t flags;
   uint8_t element_bytes;
   uint8_t root; /* of a broadcast or reduce */
-  uint8_t unused[4];
+  uint8_t phases; /* of a codec, as are the next ones */
+  uint8_t image_lines; /* lines that an image takes */
+  uint8_t unused[2];
+  struct cinch_codec_words codec;
 };
 
 #ifdef __cplusplus
@@ -264,7 +271,8 @@ static_assert(sizeof(cinch_work) == 152, "abi");
 static_assert(sizeof(cinch_residuals) == 8, "abi");
 static_assert(offsetof(cinch_work, codec) == 120, "abi");
 static_assert(sizeof(cinch_args) == CINCH_ARGS_BYTES, "abi");
-static_assert(sizeof(cinch_oneshot_args) == 704, "abi");
+static_assert(sizeof(cinch_oneshot_args) == 736, "abi");
+static_assert(offsetof(cinch_oneshot_args, codec) == 704, "abi");
 #endif
 
 #endif

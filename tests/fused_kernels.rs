@@ -6,6 +6,8 @@
 mod common;
 #[path = "cuda/fused.rs"]
 mod fused;
+#[path = "cuda/fused_coded.rs"]
+mod fused_coded;
 #[path = "cuda/fused_work.rs"]
 mod fused_work;
 #[path = "cuda/library.rs"]
@@ -30,6 +32,49 @@ fn calls_give_the_reference_wherever_their_number_stands() {
                 let blocks = 1 + rng.below(2);
                 world.call(&any(&mut rng, by, ranks, blocks));
             }
+        }
+    }
+}
+
+/// Through codecs, by whose scalar specification they are judged; beside calls without one, with which they
+/// share an area and the number of the call.
+#[test]
+fn calls_through_codecs_give_what_the_specification_says() {
+    let Some(kernels) = kernels() else { return };
+    let mut rng = Rng(common::seed());
+    for ranks in [2, 3, 5, 9] {
+        let mut world = World::with(*kernels, ranks, fused_coded::HALF, Rng(rng.next()));
+        for call in 0..30 {
+            let blocks = 1 + rng.below(2);
+            world.call(&match call % 6 {
+                5 => any(&mut rng, By::Lines, ranks, blocks),
+                _ => fused_coded::any(&mut rng, ranks, blocks),
+            });
+        }
+    }
+}
+
+/// The same where one rank comes late to calls, or is slow in them.
+#[test]
+fn images_of_calls_to_come_do_not_overtake_others() {
+    let Some(kernels) = kernels() else { return };
+    let mut rng = Rng(common::seed());
+    for ranks in [2, 3] {
+        let mut world = World::with(*kernels, ranks, fused_coded::HALF, Rng(rng.next()));
+        for round in 0..6 {
+            let slow = round % ranks;
+            let mut works: Vec<Work> = (0..4)
+                .map(|_| fused_coded::any(&mut rng, ranks, 1))
+                .collect();
+            works.push(any(&mut rng, By::Lines, ranks, 1));
+            let pauses = (0..works.len() * ranks).map(|at| match at % ranks == slow {
+                true if round % 2 == 0 => 60 + rng.below(120) as u32,
+                _ => 0,
+            });
+            let pauses: Vec<u32> = pauses.collect();
+            let in_calls = (round % 2 == 1).then_some(slow);
+            let right = world.are_right(&works, &pauses, in_calls);
+            assert!(right, "round {round} over {ranks}: {works:?}, {pauses:?}");
         }
     }
 }

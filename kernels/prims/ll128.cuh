@@ -31,21 +31,23 @@ __device__ __forceinline__ uint32_t word_of_lane() {
 
 // A tile by all lanes of a warp, the flag in place of what the last lane of each line has behind
 // its payload. They come here together: after __syncwarp, wherever they have been since the last one.
-__device__ __forceinline__ void store_lines(uint8_t *tile, uint4 v, uint64_t flag) {
+// Where a tile has fewer than four lines, lanes without one say so.
+__device__ __forceinline__ void store_lines(uint8_t *tile, uint4 v, uint64_t flag,
+                                            bool has_line = true) {
   if (carries_flag()) {
     v.z = (uint32_t)flag;
     v.w = (uint32_t)(flag >> 32);
   }
-  store_line(tile + 16 * lane_id(), v);
+  store_line(has_line, tile + 16 * lane_id(), v);
 }
 
 // Tiles by all lanes of a warp, as soon as all lines of each are there: those of which `missing`
 // has bits, which lie at `tile(j)`, carry `wanted(j)` and come from rank `name(j)`. Their flags are
-// in `v`, too. False if the wait ended early.
+// in `v`, too. False if the wait ended early. `lines` has bits for tiles of which this lane's line is one.
 template <uint32_t TILES, class Tile, class Wanted, class Name>
 __device__ __forceinline__ bool load_lines(const cinch_comm_view &comm, Stop stop,
                                            uint32_t missing, Tile tile, Wanted wanted, Name name,
-                                           uint4 (&v)[TILES]) {
+                                           uint4 (&v)[TILES], uint32_t lines = ~0u) {
   const bool flagged = carries_flag();
   Patience patience;
   while (missing != 0) {
@@ -53,12 +55,13 @@ __device__ __forceinline__ bool load_lines(const cinch_comm_view &comm, Stop sto
     __syncwarp();
 #pragma unroll
     for (uint32_t j = 0; j < TILES; ++j) {
-      if (missing >> j & 1) v[j] = load_line(tile(j) + 16 * lane_id());
+      if (missing >> j & 1) v[j] = load_line(lines >> j & 1, tile(j) + 16 * lane_id());
     }
 #pragma unroll
     for (uint32_t j = 0; j < TILES; ++j) {
       if (missing >> j & 1) {
-        const bool there = !flagged || (v[j].z | (uint64_t)v[j].w << 32) == wanted(j);
+        const bool there = !flagged || !(lines >> j & 1) ||
+                           (v[j].z | (uint64_t)v[j].w << 32) == wanted(j);
         if (__all_sync(0xffffffffu, there)) missing &= ~(1u << j);
       }
     }

@@ -27,8 +27,7 @@ constexpr uint32_t SOURCES_AT = STAGE_ROOM, TARGETS_AT = SOURCES_AT + 8 * WARP,
 
 // The part of the block's dynamic shared memory that this warp alone uses.
 __device__ __forceinline__ uint8_t *this_stage() {
-  extern __shared__ __align__(128) uint4 stages[];
-  return (uint8_t *)stages + mover_warp() * STAGE_BYTES;
+  return launched_shared() + mover_warp() * STAGE_BYTES;
 }
 
 // Whole tiles of elements of SIZE bytes. In shared memory pieces of 16 bytes are moved within groups

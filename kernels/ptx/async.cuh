@@ -1,9 +1,16 @@
-// Copies from global to shared memory that go on while the thread does something else.
+// Shared memory that a launch asks for, and copies from global memory to it that go on while the thread
+// does something else.
 #pragma once
 
 #include <stdint.h>
 
 namespace cinch {
+
+// Aligned to 128 bytes.
+__device__ __forceinline__ uint8_t *launched_shared() {
+  extern __shared__ __align__(128) uint4 stages[];
+  return (uint8_t *)stages;
+}
 
 __device__ __forceinline__ uint32_t shared_address(const void *at) {
   return (uint32_t)__cvta_generic_to_shared(at);

@@ -72,9 +72,13 @@ __device__ __forceinline__ void store_packet(void *at, uint4 v) {
 }
 
 // 16 bytes of each lane of a warp, with one instruction of all lanes: the 128 bytes of a line, if its
-// 8 lanes have one behind the other, are seen whole over NVLink.
-__device__ __forceinline__ uint4 load_line(const void *at) { return load_packet(at); }
-__device__ __forceinline__ void store_line(void *at, uint4 v) { store_packet(at, v); }
+// 8 lanes have one behind the other, are seen whole over NVLink. Lanes that have none come along.
+__device__ __forceinline__ uint4 load_line(bool has_line, const void *at) {
+  return has_line ? load_packet(at) : make_uint4(0, 0, 0, 0);
+}
+__device__ __forceinline__ void store_line(bool has_line, void *at, uint4 v) {
+  if (has_line) store_packet(at, v);
+}
 
 // Nanoseconds; coarse, but the same pace on every clock setting.
 __device__ __forceinline__ uint64_t nanoseconds() {

@@ -27,6 +27,11 @@ pub const KERNEL_CODECS: [CodecKind; 18] = [
     CodecKind::Threshold2,
 ];
 
+/// Those that small and middle messages go through in one fused kernel: the ones that tables are measured
+/// for.
+pub const FUSED_CODECS: [CodecKind; 3] =
+    [CodecKind::Linear8, CodecKind::Dynamic8, CodecKind::MinMax4];
+
 /// What the kernels of a codec have in their names. Widths that differ in nothing but a parameter
 /// share kernels.
 pub const fn kernel_family(kind: CodecKind) -> &'static str {

@@ -45,7 +45,7 @@ mod threshold2;
 mod trunc;
 mod wire;
 
-pub use kernel_params::{KERNEL_CODECS, array_family, kernel_family, kernel_params};
+pub use kernel_params::{FUSED_CODECS, KERNEL_CODECS, array_family, kernel_family, kernel_params};
 pub use random::Random;
 pub use stand_alone::{Layout, StandAlone};
 pub use stats::{abs_max, look};

@@ -223,7 +223,7 @@ pub const KNOBS: &[Knob] = &[
     Knob {
         name: "CINCH_PROTO",
         range: "auto, simple, ll, ll128, fused or fused128",
-        help: "how kernels carry messages without a codec, where they can that way",
+        help: "how kernels carry messages, where they can that way; with a codec simple or fused128",
         apply: |config, text| {
             one_of(text, Protocol::from_name).map(|value| config.protocol = value)
         },

@@ -22,7 +22,9 @@
 //!    `kernels/entry/coded_NAME.cu` and a line in `kernels/entry/codec.cu`; its words in
 //!    [`crate::codec::kernel_params`], and then a line in [`crate::codec::KERNEL_CODECS`], from which
 //!    names, refusals and tests follow. Formats that differ by a number alone share kernels
-//!    ([`crate::codec::kernel_family`]): each costs the library about 350 KB.
+//!    ([`crate::codec::kernel_family`]): each costs the library about 350 KB. Small messages of one have a
+//!    fused kernel if it is in [`crate::codec::FUSED_CODECS`], too, and `kernels/entry/oneshot_NAME.cu`
+//!    makes it: formats with numbers of blocks, and codes of 8 bits or fewer.
 //!
 //! ## An algorithm
 //! 1. `types/algorithm.rs`: number and name. `schedule/NAME.rs`: a header with phases, messages

@@ -3,21 +3,22 @@
 //! Everything here follows from the request and from what all ranks know, so that all ranks
 //! launch alike.
 
+use super::images::TILE as CODED_TILE;
 use super::select::{Candidate, Limits};
 use super::tuning::Way;
-use super::{Geometry, Request, chunk_max, granule};
-use crate::codec::Codec;
+use super::{Geometry, Images, Request, chunk_max, granule};
+use crate::codec::{Codec, FUSED_CODECS};
 use crate::error::Result;
 use crate::mem::{BoxShape, abi, abi::LINE_BYTES};
 use crate::schedule::{self, CostCounts};
-use crate::types::{Algorithm, CodecKind, Collective, DType, Protocol};
+use crate::types::{Algorithm, CodecKind, Collective, DType, Protocol, ScaleRule};
 
 /// Channels of calls without a codec: what small messages can use. Large ones take all there are.
 const RAW_CHANNELS: usize = 64;
 /// From this many bytes on a message is large.
 const LARGE_BYTES: usize = 8 << 20;
 /// What the fused kernels do, in which everybody sends something to everybody, and the schedule that does
-/// the same.
+/// the same. Through codecs all but the last, in lines.
 const FUSED: [(Collective, Algorithm); 5] = [
     (Collective::AllReduce, Algorithm::OneShot),
     (Collective::AllReduce, Algorithm::Direct),
@@ -50,11 +51,10 @@ pub const KEPT_STEPS: usize = 96;
 const WORD_BYTES: usize = 8;
 /// Bytes of elements below which a chunk is not cut further: a message costs more than it brings.
 const SMALLEST_CHUNK: usize = 512;
-/// Warps of a block that move data, and what each takes at a time: bytes of raw elements, elements of
-/// encoded ones.
+/// Warps of a block that move data, and bytes of raw elements that each takes at a time; of encoded ones it
+/// takes a tile.
 const MOVER_WARPS: usize = 16;
 const RAW_TILE_BYTES: usize = 2 << 10;
-const CODED_TILE: usize = 512;
 /// Bytes of an encoded chunk, at most, however large slots are: 64 Ki elements of 8 bits and their
 /// scales. Chunks of several passes are on their way at once, and more of them overlap better: 256 MiB
 /// of fp32 over 2 H200 in `linear8` take 297 us with this, 315 us with twice and 329 us with half as
@@ -186,15 +186,11 @@ pub(super) fn protocols(
     request: &Request,
     limits: &Limits,
     gpu: &GpuLimits,
+    codec: Option<&dyn Codec>,
     algorithm: Algorithm,
 ) -> Vec<Protocol> {
-    // A codec's chunks are checked and forwarded as slots; a single rank has no messages; what goes
-    // between hosts has to be seen by a proxy, as counters are and flags among the data are not.
-    if request.codec.is_lossy() || limits.nranks == 1 || request.crosses(&limits.hosts) {
-        return vec![Protocol::Simple];
-    }
     let bytes = bytes(request, limits.nranks);
-    let possible = |protocol| possible(request, limits, gpu, (algorithm, protocol));
+    let possible = |protocol| possible(request, limits, gpu, codec, (algorithm, protocol));
     if let Some(asked) = gpu.protocol
         && possible(asked)
     {
@@ -214,10 +210,21 @@ fn possible(
     request: &Request,
     limits: &Limits,
     gpu: &GpuLimits,
+    codec: Option<&dyn Codec>,
     (algorithm, protocol): (Algorithm, Protocol),
 ) -> bool {
-    if request.codec.is_lossy() || limits.nranks == 1 || request.crosses(&limits.hosts) {
+    // A single rank has no messages; what goes between hosts has to be seen by a proxy, as counters are and
+    // flags among the data are not.
+    if limits.nranks == 1 || request.crosses(&limits.hosts) {
         return protocol == Protocol::Simple;
+    }
+    if let Some(codec) = codec.filter(|_| request.codec.is_lossy()) {
+        // A codec's chunks travel in slots, or as the images of a fused kernel.
+        return match protocol {
+            Protocol::Simple => true,
+            Protocol::Fused128 => gpu.ll128 && fits_coded(request, limits, gpu, codec, algorithm),
+            _ => false,
+        };
     }
     match protocol {
         Protocol::Simple | Protocol::Ll => true,
@@ -242,12 +249,42 @@ fn possible(
 /// Whether what a rank sends to another in a fused kernel is at most `most` bytes in all.
 fn fits_fused(request: &Request, limits: &Limits, algorithm: Algorithm, most: usize) -> bool {
     // Two trips share the area.
-    let (parts, most) = match (request.collective, algorithm) {
-        (Collective::AllReduce, Algorithm::Direct) => (limits.nranks, most / 2),
-        _ => (1, most),
-    };
+    let trips = trips(request.collective, algorithm);
+    let parts = if trips == 1 { 1 } else { limits.nranks };
     let words = (request.count * request.dtype.size()).div_ceil(WORD_BYTES);
-    words.div_ceil(parts) * WORD_BYTES <= most
+    words.div_ceil(parts) * WORD_BYTES <= most / trips
+}
+
+/// Trips of a fused kernel: one, or to the owner of a part and back to all.
+fn trips(collective: Collective, algorithm: Algorithm) -> usize {
+    match (collective, algorithm) {
+        (Collective::AllReduce, Algorithm::Direct) => 2,
+        _ => 1,
+    }
+}
+
+/// Whether there is a fused kernel that does `request` through its codec, and room for it: one that knows
+/// of no residuals, of nothing that is drawn, and of blocks within a tile only.
+fn fits_coded(
+    request: &Request,
+    limits: &Limits,
+    gpu: &GpuLimits,
+    codec: &dyn Codec,
+    algorithm: Algorithm,
+) -> bool {
+    let (spec, trips) = (request.codec, trips(request.collective, algorithm));
+    let is_known = FUSED.contains(&(request.collective, algorithm))
+        && request.collective != Collective::AllToAll
+        && FUSED_CODECS.contains(&spec.kind)
+        && FUSED128_DTYPES.contains(&request.dtype)
+        && matches!(spec.scale, ScaleRule::Block(block) if block as usize <= CODED_TILE)
+        && spec.seed == 0
+        && request.feedback.is_none();
+    let elements = match trips {
+        1 => request.count,
+        _ => request.count.div_ceil(limits.nranks),
+    };
+    is_known && Images::new(codec, elements).room() <= gpu.lines_bytes / trips
 }
 
 /// Bytes of the largest buffer.
@@ -270,13 +307,20 @@ pub(super) fn cut(
     way: Way,
     parts: usize,
 ) -> Result<(Geometry, usize)> {
-    let granule = granule(request.dtype, codec);
+    // A tile that is not whole goes by a slower way: only the message's last one may be such.
+    let granule = match request.codec.is_lossy() {
+        true => granule(request.dtype, codec).max(CODED_TILE),
+        false => granule(request.dtype, codec),
+    };
     let (size, protocol) = (request.dtype.size(), way.protocol);
     if protocol.is_fused() {
         let part = request.count.div_ceil(parts).max(1);
         let whole = part.next_multiple_of(granule);
         let geometry = Geometry::new(request.count, parts, granule, whole);
-        let blocks = (part * size).div_ceil(FUSED_SHARE);
+        let blocks = match codec.filter(|_| request.codec.is_lossy()) {
+            Some(codec) => Images::new(codec, part).count,
+            None => (part * size).div_ceil(FUSED_SHARE),
+        };
         let most = FUSED_BLOCKS
             .min(gpu.resident.fused)
             .min(gpu.channels)
@@ -288,12 +332,8 @@ pub(super) fn cut(
         (slot, false) => slot,
     };
     let most = chunk_max(slot, request.dtype, request.codec, codec)?;
-    // A tile that is not whole goes by a slower way: only the message's last one may be such.
     let (granule, least, most) = match request.codec.is_lossy() {
-        true => {
-            let granule = granule.max(CODED_TILE);
-            (granule, granule, most / granule * granule)
-        }
+        true => (granule, granule, most / granule * granule),
         // Whole lines: 2 MB of an all_to_all over 4 H200 took 15.3 us in chunks of 8,128 bytes, and 12.9
         // in chunks of 8,192.
         false => {
@@ -342,6 +382,9 @@ mod costs {
     /// From the launch to the first message, for the interpreter and for a fused kernel. Why all but one
     /// schedule are interpreted: `benches/baselines/gpu-h200x8-interpreter-vs-fused.jsonl`.
     pub const LAUNCH: [f64; 2] = [4e-6, 2e-6];
+    /// The same of an interpreter with a codec: sums of 8 KiB over 2 H200 take 10.0 us in `linear8`, of 32 KiB
+    /// over 4 and 8 of them 11.8 and 13.8.
+    pub const LAUNCH_CODED: f64 = 8e-6;
     /// From a published message to the peer's next action; along a ring the peer already waits.
     pub const HOP: f64 = 2.5e-6;
     pub const HOP_RING: f64 = 1.35e-6;
@@ -352,6 +395,12 @@ mod costs {
     /// The same in lines, with several peers and with one: 8 B over 2 H200 take 2.25 us, and 2.75 in packets;
     /// with 8 ranks on them 3.8 and 3.4 us.
     pub const HOP_FUSED128: [f64; 2] = [1.8e-6, 1e-6];
+    /// What a codec adds to a hop of a fused kernel: 4 KiB of fp32 between two ranks on one H100 take 4.5 us in
+    /// `linear8` and 4.1 in `minmax4`, and 2.3 raw.
+    pub const HOP_FUSED_CODED: f64 = 1.2e-6;
+    /// Seconds of a block of a fused kernel for each element that it encodes or decodes, beside which its
+    /// lines travel: 4 MiB of fp32 over 33 blocks took 13.6 us longer than 4 KiB.
+    pub const FUSED_CODED_ELEMENT: f64 = 160e-12;
     /// What each peer beyond a few adds to a hop of an interpreter. Without it, an all-reduce over 8 H200
     /// was expected to take 5.2 us of 32 bytes by one-shot in `ll`, and 9.9 us of 512 KiB by direct in
     /// `ll128`: it took 7.7 and 15.5 us.
@@ -398,24 +447,32 @@ pub(super) fn seconds(
 ) -> f64 {
     use costs::*;
     let ring = candidate.algorithm == Algorithm::Ring;
+    let is_fused = candidate.protocol.is_fused();
+    let is_coded = request.codec.is_lossy();
     let (launch, hop, share) = match candidate.protocol {
-        Protocol::Simple if ring => (LAUNCH[0], HOP_RING, 1.0),
-        Protocol::Simple => (LAUNCH[0], HOP, 1.0),
+        Protocol::Simple => (
+            [LAUNCH[0], LAUNCH_CODED][usize::from(is_coded)],
+            if ring { HOP_RING } else { HOP },
+            1.0,
+        ),
         Protocol::Ll => (LAUNCH[0], HOP_LL, 0.5),
         Protocol::Ll128 => (LAUNCH[0], HOP_LL128, 0.9),
         Protocol::Fused => (LAUNCH[1], HOP_FUSED, 0.5),
         Protocol::Fused128 => (LAUNCH[1], HOP_FUSED128[usize::from(pair)], 0.9),
     };
-    let hop = match candidate.protocol.is_fused() {
-        true => hop,
-        false => hop + HOP_PEER * (counts.connections / 2).saturating_sub(FEW_PEERS) as f64,
+    // Of five lines some four are full.
+    let share = if is_fused && is_coded { 0.8 } else { share };
+    let hop = match (is_fused, is_coded) {
+        (true, true) => hop + HOP_FUSED_CODED,
+        (true, false) => hop,
+        (false, _) => hop + HOP_PEER * (counts.connections / 2).saturating_sub(FEW_PEERS) as f64,
     };
     let fastest = match (ring, gpu.ll128) {
         (true, _) => WIRE_RING[usize::from(candidate.strands > 1)],
         (false, true) => WIRE[0],
         (false, false) => WIRE[1],
     };
-    let blocks = match candidate.protocol.is_fused() {
+    let blocks = match is_fused {
         // The last block brings what it has elements for.
         true => {
             let shares = wire_bytes as f64 / FUSED_SHARE as f64;
@@ -430,9 +487,14 @@ pub(super) fn seconds(
     let chunk = candidate.geometry.chunk() as f64;
     let (encode, decode) = codec_seconds(request.codec.kind);
     let touched = (counts.encodes + counts.decodes + counts.reduces) as f64;
-    launch
-        + candidate.hops.total() as f64 * hop
-        + passes * messages as f64 * wire_bytes as f64 / wire
+    let waits = launch + candidate.hops.total() as f64 * hop;
+    let travels = passes * messages as f64 * wire_bytes as f64 / wire;
+    if is_fused && is_coded {
+        let coded = chunk * (counts.encodes + counts.decodes) as f64 * FUSED_CODED_ELEMENT;
+        return waits + travels.max(coded / candidate.channels as f64) + network;
+    }
+    waits
+        + travels
         + passes * chunk * touched * request.dtype.size() as f64 * ELEMENT_BYTE
         + passes * chunk * (counts.encodes as f64 * encode + counts.decodes as f64 * decode)
         + network
@@ -517,7 +579,7 @@ pub(super) fn tuned(
         return Ok(None);
     };
     let known = super::select::algorithms(request, limits, codec).contains(&way.algorithm);
-    if !known || !possible(request, limits, gpu, (way.algorithm, way.protocol)) {
+    if !known || !possible(request, limits, gpu, codec, (way.algorithm, way.protocol)) {
         return Ok(None);
     }
     candidate(request, limits, gpu, codec, (way, Algorithm::Direct)).map(Some)
@@ -550,7 +612,7 @@ pub(super) fn ways(
                 Protocol::Ll128 => TRIED_LL128,
                 Protocol::Simple | Protocol::Fused | Protocol::Fused128 => usize::MAX,
             };
-            if bytes > most || !possible(request, limits, gpu, (algorithm, protocol)) {
+            if bytes > most || !possible(request, limits, gpu, codec, (algorithm, protocol)) {
                 continue;
             }
             let chunks: &[usize] = match protocol {

@@ -81,6 +81,63 @@ fn sizes_choose_protocol_and_algorithm() {
     }
 }
 
+/// Middle messages go through a codec in lines too, as far as these have room and a block's arithmetic does
+/// not take longer than waits of slots.
+#[test]
+fn codecs_have_fused_kernels_up_to_some_size() {
+    let chosen = |nranks: usize, collective, bytes: usize, codec: &str| {
+        let request = request(collective, bytes / 4, codec);
+        let plan = plan(limits(nranks, 132), &request);
+        (plan.algorithm, plan.protocol)
+    };
+    use Algorithm::{Direct, OneShot};
+    use Protocol::{Fused128, Simple};
+    for nranks in [2, 4, 8] {
+        for codec in ["linear8", "dynamic8", "minmax4:block=512"] {
+            let sum = |bytes| chosen(nranks, Collective::AllReduce, bytes, codec);
+            for bytes in [4, 4 << 10, 64 << 10] {
+                assert_eq!(sum(bytes), (OneShot, Fused128), "{nranks} {bytes}");
+            }
+            assert_eq!(sum(4 << 20).1, Fused128, "{nranks}");
+            if nranks > 2 {
+                assert_eq!(sum(4 << 20), (Direct, Fused128), "{nranks}");
+            }
+            assert_eq!(sum(64 << 20), (Direct, Simple), "{nranks}");
+            for collective in [Collective::AllGather, Collective::ReduceScatter] {
+                let block = |bytes| chosen(nranks, collective, bytes, codec).1;
+                assert_eq!([block(4 << 10), block(64 << 20)], [Fused128, Simple]);
+            }
+        }
+        // Blocks beyond a tile, what is drawn, and what has no such kernel.
+        for codec in [
+            "linear8:block=1024",
+            "minmax4:seed=3",
+            "static8",
+            "cast_bf16",
+        ] {
+            for collective in [Collective::AllReduce, Collective::AllToAll] {
+                let (_, protocol) = chosen(nranks, collective, 4 << 10, codec);
+                assert_eq!(protocol, Simple, "{codec}");
+            }
+        }
+        assert_eq!(
+            chosen(nranks, Collective::AllToAll, 4 << 10, "linear8").1,
+            Simple
+        );
+    }
+    // Residuals are kept by interpreters alone, and the same plan is not taken for both.
+    let mut planner = Planner::new(limits(8, 132), 0, Isa::Scalar);
+    let mut call = request(Collective::AllReduce, 1 << 14, "linear8");
+    assert_eq!(planner.plan(&call).unwrap().protocol, Fused128);
+    call.feedback = Some(7);
+    assert_eq!(planner.plan(&call).unwrap().protocol, Simple);
+    // Where lines do not arrive whole there are none.
+    let mut limits = limits(8, 132);
+    limits.gpu.as_mut().unwrap().ll128 = false;
+    let call = request(Collective::AllReduce, 1 << 14, "linear8");
+    assert_eq!(plan(limits, &call).protocol, Simple);
+}
+
 /// Its blocks are larger than an interpreter's, so that fewer of them are resident at once.
 #[test]
 fn blocks_of_a_fused_kernel_fit_the_gpu_too() {

@@ -7,6 +7,7 @@ mod cost;
 mod explain;
 mod geometry;
 mod gpu;
+mod images;
 mod measured;
 pub mod predict;
 mod select;
@@ -17,6 +18,7 @@ pub use cost::{Machine, Work, seconds};
 pub use explain::explain;
 pub use geometry::Geometry;
 pub use gpu::{FUSED128_DTYPES, GpuLimits, KEPT_STEPS, Resident};
+pub use images::Images;
 pub use measured::{Affine, MeasuredCosts};
 pub use select::{Candidate, Limits, candidates};
 pub use slice::{SLICE_ELEMENTS, Slice};
@@ -235,6 +237,8 @@ struct Key {
     auto: bool,
     intra: CodecSpec,
     algorithm: Option<Algorithm>,
+    /// Fused kernels keep no residuals.
+    keeps_residuals: bool,
 }
 
 /// Built codecs of both levels, where the level has one.
@@ -341,6 +345,7 @@ impl Planner {
             auto: request.auto,
             intra: request.intra,
             algorithm: request.algorithm,
+            keeps_residuals: request.feedback.is_some(),
         };
         if let Some((_, plan)) = self.latest.iter().find(|(known, _)| *known == key) {
             return Ok(plan.clone());

@@ -193,7 +193,7 @@ fn ways(
     };
     let mut found = Vec::new();
     for (algorithm, between) in ways {
-        for protocol in gpu::protocols(request, limits, gpu, algorithm) {
+        for protocol in gpu::protocols(request, limits, gpu, codec, algorithm) {
             let way = Way {
                 algorithm,
                 protocol,

@@ -163,6 +163,15 @@ class Block {
     return fibers_[at_].heard;
   }
 
+  // A copy that this thread makes when it waits for its copies.
+  void copy_later(void *to, const void *from, uint32_t bytes) {
+    fibers_[at_].copies.push_back({to, from, bytes});
+  }
+  void make_copies() {
+    for (const Copy &copy : fibers_[at_].copies) memcpy(copy.to, copy.from, copy.bytes);
+    fibers_[at_].copies.clear();
+  }
+
   template <class T>
   T shuffle_xor(T value, uint32_t lanes) {
     memcpy(fibers_[at_].said, &value, sizeof(value));
@@ -179,8 +188,14 @@ class Block {
     uint32_t arrived = 0;
     uint64_t round = 0;
   };
+  struct Copy {
+    void *to;
+    const void *from;
+    uint32_t bytes;
+  };
   struct Fiber {
     std::unique_ptr<char[]> stack;
+    std::vector<Copy> copies;
     void *at;  // in its stack, where it goes on
     bool done = false;
     const Meeting *meeting = nullptr;  // that it is in, since this round

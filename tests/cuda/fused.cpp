@@ -22,6 +22,7 @@ inline uint32_t atomicCAS_system(uint32_t *at, uint32_t from, uint32_t to) {
   return was;
 }
 
+#include "fused/coded.cuh"
 #include "fused/lines.cuh"
 #include "fused/oneshot.cuh"
 
@@ -43,7 +44,15 @@ struct Named {
       {"scatter_" #type "_ll128", oneshot<LinesSum<Type, Sends::A_BLOCK_EACH>>}, \
       {"to_root_" #type "_ll128", oneshot<LinesSum<Type, Sends::TO_ROOT>>}
 
-const Named KERNELS[] = {SUMS(f32, F32),
+#define CODED(codec, Codec)                                              \
+  {#codec "_f32_ll128", oneshot<CodedExchange<F32, Codec>>},             \
+      {#codec "_f16_ll128", oneshot<CodedExchange<F16, Codec>>},         \
+      {#codec "_bf16_ll128", oneshot<CodedExchange<BF16, Codec>>}
+
+const Named KERNELS[] = {CODED(linear8, Linear8),
+                         CODED(dynamic8, Dynamic8Tabled),
+                         CODED(minmax4, MinMax4),
+                         SUMS(f32, F32),
                          SUMS(f16, F16),
                          SUMS(bf16, BF16),
                          {"move", oneshot<OneshotMove<>>},
@@ -69,6 +78,7 @@ extern "C" bool test_fused(uint32_t calls, const char *const *names, uint32_t ra
       if (strcmp(one.name, names[call]) == 0) kernels.push_back(one.kernel);
     }
   }
+  static_assert(MOVERS == ONESHOT_THREADS, "all are launched alike here");
   if (kernels.size() != calls || (calls > 1 && blocks > 1)) return false;
   const auto all = [&] {
     for (uint32_t call = 0; call < calls; ++call) {

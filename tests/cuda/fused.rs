@@ -1,7 +1,8 @@
 //! Worlds of ranks that run the fused kernels on the host, side by side (`block.h`).
 
 use super::common::Rng;
-use super::fused_work::{By, Work, half};
+use super::fused_coded;
+use super::fused_work::{By, Type, Work, half};
 use super::library::{Library, starts};
 use cinch::engine::gpu::abi::{ALIGNED, OneshotArgs};
 use cinch::mem::abi::{CommView, Control, Fifo, Trouble};
@@ -93,6 +94,8 @@ impl Memory {
 pub struct World {
     kernels: Kernels,
     ranks: usize,
+    /// Bytes of a half of an area.
+    half: usize,
     /// Box from -> to at `from * ranks + to`: the area for packets, and that for lines.
     boxes: Vec<Vec<u128>>,
     /// Of each rank, for packets and for lines: calls so far, and blocks that are done.
@@ -105,6 +108,11 @@ pub struct World {
 
 impl World {
     pub fn new(kernels: Kernels, ranks: usize, rng: Rng) -> World {
+        World::with(kernels, ranks, half(ranks), rng)
+    }
+
+    /// With areas of which a half has so many bytes.
+    pub fn with(kernels: Kernels, ranks: usize, half: usize, rng: Rng) -> World {
         let control = Control {
             abort: 0,
             unused: [0; 31],
@@ -113,7 +121,8 @@ impl World {
         World {
             kernels,
             ranks,
-            boxes: vec![vec![0; 4 * half(ranks) / 16]; ranks * ranks],
+            half,
+            boxes: vec![vec![0; 4 * half / 16]; ranks * ranks],
             epochs: vec![[[0; 2]; 2]; ranks],
             controls: vec![control; ranks],
             rng,
@@ -197,6 +206,7 @@ impl World {
                 at,
                 size,
                 expected,
+                nan: work.codec.map(|_| work.dtype),
                 around,
             }
         });
@@ -242,9 +252,9 @@ impl World {
             comm,
             area: match work.by {
                 By::Packets => 0,
-                By::Lines => 2 * half(ranks) as u64,
+                By::Lines => 2 * self.half as u64,
             },
-            half: half(ranks) as u64,
+            half: self.half as u64,
             epoch: self.epochs[rank][work.by as usize].as_mut_ptr().addr() as u64,
             input: input as u64,
             output: output as u64,
@@ -257,12 +267,15 @@ impl World {
             },
             signature: [0; 5],
             words: words as u32,
-            share: work.by.share(words, work.blocks as usize) as u32,
+            share: work.share(words) as u32,
             combine: work.op.combine(),
             flags: aligned | work.op.flags(),
             element_bytes: work.dtype.size() as u8,
             root: work.root as u8,
-            unused: [0; 4],
+            phases: fused_coded::phases(work.does),
+            image_lines: work.codec.map_or(0, fused_coded::image_lines) as u8,
+            unused: [0; 2],
+            codec: fused_coded::words(work.codec),
         }
     }
 
@@ -298,6 +311,8 @@ struct Output {
     at: usize,
     size: usize,
     expected: Vec<u64>,
+    /// Where any NaN is as good as another, the type.
+    nan: Option<Type>,
     /// What is to stay as it was: places and bytes.
     around: Vec<(usize, u64)>,
 }
@@ -306,6 +321,9 @@ impl Output {
     fn is_right(&self) -> bool {
         let got = self.memory.read(self.at, self.size, self.expected.len());
         let mut around = self.around.iter();
-        got == self.expected && around.all(|&(place, byte)| self.memory.byte(place) == byte)
+        let is_nan = |bits: u64| self.nan.is_some_and(|dtype| dtype.is_nan(bits));
+        let mut pairs = got.iter().zip(&self.expected);
+        let are_same = pairs.all(|(&a, &b)| a == b || is_nan(a) && is_nan(b));
+        are_same && around.all(|&(place, byte)| self.memory.byte(place) == byte)
     }
 }

@@ -1,6 +1,8 @@
 //! What the fused kernels are asked to do, and what is right then.
 
 use super::common::Rng;
+use super::fused_coded;
+use cinch::CodecSpec;
 use cinch::engine::gpu::abi::{AVERAGE, PREMULTIPLY};
 
 /// Bytes of a half of an area: more packets than a block has threads, and more tiles than it has warps. Of
@@ -121,6 +123,15 @@ impl Type {
         }
     }
 
+    pub fn is_nan(self, bits: u64) -> bool {
+        match self {
+            Type::F32 => bits & 0x7fff_ffff > 0x7f80_0000,
+            Type::F16 => bits & 0x7fff > 0x7c00,
+            Type::Bf16 => bits & 0x7fff > 0x7f80,
+            Type::Bytes(_) => false,
+        }
+    }
+
     /// A NaN with a payload of its own.
     pub fn any_nan(self, rng: &mut Rng) -> u64 {
         let payload = 1 + rng.below(100) as u64;
@@ -205,6 +216,8 @@ pub struct Work {
     pub in_place: bool,
     /// Elements from an address that is a multiple of 16 to the input and the output.
     pub shift: usize,
+    /// What it goes through.
+    pub codec: Option<CodecSpec>,
 }
 
 impl Work {
@@ -219,10 +232,14 @@ impl Work {
             blocks,
             in_place: false,
             shift: 0,
+            codec: None,
         }
     }
 
     pub fn kernel(&self) -> String {
+        if let Some(codec) = self.codec {
+            return fused_coded::kernel(codec, self.dtype);
+        }
         let does = match self.does {
             Does::AllReduce => "",
             Does::AllReduceTwice => "twice_",
@@ -259,8 +276,18 @@ impl Work {
     pub fn words(&self, ranks: usize) -> usize {
         let bytes = self.count * self.dtype.size();
         match self.does {
+            _ if self.codec.is_some() => fused_coded::part(self, ranks),
             Does::AllReduceTwice => bytes.div_ceil(64 * ranks) * 8,
             _ => bytes.div_ceil(8),
+        }
+    }
+
+    /// What each block does of `words`.
+    pub fn share(&self, words: usize) -> usize {
+        match self.codec {
+            None => self.by.share(words, self.blocks as usize),
+            // Images of a tile each.
+            Some(_) => words.div_ceil(512).div_ceil(self.blocks as usize),
         }
     }
 
@@ -268,6 +295,9 @@ impl Work {
     pub fn data(&self, ranks: usize, rng: &mut Rng) -> [Vec<Vec<u64>>; 2] {
         let count = self.count;
         let len = self.does.blocks(ranks)[0] * count;
+        if let Some(codec) = self.codec {
+            return fused_coded::data(self, codec, ranks, len, rng);
+        }
         if !self.does.reduces() {
             let mask = u64::MAX >> (64 - 8 * self.dtype.size());
             let inputs: Vec<Vec<u64>> = (0..ranks)

@@ -6,11 +6,14 @@ use crate::cover::Rng;
 use crate::harness::{Check, Setup, Stop, Verdict, ensure};
 use crate::options::Options;
 use crate::world::World;
+use cinch::codec;
 use cinch::comm::Call;
 use cinch::gpu::{CaptureMode, Graph};
-use cinch::plan::Limits;
+use cinch::plan::{Images, Limits};
+use cinch::simd::Isa;
 use cinch::testing::{Pattern, gaussian};
-use cinch::{CodecSpec, Collective, DType, ReduceOp, schedule};
+use cinch::types::Protocol;
+use cinch::{Algorithm, CodecSpec, Collective, DType, ReduceOp, schedule};
 
 const SPECS: [&str; 30] = [
     "linear8",
@@ -62,6 +65,13 @@ pub fn checks(options: &Options) -> Vec<Check> {
         check.within(options.either(60, 240)).also_on_host()
     };
     let mut checks: Vec<Check> = worlds.into_iter().map(check).collect();
+    let fused = |(nranks, gpus): (usize, usize)| {
+        let name = format!("coded/fused-n{nranks}-gpus{gpus}");
+        let check = Check::new(name, gpus, move |setup| compare_fused(setup, nranks, gpus));
+        check.within(options.either(60, 240))
+    };
+    // More ranks than a warp waits for at once, too.
+    checks.extend(worlds.into_iter().chain([(12, 1)]).map(fused));
     checks.push(Check::new("coded/replays-draw-anew", 1, replays_draw_anew));
     checks
 }
@@ -157,6 +167,82 @@ fn one(rng: &mut Rng, nranks: usize, codec: &str, dtype: DType, most: usize) -> 
     case
 }
 
+/// What fused kernels do through codecs, from a single element to the most that there is room for.
+fn fused_cases(rng: &mut Rng, nranks: usize, rounds: usize, lines_bytes: usize) -> Vec<Case> {
+    const CODED: [&str; 8] = [
+        "linear8",
+        "linear8:block=32",
+        "linear8:block=512",
+        "dynamic8",
+        "dynamic8:block=64",
+        "minmax4",
+        "minmax4:block=32",
+        "minmax4:block=512",
+    ];
+    const WAYS: [(Collective, Algorithm); 4] = [
+        (Collective::AllReduce, Algorithm::OneShot),
+        (Collective::AllReduce, Algorithm::Direct),
+        (Collective::AllGather, Algorithm::Direct),
+        (Collective::ReduceScatter, Algorithm::Direct),
+    ];
+    let mut cases = Vec::new();
+    for _ in 0..rounds {
+        for text in CODED {
+            for (collective, algorithm) in WAYS {
+                for dtype in [DType::F32, DType::F16, DType::BF16] {
+                    let mut case = one(rng, nranks, text, dtype, 1 << 19);
+                    let codec = text
+                        .parse()
+                        .ok()
+                        .and_then(|spec| codec::build(spec, Isa::Scalar).ok());
+                    let fits = |count: usize| {
+                        let (elements, trips) = match (collective, algorithm) {
+                            (Collective::AllReduce, Algorithm::Direct) => {
+                                (count.div_ceil(nranks), 2)
+                            }
+                            _ => (count, 1),
+                        };
+                        let images = codec
+                            .iter()
+                            .flatten()
+                            .map(|one| Images::new(&**one, elements));
+                        images.map(|images| images.room()).sum::<usize>() <= lines_bytes / trips
+                    };
+                    while !fits(case.call.count) {
+                        case.call.count = case.call.count * 2 / 3;
+                    }
+                    (case.call.collective, case.call.algorithm) = (collective, Some(algorithm));
+                    case.call.root = 0;
+                    cases.push(case);
+                }
+            }
+        }
+    }
+    cases
+}
+
+fn compare_fused(setup: &Setup, nranks: usize, gpus: usize) -> Verdict {
+    let mut rng = Rng::new(setup.options.seed ^ 0xf05e);
+    let mut world = World::new(setup, nranks, gpus);
+    world.config.protocol = Some(Protocol::Fused128);
+    let all = world.run(|comm| Ok(comm.limits()?.gpu))?;
+    // Else another protocol would run in its place.
+    let Some(gpu) = all[0].filter(|gpu| gpu.ll128) else {
+        return Stop::skipped("lines do not arrive whole between these GPUs");
+    };
+    let rounds = setup.options.either(1, 4);
+    let cases = fused_cases(&mut rng, nranks, rounds, gpu.lines_bytes);
+    as_the_host_engine(&world, &cases)?;
+    // One block goes round several times.
+    world.config.gpu_channels = Some(1);
+    let few = fused_cases(&mut rng, nranks, 1, gpu.lines_bytes.min(96 << 10));
+    as_the_host_engine(&world, &few)?;
+    Ok(format!(
+        "{} cases, bits as the host's",
+        cases.len() + few.len()
+    ))
+}
+
 fn compare(setup: &Setup, nranks: usize, gpus: usize) -> Verdict {
     let mut rng = Rng::new(setup.options.seed ^ 0xc0de);
     let cases = cases(&mut rng, nranks, setup.options.either(1, 4), 1 << 19);
@@ -169,7 +255,13 @@ fn compare(setup: &Setup, nranks: usize, gpus: usize) -> Verdict {
 pub fn as_the_host_engine(world: &World, cases: &[Case]) -> Result<(), Stop> {
     let nranks = world.nranks();
     let (there, limits) = outputs(world, cases, None)?;
-    let hosts = world.on_host_memory(&limits);
+    let mut hosts = world.on_host_memory(&limits);
+    if world.config.protocol == Some(Protocol::Fused128) {
+        // Each part is one chunk there.
+        let most = cases.iter().map(|case| 2 * case.call.count).max();
+        let slot = most.unwrap_or(0).next_multiple_of(64);
+        hosts.config.slot_bytes = hosts.config.slot_bytes.max(slot);
+    }
     let (here, _) = outputs(&hosts, cases, Some(limits))?;
     for (case, (there, here)) in cases.iter().zip(there.iter().zip(&here)) {
         case.judge(&case.inputs(nranks), there, 0.0)

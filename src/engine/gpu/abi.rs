@@ -45,6 +45,13 @@ pub const REDRAW: u8 = 16;
 /// [`Work::flags`]: the next kernel of the stream may begin once no thread waits for a rank any more.
 pub const LETS_NEXT_BEGIN: u8 = 32;
 
+/// Of a fused kernel of a codec: everyone sends each other rank a part or block of its own, else all.
+pub const SENDS_PARTS: u8 = 1;
+/// What it gets is summed up, else kept.
+pub const SUMS: u8 = 2;
+/// The sums go to all.
+pub const SENDS_SUMS: u8 = 4;
+
 /// Parameters of a codec, or the bytes of an element where nothing but bytes is moved.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
@@ -189,9 +196,9 @@ pub struct OneshotArgs {
     pub mark: u64,
     /// As [`Work::signature`].
     pub signature: [u64; SIGNATURE_WORDS],
-    /// Words of 8 bytes that go from a rank to another on a trip.
+    /// Words of 8 bytes that go from a rank to another on a trip; with a codec elements.
     pub words: u32,
-    /// Of a block of threads: packets, a multiple of 32, or tiles of lines.
+    /// Of a block of threads: packets, a multiple of 32, tiles of lines, or images.
     pub share: u32,
     /// [`Combine`].
     pub combine: u8,
@@ -201,12 +208,18 @@ pub struct OneshotArgs {
     pub element_bytes: u8,
     /// The rank that a broadcast or reduce has for its root.
     pub root: u8,
+    /// [`SENDS_PARTS`] and its like, of a codec.
+    pub phases: u8,
+    /// Lines that an image takes, of a codec.
+    pub image_lines: u8,
     /// Nothing.
-    pub unused: [u8; 4],
+    pub unused: [u8; 2],
+    /// Parameters of the codec.
+    pub codec: CodecWords,
 }
 
 const _: () = assert!(size_of::<Step>() == 24 && size_of::<Work>() == 152);
-const _: () = assert!(size_of::<Args>() == ARGS_BYTES && size_of::<OneshotArgs>() == 704);
+const _: () = assert!(size_of::<Args>() == ARGS_BYTES && size_of::<OneshotArgs>() == 736);
 const _: () = assert!(std::mem::offset_of!(Args, far) == 584);
 const _: () = assert!(std::mem::offset_of!(Args, blob) == 608);
 const _: () = assert!(std::mem::offset_of!(Work, codec) == 120);
@@ -256,7 +269,8 @@ mod tests {
             first_block channels first_lane stages steps nsteps combine flags mark codec);
         fields!("cinch_args", Args, comm far nworks nsteps npeers unused blob);
         fields!("cinch_oneshot_args", OneshotArgs, comm area half epoch input output count factor mark
-            signature words share combine flags element_bytes root unused);
+            signature words share combine flags element_bytes root phases image_lines unused
+            codec);
         fields!("cinch_comm_view", CommView, inbox outbox cursors control timeout_ns rank nranks
             fifo protocol unused);
         for (name, number) in NUMBERS {
@@ -290,6 +304,9 @@ mod tests {
         ("CINCH_FACTOR_AT", FACTOR_AT as usize),
         ("CINCH_REDRAW", REDRAW as usize),
         ("CINCH_LETS_NEXT_BEGIN", LETS_NEXT_BEGIN as usize),
+        ("CINCH_SENDS_PARTS", SENDS_PARTS as usize),
+        ("CINCH_SUMS", SUMS as usize),
+        ("CINCH_SENDS_SUMS", SENDS_SUMS as usize),
         ("CINCH_RESIDUALS_BYTES", RESIDUALS_BYTES),
         ("CINCH_ARGS_BYTES", ARGS_BYTES),
         ("CINCH_BLOB_BYTES", BLOB_BYTES),

@@ -6,6 +6,7 @@ use super::interpreter::World;
 use super::*;
 
 use crate::bootstrap::LocalExchange;
+use crate::codec::FUSED_CODECS;
 use crate::error::{Error, ErrorKind};
 use crate::gpu::{CaptureMode, Device, DeviceMemory, Driver, Graph, Module};
 use crate::mem::BoxShape;
@@ -95,9 +96,16 @@ impl Bench {
             "cinch_oneshot_move_ll128",
             "cinch_oneshot_from_root_move_ll128",
             "cinch_oneshot_to_root_f32_ll128",
+            "cinch_oneshot_linear8_f32_ll128",
+            "cinch_oneshot_dynamic8_bf16_ll128",
+            "cinch_oneshot_minmax4_f16_ll128",
         ] {
             let seen = seen.clone();
             gpus.kernel(name, size_of::<OneshotArgs>(), move |launch| {
+                let has_stages = FUSED_CODECS.iter().any(|codec| name.contains(codec.name()));
+                let stages = if has_stages { 16 } else { 0 };
+                assert_eq!(launch.block, [kernels::FUSED_THREADS, 1, 1]);
+                assert_eq!(launch.shared, stages * kernels::LARGE[1]);
                 // SAFETY: integers and addresses.
                 let args: OneshotArgs = unsafe { launch.args() };
                 let seen_one = Seen::Fused(name.into(), Box::new(args), launch.grid[0]);

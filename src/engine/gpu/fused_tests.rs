@@ -130,3 +130,98 @@ fn small_exchanges_go_in_lines_where_these_arrive_whole() {
     let again = [0; 2].map(|_| run(Collective::AllGather, Algorithm::Direct, 10_000).1.mark);
     assert!(again.iter().all(|mark| marks.contains(mark)));
 }
+
+/// What goes through a codec: elements in images of 512, a warp each.
+#[test]
+fn small_exchanges_through_codecs_are_fused_too() {
+    let bench = Bench::new();
+    let stream = bench.stream();
+    let config = Config {
+        protocol: Some(Announcement::Fused128),
+        ..Config::default()
+    };
+    let mut ranks = bench.ranks(4, 16, &config);
+    let memory = bench.memory(8 << 20);
+    let shape = BoxShape::new(4, 64 << 20, 64).unwrap();
+    for (collective, algorithm, codec, dtype, phases, words, lines) in [
+        (
+            Collective::AllReduce,
+            Algorithm::OneShot,
+            "linear8",
+            DType::F32,
+            2,
+            10_000,
+            5,
+        ),
+        // A quarter each, of whole images.
+        (
+            Collective::AllReduce,
+            Algorithm::Direct,
+            "dynamic8",
+            DType::BF16,
+            7,
+            2560,
+            5,
+        ),
+        (
+            Collective::ReduceScatter,
+            Algorithm::Direct,
+            "minmax4",
+            DType::F16,
+            3,
+            10_000,
+            3,
+        ),
+        (
+            Collective::AllGather,
+            Algorithm::Direct,
+            "linear8:block=32",
+            DType::F32,
+            0,
+            10_000,
+            5,
+        ),
+    ] {
+        let problem = Problem::new(collective, dtype, 4, 10_000);
+        let mut request = request(&problem, codec);
+        request.algorithm = Some(algorithm);
+        let call = call(request, &memory, &memory, &stream);
+        let report = ranks[1].engine.run(&[call]).unwrap()[0];
+        let seen = bench.take();
+        let [Seen::Fused(name, args, grid)] = &seen[..] else {
+            panic!("{collective} through {codec} is not fused")
+        };
+        let family = codec.split(':').next().unwrap();
+        assert_eq!(*name, format!("cinch_oneshot_{family}_{dtype}_ll128"));
+        assert_eq!((args.area, args.half), shape.lines_area());
+        assert_eq!(
+            (args.phases, args.words, args.image_lines),
+            (phases, words, lines)
+        );
+        // All images, and no block more than there are.
+        let images = words.div_ceil(512);
+        assert_eq!(*grid as usize, report.channels);
+        assert!(args.share * grid >= images && (args.share - 1) * grid < images);
+        let spec = request.codec;
+        assert_eq!(
+            args.codec.word[0],
+            8 - 3 * u32::from(codec.ends_with("32")),
+            "{spec}"
+        );
+        // Encoded bytes: what is due to flags and ends of lines does not count.
+        let wire = crate::codec::build(spec, crate::simd::Isa::Scalar)
+            .unwrap()
+            .unwrap();
+        let sent = match algorithm {
+            Algorithm::Direct if collective == Collective::AllReduce => {
+                [2560, 2560, 2320]
+                    .map(|n| wire.wire_bytes(n))
+                    .iter()
+                    .sum::<usize>()
+                    + 3 * wire.wire_bytes(2560)
+            }
+            _ => 3 * wire.wire_bytes(10_000),
+        };
+        assert_eq!(report.wire_bytes, sent as u64, "{collective}");
+    }
+}

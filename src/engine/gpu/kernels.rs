@@ -3,7 +3,7 @@
 //! A kernel that the driver loads at its first launch may wait for all others to end, for ever if
 //! one of them waits for it; so none is left for later.
 
-use crate::codec::{KERNEL_CODECS, kernel_family};
+use crate::codec::{FUSED_CODECS, KERNEL_CODECS, kernel_family};
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::{Context, Function, Module, kernels};
 use crate::plan::{FUSED128_DTYPES, Plan, Request, Resident};
@@ -11,13 +11,13 @@ use crate::types::{Algorithm, CodecKind, Collective, DType, Protocol, ScaleRule}
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-/// Threads of a block of the fused kernels.
+/// Threads of a block of the fused kernels without a codec.
 pub const FUSED_THREADS: u32 = 512;
 
-/// The block of an interpreter, which drives one channel.
+/// The block of a kernel: of an interpreter, which drives one channel, or of a fused one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
-    /// Threads: what moves data, 64 that wait and 32 that publish.
+    /// Threads: what moves data, and of an interpreter 64 that wait and 32 that publish.
     pub threads: u32,
     /// Bytes of dynamic shared memory, which kernels of codecs fetch ahead into.
     pub shared: u32,
@@ -28,24 +28,37 @@ pub struct Shape {
 pub const LARGE: [u32; 2] = [608, 11520];
 /// The same of code that also runs on GPUs with 99 KiB of shared memory.
 pub const SMALL: [u32; 2] = [352, 7168];
-/// Threads of a block that move no data.
+/// Threads of a block of an interpreter that move no data. A fused kernel has none.
 const ASIDE: u32 = 96;
 
-/// How an interpreter is launched. Which code of the fat binary the driver took is seen by the
-/// threads that it was compiled for.
+/// How a kernel is launched. Which code of the fat binary the driver took is seen by the threads that it was
+/// compiled for.
 pub fn shape(function: &Function) -> Shape {
+    let (aside, is_coded) = match function.name().strip_prefix("cinch_oneshot_") {
+        Some(does) if !is_through_codec(does) => {
+            return Shape {
+                threads: FUSED_THREADS,
+                shared: 0,
+            };
+        }
+        Some(_) => (0, true),
+        None => (ASIDE, function.name().starts_with("cinch_coded_")),
+    };
     let [threads, stage] = match function.max_threads {
-        most if most < LARGE[0] => SMALL,
+        most if most < LARGE[0] - ASIDE + aside => SMALL,
         _ => LARGE,
     };
-    let stages = match function.name().starts_with("cinch_coded_") {
-        true => (threads - ASIDE) / 32,
-        false => 0,
-    };
+    let movers = threads - ASIDE;
     Shape {
-        threads,
-        shared: stages * stage,
+        threads: movers + aside,
+        shared: if is_coded { movers / 32 * stage } else { 0 },
     }
+}
+
+/// Whether a fused kernel of this name goes through a codec.
+fn is_through_codec(does: &str) -> bool {
+    let mut families = FUSED_CODECS.map(kernel_family).into_iter();
+    families.any(|family| does.starts_with(family))
 }
 
 /// The kernels that are loaded on one GPU.
@@ -135,22 +148,14 @@ impl Kernels {
     /// Internal if a kernel does not fit a multiprocessor at all; those of the driver.
     pub fn resident(&self) -> Result<Resident> {
         let is_fused = |name: &str| name.starts_with("cinch_oneshot_");
-        let fused = |_: &Function| Shape {
-            threads: FUSED_THREADS,
-            shared: 0,
-        };
         Ok(Resident {
-            channels: self.blocks(shape, |name| !is_fused(name))?,
-            fused: self.blocks(fused, is_fused)?,
+            channels: self.blocks(|name| !is_fused(name))?,
+            fused: self.blocks(is_fused)?,
         })
     }
 
     /// Blocks that the GPU holds at once of whichever of these kernels.
-    fn blocks(
-        &self,
-        shape: impl Fn(&Function) -> Shape,
-        counts: impl Fn(&str) -> bool,
-    ) -> Result<usize> {
+    fn blocks(&self, counts: impl Fn(&str) -> bool) -> Result<usize> {
         let mut least = u32::MAX;
         let functions = self.functions.values();
         for function in functions.filter(|function| counts(function.name())) {
@@ -203,6 +208,10 @@ pub fn name_for(plan: &Plan) -> String {
         Protocol::Simple => "",
         Protocol::Ll => "_ll",
         Protocol::Ll128 => "_ll128",
+        Protocol::Fused128 if plan.codec.is_some() => {
+            let family = kernel_family(plan.spec.kind);
+            return format!("cinch_oneshot_{family}_{}_ll128", plan.dtype);
+        }
         Protocol::Fused | Protocol::Fused128 => {
             let end = match plan.protocol {
                 Protocol::Fused128 => "_ll128",
@@ -257,6 +266,10 @@ fn names() -> Vec<String> {
         ));
     }
     names.extend(fused(&["from_root_"], "move_ll128"));
+    for family in FUSED_CODECS.map(kernel_family) {
+        let types = FUSED128_DTYPES.map(|dtype| format!("cinch_oneshot_{family}_{dtype}_ll128"));
+        names.extend(types);
+    }
     for dtype in DType::ALL {
         names.extend(
             suffixes
@@ -307,6 +320,10 @@ mod tests {
                     "CINCH_ONESHOT" => {
                         found.insert(format!("cinch_oneshot_{first}"));
                     }
+                    "CINCH_ONESHOT_CODED" => found.extend(
+                        ["f32", "f16", "bf16"]
+                            .map(|dtype| format!("cinch_oneshot_{first}_{dtype}_ll128")),
+                    ),
                     "CINCH_ONESHOT_LL128" => {
                         found.insert(format!("cinch_oneshot_{first}_ll128"));
                     }

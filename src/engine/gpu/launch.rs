@@ -2,7 +2,7 @@
 
 use super::GpuCall;
 use super::abi::{self, Args, OneshotArgs};
-use super::kernels::{self, FUSED_THREADS, Kernels};
+use super::kernels::{self, Kernels};
 use super::pack::{self, Addresses, Blob, PackedSchedule};
 use super::residuals::Place;
 use super::wiring::Wiring;
@@ -10,9 +10,9 @@ use crate::codec;
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::{Begin, Context, Function, Stream};
 use crate::mem::abi::{CommView, Protocol as Fifo};
-use crate::plan::{Plan, Request};
+use crate::plan::{Images, Plan, Request};
 use crate::sys::cuda::{CuContext, CuGreenContext, CuResult};
-use crate::types::{Protocol, ReduceOp, SIGNATURE_WORDS};
+use crate::types::{Algorithm, Collective, Protocol, ReduceOp, SIGNATURE_WORDS};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -29,18 +29,25 @@ pub(super) struct Prepared {
     pub function: Function,
     /// Payload bytes that this rank sends.
     pub wire_bytes: u64,
-    /// Of a fused kernel: words that go from a rank to another on a trip, and what a block has of them.
-    words: u32,
-    share: u32,
+    exchange: Exchange,
+}
+
+/// What goes from a rank to another on a trip of a fused kernel.
+#[derive(Clone, Copy, Debug, Default)]
+struct Exchange {
+    /// Words of 8 bytes; with a codec elements.
+    words: usize,
+    /// What a block has of them: packets of a word each, tiles of four lines, or images.
+    share: usize,
+    /// Lines of an image.
+    lines: usize,
 }
 
 impl Prepared {
     pub fn new(plan: Arc<Plan>, kernels: &Kernels) -> Result<Prepared> {
         let packed = PackedSchedule::new(&plan.schedule, &plan.pattern)?;
-        let words = words(&plan);
         Ok(Prepared {
-            words: words as u32,
-            share: share(plan.protocol, words, plan.channels) as u32,
+            exchange: Exchange::of(&plan),
             function: kernels.find(&kernels::name_for(&plan))?.clone(),
             wire_bytes: wire_bytes(&plan, &packed),
             packed,
@@ -108,6 +115,7 @@ impl Prepared {
             combine: combine as u8,
             flags: flags | pack::aligned(call.at()),
             factor,
+            codec: codec_words(&self.plan, signature[3]),
             signature,
         }))
     }
@@ -127,6 +135,7 @@ pub(super) struct Fused {
     combine: u8,
     flags: u8,
     factor: u64,
+    codec: abi::CodecWords,
     signature: [u64; SIGNATURE_WORDS],
 }
 
@@ -158,41 +167,74 @@ impl Fused {
             factor: self.factor,
             mark: u64::from(mark(self.signature)) << 48,
             signature: self.signature,
-            words: run.words,
-            share: run.share,
+            words: run.exchange.words as u32,
+            share: run.exchange.share as u32,
             combine: self.combine,
             flags: self.flags | lets_next_begin(begin),
             element_bytes: run.plan.dtype.size() as u8,
             root: run.plan.pattern.root as u8,
-            unused: [0; 4],
+            phases: phases(&run.plan),
+            image_lines: run.exchange.lines as u8,
+            unused: [0; 2],
+            codec: self.codec,
         };
         let blocks = run.plan.channels as u32;
+        let shape = kernels::shape(&run.function);
         // SAFETY: the fused kernel takes `cinch_oneshot_args`, and waits before it touches memory;
         // the addresses are of the wiring, which outlives the kernel, and of the caller's buffers,
         // which he vouches for.
         unsafe {
             let function = &run.function;
-            function.launch_to_begin(begin, blocks, FUSED_THREADS, 0, stream, &args)
+            function.launch_to_begin(begin, blocks, shape.threads, shape.shared, stream, &args)
         }
     }
 }
 
-/// Words of 8 bytes that a rank sends to another on a trip of a fused kernel.
-fn words(plan: &Plan) -> usize {
-    let elements = match plan.pattern.parts() {
-        1 => plan.count,
-        // Parts are of one size, of which the last ones may have less.
-        _ => plan.geometry.chunk(),
-    };
-    (elements * plan.dtype.size()).div_ceil(8)
+impl Exchange {
+    /// That of a plan; nothing if an interpreter runs it.
+    fn of(plan: &Plan) -> Exchange {
+        let elements = match plan.pattern.parts() {
+            1 => plan.count,
+            // Parts are of one size, of which the last ones may have less.
+            _ => plan.geometry.chunk(),
+        };
+        let words = (elements * plan.dtype.size()).div_ceil(8);
+        let share = |all: usize| all.div_ceil(plan.channels);
+        match (plan.protocol, &plan.codec) {
+            (Protocol::Fused128, Some(codec)) => {
+                let images = Images::new(&**codec, elements);
+                Exchange {
+                    words: elements,
+                    share: share(images.count),
+                    lines: images.lines,
+                }
+            }
+            (Protocol::Fused128, None) => Exchange {
+                words,
+                share: share(words.div_ceil(TILE_WORDS)),
+                lines: 0,
+            },
+            (Protocol::Fused, _) => Exchange {
+                words,
+                // Whole lines of the buffers.
+                share: share(words).next_multiple_of(PACKETS_TOGETHER),
+                lines: 0,
+            },
+            _ => Exchange::default(),
+        }
+    }
 }
 
-/// What each of `blocks` does of that: packets of a word each, or tiles of four lines.
-fn share(protocol: Protocol, words: usize, blocks: usize) -> usize {
-    match protocol {
-        Protocol::Fused128 => words.div_ceil(TILE_WORDS).div_ceil(blocks),
-        // Whole lines of the buffers.
-        _ => words.div_ceil(blocks).next_multiple_of(PACKETS_TOGETHER),
+/// What a fused kernel of a codec does, as flags.
+fn phases(plan: &Plan) -> u8 {
+    match (plan.collective, plan.algorithm) {
+        _ if plan.codec.is_none() => 0,
+        (Collective::AllReduce, Algorithm::Direct) => {
+            abi::SENDS_PARTS | abi::SUMS | abi::SENDS_SUMS
+        }
+        (Collective::AllReduce, _) => abi::SUMS,
+        (Collective::ReduceScatter, _) => abi::SENDS_PARTS | abi::SUMS,
+        _ => 0,
     }
 }
 

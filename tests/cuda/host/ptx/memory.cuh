@@ -27,14 +27,18 @@ inline uint4 load_packet(const void *at) {
 }
 inline void store_packet(void *at, uint4 v) { *(uint4 *)at = v; }
 
-// All lanes of a warp at once. What a warp stores at once is seen line by line.
-inline uint4 load_line(const void *at) {
-  uint4 line;
-  Block::current().warp_loads(&line, at);
+// All lanes of a warp at once. What a warp stores at once is seen line by line. A lane without a line
+// moves a word of its own.
+inline uint4 load_line(bool has_line, const void *at) {
+  uint4 line, nothing = {};
+  Block::current().warp_loads(&line, has_line ? at : &nothing);
   Block::current().pause_after_a_look();
   return line;
 }
-inline void store_line(void *at, uint4 v) { Block::current().warp_stores(at, &v); }
+inline void store_line(bool has_line, void *at, uint4 v) {
+  uint4 nowhere;
+  Block::current().warp_stores(has_line ? at : &nowhere, &v);
+}
 
 // Each look takes a while, so that a wait for what never comes ends, too.
 inline uint64_t nanoseconds() {

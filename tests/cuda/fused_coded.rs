@@ -1,0 +1,225 @@
+//! What the fused kernels of codecs are asked to do, and what is right then: by the codec's scalar
+//! specification, element after element as the schedules say.
+
+use super::common::Rng;
+use super::fused_work::{By, Does, Op, Type, Work};
+use cinch::codec::{self, Codec, Random, Span, kernel_params};
+use cinch::engine::gpu::abi::{CodecWords, SENDS_PARTS, SENDS_SUMS, SUMS};
+use cinch::reduce::{narrow, widen};
+use cinch::simd::Isa;
+use cinch::{CodecSpec, DType};
+use std::sync::Arc;
+
+/// Bytes of a half of an area: more images in each of two trips than a block has warps, and what calls without a codec count on.
+pub const HALF: usize = 40 << 10;
+
+const SPECS: [&str; 7] = [
+    "linear8",
+    "linear8:block=32",
+    "dynamic8",
+    "dynamic8:block=512",
+    "minmax4",
+    "minmax4:block=64",
+    "linear8",
+];
+
+pub fn phases(does: Does) -> u8 {
+    match does {
+        Does::AllReduce => SUMS,
+        Does::AllReduceTwice => SENDS_PARTS | SUMS | SENDS_SUMS,
+        Does::ReduceScatter => SENDS_PARTS | SUMS,
+        _ => 0,
+    }
+}
+
+pub fn words(spec: Option<CodecSpec>) -> CodecWords {
+    CodecWords {
+        word: spec.map_or([0; 8], |spec| kernel_params(spec, 0.0, [Random::NONE; 2])),
+    }
+}
+
+pub fn kernel(spec: CodecSpec, dtype: Type) -> String {
+    format!("{}_{}_ll128", spec.kind.name(), dtype_of(dtype))
+}
+
+fn dtype_of(dtype: Type) -> DType {
+    match dtype {
+        Type::F16 => DType::F16,
+        Type::Bf16 => DType::BF16,
+        _ => DType::F32,
+    }
+}
+
+fn scalar(spec: CodecSpec) -> Arc<dyn Codec> {
+    codec::build(spec, Isa::Scalar).unwrap().unwrap()
+}
+
+pub fn image_lines(spec: CodecSpec) -> usize {
+    scalar(spec).wire_bytes(512).div_ceil(120)
+}
+
+/// Elements that go from a rank to another on a trip.
+pub fn part(work: &Work, ranks: usize) -> usize {
+    match work.does {
+        Does::AllReduceTwice => work.count.div_ceil(ranks).next_multiple_of(512),
+        _ => work.count,
+    }
+}
+
+/// Inputs and outputs of all ranks, as bits of elements.
+pub fn data(
+    work: &Work,
+    spec: CodecSpec,
+    ranks: usize,
+    len: usize,
+    rng: &mut Rng,
+) -> [Vec<Vec<u64>>; 2] {
+    let inputs: Vec<Vec<u64>> = (0..ranks).map(|_| elements(work.dtype, len, rng)).collect();
+    let oracle = Oracle {
+        codec: scalar(spec),
+        halves: work.op == Op::HalfSum,
+        divides: work.op == Op::Avg,
+        inputs: inputs
+            .iter()
+            .map(|input| numbers(work.dtype, input))
+            .collect(),
+    };
+    let count = work.count;
+    let outputs = (0..ranks).map(|rank| match work.does {
+        Does::AllReduce => oracle.sum(0..count, None),
+        Does::AllReduceTwice => {
+            let part = part(work, ranks);
+            let of = |owner: usize| {
+                let end = count.min((owner + 1) * part);
+                let sum = oracle.sum(count.min(owner * part)..end, Some(owner));
+                oracle.through(&sum)
+            };
+            (0..ranks).flat_map(of).collect()
+        }
+        Does::ReduceScatter => oracle.sum(rank * count..(rank + 1) * count, Some(rank)),
+        _ => {
+            let blocks = oracle.inputs.iter();
+            blocks.flat_map(|input| oracle.through(input)).collect()
+        }
+    });
+    let outputs = outputs
+        .map(|output: Vec<f32>| bits(work.dtype, &output))
+        .collect();
+    [inputs, outputs]
+}
+
+struct Oracle {
+    codec: Arc<dyn Codec>,
+    halves: bool,
+    divides: bool,
+    inputs: Vec<Vec<f32>>,
+}
+
+impl Oracle {
+    fn encoded(&self, x: &[f32]) -> Vec<u8> {
+        let mut wire = vec![0; self.codec.wire_bytes(x.len())];
+        let span = Span::whole(x.len());
+        self.codec.encode(span, x, None, &mut wire, None);
+        wire
+    }
+
+    /// What others see of it.
+    fn through(&self, x: &[f32]) -> Vec<f32> {
+        let mut seen = vec![0.0; x.len()];
+        self.codec
+            .decode(Span::whole(x.len()), &self.encoded(x), &mut seen);
+        seen
+    }
+
+    /// The sum of what all have in a range, in the order of ranks, to which its owner's contribution is as
+    /// it is.
+    fn sum(&self, range: std::ops::Range<usize>, owner: Option<usize>) -> Vec<f32> {
+        let mut sum = vec![-0.0; range.len()];
+        for (rank, input) in self.inputs.iter().enumerate() {
+            let share = if self.halves { 0.5 } else { 1.0 };
+            let own: Vec<f32> = input[range.clone()].iter().map(|x| x * share).collect();
+            if owner == Some(rank) {
+                sum.iter_mut().zip(own).for_each(|(sum, own)| *sum += own);
+            } else {
+                let wire = self.encoded(&own);
+                self.codec
+                    .decode_reduce(Span::whole(own.len()), &wire, &mut sum);
+            }
+        }
+        if self.divides {
+            let ranks = self.inputs.len() as f32;
+            sum.iter_mut().for_each(|sum| *sum /= ranks);
+        }
+        sum
+    }
+}
+
+/// Elements around zero, of a magnitude of their own for each array; a few zeros, and rarely no numbers.
+fn elements(dtype: Type, len: usize, rng: &mut Rng) -> Vec<u64> {
+    let scale = 2f64.powi(rng.below(9) as i32 - 4);
+    let wild = rng.below(4) == 0;
+    let one = |_| match rng.below(500) {
+        0..5 => 0.0,
+        5 if wild => f32::NAN,
+        6 if wild => f32::INFINITY,
+        _ => (scale * rng.normal()) as f32,
+    };
+    bits(dtype, &(0..len).map(one).collect::<Vec<f32>>())
+}
+
+fn numbers(dtype: Type, bits: &[u64]) -> Vec<f32> {
+    let size = dtype.size();
+    let bytes = bits
+        .iter()
+        .flat_map(|bits| bits.to_le_bytes().into_iter().take(size));
+    let mut numbers = vec![0.0; bits.len()];
+    widen(
+        dtype_of(dtype),
+        Isa::Scalar,
+        &bytes.collect::<Vec<u8>>(),
+        &mut numbers,
+    );
+    numbers
+}
+
+fn bits(dtype: Type, numbers: &[f32]) -> Vec<u64> {
+    let size = dtype.size();
+    let mut bytes = vec![0; numbers.len() * size];
+    narrow(dtype_of(dtype), Isa::Scalar, numbers, &mut bytes);
+    let word = |bytes: &[u8]| {
+        let bytes = bytes.iter().rev();
+        bytes.fold(0, |word, &byte| word << 8 | u64::from(byte))
+    };
+    bytes.chunks(size).map(word).collect()
+}
+
+/// Any call that there is a kernel for, in so many blocks.
+pub fn any(rng: &mut Rng, ranks: usize, blocks: usize) -> Work {
+    let does = rng.pick(&[
+        Does::AllReduce,
+        Does::AllReduceTwice,
+        Does::ReduceScatter,
+        Does::AllGather,
+    ]);
+    let spec: CodecSpec = rng.pick(&SPECS).parse().unwrap();
+    let mut work = Work::new(does, By::Lines, 0, blocks as u32);
+    work.codec = Some(spec);
+    work.dtype = rng.pick(&[Type::F32, Type::F16, Type::Bf16]);
+    if does.reduces() {
+        work.op = rng.pick(&[Op::Sum, Op::Avg, Op::HalfSum]);
+    }
+    let (trips, parts) = match does {
+        Does::AllReduceTwice => (2, ranks),
+        _ => (1, 1),
+    };
+    let images = HALF / trips / (128 * image_lines(spec));
+    let most = images * 512 * parts;
+    work.count = match rng.below(3) {
+        0 => 1 + rng.below(1500),
+        1 => most - rng.below(600),
+        _ => 1 + rng.below(most),
+    };
+    work.in_place = rng.below(2) == 0;
+    work.shift = rng.pick(&[0, 0, 1, 3]);
+    work
+}
