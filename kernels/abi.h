@@ -255,6 +255,8 @@ struct cinch_oneshot_args {
   uint8_t image_lines; /* lines that an image takes */
   uint8_t unused[2];
   struct cinch_codec_words codec;
+  struct cinch_residuals *residuals; /* of error feedback; 0 without */
+  uint64_t span;                     /* elements of an array of them */
 };
 
 #ifdef __cplusplus
@@ -271,7 +273,7 @@ static_assert(sizeof(cinch_work) == 152, "abi");
 static_assert(sizeof(cinch_residuals) == 8, "abi");
 static_assert(offsetof(cinch_work, codec) == 120, "abi");
 static_assert(sizeof(cinch_args) == CINCH_ARGS_BYTES, "abi");
-static_assert(sizeof(cinch_oneshot_args) == 736, "abi");
+static_assert(sizeof(cinch_oneshot_args) == 752, "abi");
 static_assert(offsetof(cinch_oneshot_args, codec) == 704, "abi");
 #endif
 

@@ -27,6 +27,7 @@
 #include "fused/exchange.cuh"
 #include "prims/held.cuh"
 #include "prims/ll128.cuh"
+#include "prims/residuals.cuh"
 
 namespace cinch {
 
@@ -36,6 +37,10 @@ class CodedExchange {
   static __device__ __forceinline__ void exchange(const cinch_oneshot_args &args, uint64_t epoch,
                                                  uint32_t *stopped) {
     CodedExchange(args, epoch, stopped).run();
+    if (args.residuals != nullptr) {
+      __syncthreads();
+      if (threadIdx.x == 0 && stopped[0] == 0) end_feedback(*args.residuals, gridDim.x);
+    }
   }
 
  private:
@@ -78,6 +83,7 @@ class CodedExchange {
         sends_sums_(args.phases & CINCH_SENDS_SUMS),
         step_{MOVER_WARPS / others(), MOVER_WARPS % others()},
         batch_(others() < BATCH ? BATCH / others() : 1) {
+    CINCH_GRANTED(codec_.log2_block() != 0);
     const uint32_t all = (args.words + WARP_TILE - 1) / WARP_TILE;
     first_ = blockIdx.x * args.share;
     images_ = all > first_ ? min(args.share, all - first_) : 0;
@@ -194,15 +200,53 @@ class CodedExchange {
     }
   }
 
+  // What is seldom, and much code, has functions of its own: they work on a copy, so that what a lane holds
+  // stays in registers.
+  template <class Does>
+  static __device__ __forceinline__ void out_of_line(float (&x)[HELD], Does &&does) {
+    float y[HELD];
+#pragma unroll
+    for (uint32_t k = 0; k < HELD; ++k) y[k] = x[k];
+    does(y);
+#pragma unroll
+    for (uint32_t k = 0; k < HELD; ++k) x[k] = y[k];
+  }
+  static __device__ __noinline__ void divide_all(uint32_t nranks, float (&x)[HELD]) {
+#pragma unroll 1
+    for (uint32_t k = 0; k < HELD; ++k) x[k] = E::divide(x[k], nranks);
+  }
+
   // Encodes a tile of the part or block of `rank`, of which there are n elements: contributions (0) or
   // sums (1).
   __device__ __forceinline__ void encode(uint32_t which, uint32_t rank, uint32_t n, uint32_t image,
-                                         const float (&x)[HELD], uint8_t *to) const {
+                                         float (&x)[HELD], uint8_t *to) const {
     const uint32_t i = Lane::mine(image * WARP_TILE);
-    const Random random = codec_.random(which, sends_parts_ ? (uint32_t)start_of(rank) : 0);
+    const uint32_t first = sends_parts_ ? (uint32_t)start_of(rank) : 0;
+    if (args_.residuals != nullptr) {
+      out_of_line(x, [&](float (&y)[HELD]) { encode_fed(args_, which, first, n, i, y, to); });
+    } else {
+      Codes codes;
+      codec_.encode(x, codec_.summary(x, Lane::valid(n, i)), n, i, codec_.random(which, first), codes);
+      __syncwarp();  // all lanes have read what was there
+      codec_.store(to, WARP_TILE, Lane::mine(0), codes);
+    }
+  }
+  // The same with error feedback.
+  static __device__ __noinline__ void encode_fed(const cinch_oneshot_args &args, uint32_t which,
+                                                 uint32_t first, uint32_t n, uint32_t i,
+                                                 float (&x)[HELD], uint8_t *to) {
+    const C codec(args.codec);
+    CINCH_GRANTED(codec.log2_block() != 0);
+    const uint32_t there = Lane::valid(n, i);
+    const Residuals residuals(args.residuals, args.span, first + i);
+    residuals.add_to(x, there);
     Codes codes;
-    codec_.encode(x, codec_.summary(x, Lane::valid(n, i)), n, i, random, codes);
-    codec_.store(to, WARP_TILE, Lane::mine(0), codes);
+    codec.encode(x, codec.summary(x, there), n, i, codec.random(which, first), codes);
+    __syncwarp();
+    codec.store(to, WARP_TILE, Lane::mine(0), codes);
+    float seen[HELD];
+    codec.decode(codes, seen);
+    residuals.keep(x, seen, there);
   }
   __device__ __forceinline__ void take(const uint8_t *image, Codes &codes) const {
     codec_.load(image, WARP_TILE, Lane::mine(0), codes);
@@ -410,18 +454,8 @@ class CodedExchange {
 #pragma unroll
       for (uint32_t k = 0; k < HELD; ++k) x[k] = mul(x[k], share);
     } else {
-      // Out of line: 16 quotients are more code than all else. A copy, so that the sum stays in registers.
-      float y[HELD];
-#pragma unroll
-      for (uint32_t k = 0; k < HELD; ++k) y[k] = x[k];
-      divide_all(nranks, y);
-#pragma unroll
-      for (uint32_t k = 0; k < HELD; ++k) x[k] = y[k];
+      out_of_line(x, [&](float (&y)[HELD]) { divide_all(nranks, y); });
     }
-  }
-  static __device__ __noinline__ void divide_all(uint32_t nranks, float (&x)[HELD]) {
-#pragma unroll 1
-    for (uint32_t k = 0; k < HELD; ++k) x[k] = E::divide(x[k], nranks);
   }
 
   // What the others have of a slice, as it is or summed up. False if a wait ended early.

@@ -12,6 +12,7 @@
 #include "codec/codec.cuh"
 #include "dtype/element.cuh"
 #include "exec/interpret.cuh"
+#include "prims/residuals.cuh"
 #include "prims/whole_tiles.cuh"
 
 namespace cinch {
@@ -253,43 +254,23 @@ class CodedSimple {
     }
   }
 
-  // This lane's residuals: array 0 those of the last call, array 1 those that this one leaves.
-  __device__ __forceinline__ float *residuals(const Job &job, uint32_t array, uint32_t at) const {
-    float *const arrays = (float *)((uint8_t *)work_.residuals + CINCH_RESIDUALS_BYTES);
-    return arrays + (array ^ work_.residuals->turn) * work_.span + job.first + Lane::mine(at);
+  __device__ __forceinline__ Residuals residuals(const Job &job, uint32_t at) const {
+    return Residuals(work_.residuals, work_.span, job.first + Lane::mine(at));
   }
 
-  // Adds what the last call dropped. A residual that would make a finite value infinite is dropped.
   __device__ __noinline__ void add_residuals(const Job &job, uint32_t at,
                                              float (&x)[HELD]) const {
-    const float *now = residuals(job, 0, at);
-    const uint32_t there = valid(job, at);
-#pragma unroll
-    for (uint32_t k = 0; k < HELD; ++k) {
-      if (k < there) {
-        const float sum = add(x[k], now[k]);
-        if (is_finite(sum)) x[k] = sum;
-      }
-    }
+    residuals(job, at).add_to(x, valid(job, at));
   }
 
-  // Keeps what `codes` dropped of x, and leaves in `x` what they decode to. Where the difference is
-  // not finite the old residual stays, so that a block with a NaN neither poisons nor loses it.
+  // Keeps what `codes` dropped of x, and leaves in `x` what they decode to.
   __device__ __noinline__ void keep_residuals(const Job &job, uint32_t at,
                                               const Codes &codes, float (&x)[HELD]) const {
-    const float *now = residuals(job, 0, at);
-    float *next = residuals(job, 1, at);
-    const uint32_t there = valid(job, at);
-    float decoded[HELD];
-    codec_.decode(codes, decoded);
+    float seen[HELD];
+    codec_.decode(codes, seen);
+    residuals(job, at).keep(x, seen, valid(job, at));
 #pragma unroll
-    for (uint32_t k = 0; k < HELD; ++k) {
-      if (k < there) {
-        const float dropped = add(x[k], -decoded[k]);
-        next[k] = is_finite(dropped) ? dropped : now[k];
-      }
-      x[k] = decoded[k];
-    }
+    for (uint32_t k = 0; k < HELD; ++k) x[k] = seen[k];
   }
 
   __device__ __forceinline__ void forward(const Job &job, uint32_t begin, uint32_t end) const {

@@ -125,17 +125,79 @@ fn codecs_have_fused_kernels_up_to_some_size() {
             Simple
         );
     }
-    // Residuals are kept by interpreters alone, and the same plan is not taken for both.
-    let mut planner = Planner::new(limits(8, 132), 0, Isa::Scalar);
+    // A rank that keeps residuals goes the way of those that do not.
     let mut call = request(Collective::AllReduce, 1 << 14, "linear8");
-    assert_eq!(planner.plan(&call).unwrap().protocol, Fused128);
     call.feedback = Some(7);
-    assert_eq!(planner.plan(&call).unwrap().protocol, Simple);
+    assert_eq!(plan(limits(8, 132), &call).protocol, Fused128);
     // Where lines do not arrive whole there are none.
     let mut limits = limits(8, 132);
     limits.gpu.as_mut().unwrap().ll128 = false;
     let call = request(Collective::AllReduce, 1 << 14, "linear8");
     assert_eq!(plan(limits, &call).protocol, Simple);
+}
+
+/// What a fused kernel sends through a codec stays within the half that its trip has of the area, at the most
+/// that is let in, for all that boxes may be like.
+#[test]
+fn images_stay_within_their_area() {
+    let mut areas = HashSet::new();
+    for nranks in 2..=32 {
+        for kib in (64..64 << 10).step_by(997) {
+            let Ok(shape) = BoxShape::new(nranks, kib << 10, 64) else {
+                continue;
+            };
+            let (_, half) = shape.lines_area();
+            if !areas.insert((nranks, half)) {
+                continue;
+            }
+            let mut limits = limits(nranks, 132);
+            limits.gpu = Some(GpuLimits {
+                ll128: true,
+                protocol: Some(Protocol::Fused128),
+                ..GpuLimits::new(&shape, Resident::both(132), 64)
+            });
+            for codec in ["linear8", "minmax4", "minmax4:block=32"] {
+                for (algorithm, trips) in [(Algorithm::OneShot, 1), (Algorithm::Direct, 2)] {
+                    let plan = |count: usize| {
+                        let mut request = request(Collective::AllReduce, count, codec);
+                        request.algorithm = Some(algorithm);
+                        plan(limits.clone(), &request)
+                    };
+                    let is_fused = |count| plan(count).protocol == Protocol::Fused128;
+                    let most = partition_point(1, 1 << 25, is_fused);
+                    if most == 0 {
+                        assert!(half < 1 << 12, "{nranks} {half}");
+                        continue;
+                    }
+                    let plan = plan(most);
+                    let elements = [most, plan.geometry.chunk()][trips - 1];
+                    let images = Images::new(&**plan.codec.as_ref().unwrap(), elements);
+                    let bytes = (images.count * images.lines * 128) as u64;
+                    let what = format!("{nranks} {half} {codec} {algorithm}: {most}");
+                    assert!(bytes <= half / trips as u64, "{what}");
+                    // And there is no room for an image more.
+                    assert!(
+                        bytes + images.lines as u64 * 128 > half / trips as u64,
+                        "{what}"
+                    );
+                }
+            }
+        }
+    }
+    assert!(areas.len() > 60, "{}", areas.len());
+}
+
+/// The last number from `first` up to below `end` of which `holds`, if those are the smaller ones; else 0.
+fn partition_point(first: usize, end: usize, holds: impl Fn(usize) -> bool) -> usize {
+    let (mut yes, mut no) = (first - 1, end);
+    while no - yes > 1 {
+        let middle = yes + (no - yes) / 2;
+        match holds(middle) {
+            true => yes = middle,
+            false => no = middle,
+        }
+    }
+    yes
 }
 
 /// Its blocks are larger than an interpreter's, so that fewer of them are resident at once.

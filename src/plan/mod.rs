@@ -7,6 +7,7 @@ mod cost;
 mod explain;
 mod geometry;
 mod gpu;
+mod gpu_costs;
 mod images;
 mod measured;
 pub mod predict;
@@ -237,8 +238,6 @@ struct Key {
     auto: bool,
     intra: CodecSpec,
     algorithm: Option<Algorithm>,
-    /// Fused kernels keep no residuals.
-    keeps_residuals: bool,
 }
 
 /// Built codecs of both levels, where the level has one.
@@ -345,7 +344,6 @@ impl Planner {
             auto: request.auto,
             intra: request.intra,
             algorithm: request.algorithm,
-            keeps_residuals: request.feedback.is_some(),
         };
         if let Some((_, plan)) = self.latest.iter().find(|(known, _)| *known == key) {
             return Ok(plan.clone());

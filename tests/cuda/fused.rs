@@ -276,6 +276,8 @@ impl World {
             image_lines: work.codec.map_or(0, fused_coded::image_lines) as u8,
             unused: [0; 2],
             codec: fused_coded::words(work.codec),
+            residuals: 0,
+            span: 0,
         }
     }
 

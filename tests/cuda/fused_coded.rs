@@ -10,8 +10,16 @@ use cinch::simd::Isa;
 use cinch::{CodecSpec, DType};
 use std::sync::Arc;
 
-/// Bytes of a half of an area: more images in each of two trips than a block has warps, and what calls without a codec count on.
-pub const HALF: usize = 40 << 10;
+/// Bytes of a half of an area: more images in each of two trips than a block has warps, or several for each
+/// warp; and what calls without a codec count on.
+pub fn half(ranks: usize) -> usize {
+    match ranks {
+        2 => 100 << 10,
+        // More than a block has warps, and so many threads that calls are few.
+        18.. => 12 << 10,
+        _ => 40 << 10,
+    }
+}
 
 const SPECS: [&str; 7] = [
     "linear8",
@@ -212,7 +220,7 @@ pub fn any(rng: &mut Rng, ranks: usize, blocks: usize) -> Work {
         Does::AllReduceTwice => (2, ranks),
         _ => (1, 1),
     };
-    let images = HALF / trips / (128 * image_lines(spec));
+    let images = half(ranks) / trips / (128 * image_lines(spec));
     let most = images * 512 * parts;
     work.count = match rng.below(3) {
         0 => 1 + rng.below(1500),

@@ -167,8 +167,8 @@ fn one(rng: &mut Rng, nranks: usize, codec: &str, dtype: DType, most: usize) -> 
     case
 }
 
-/// What fused kernels do through codecs, from a single element to the most that there is room for.
-fn fused_cases(rng: &mut Rng, nranks: usize, rounds: usize, lines_bytes: usize) -> Vec<Case> {
+/// What fused kernels do through codecs.
+fn fused_cases(rng: &mut Rng, nranks: usize, rounds: usize, most: usize) -> Vec<Case> {
     const CODED: [&str; 8] = [
         "linear8",
         "linear8:block=32",
@@ -190,27 +190,7 @@ fn fused_cases(rng: &mut Rng, nranks: usize, rounds: usize, lines_bytes: usize) 
         for text in CODED {
             for (collective, algorithm) in WAYS {
                 for dtype in [DType::F32, DType::F16, DType::BF16] {
-                    let mut case = one(rng, nranks, text, dtype, 1 << 19);
-                    let codec = text
-                        .parse()
-                        .ok()
-                        .and_then(|spec| codec::build(spec, Isa::Scalar).ok());
-                    let fits = |count: usize| {
-                        let (elements, trips) = match (collective, algorithm) {
-                            (Collective::AllReduce, Algorithm::Direct) => {
-                                (count.div_ceil(nranks), 2)
-                            }
-                            _ => (count, 1),
-                        };
-                        let images = codec
-                            .iter()
-                            .flatten()
-                            .map(|one| Images::new(&**one, elements));
-                        images.map(|images| images.room()).sum::<usize>() <= lines_bytes / trips
-                    };
-                    while !fits(case.call.count) {
-                        case.call.count = case.call.count * 2 / 3;
-                    }
+                    let mut case = one(rng, nranks, text, dtype, most);
                     (case.call.collective, case.call.algorithm) = (collective, Some(algorithm));
                     case.call.root = 0;
                     cases.push(case);
@@ -221,22 +201,54 @@ fn fused_cases(rng: &mut Rng, nranks: usize, rounds: usize, lines_bytes: usize) 
     cases
 }
 
+/// The largest all_reduces in two trips that areas of `lines_bytes` have room for.
+fn largest_cases(rng: &mut Rng, nranks: usize, lines_bytes: usize) -> Result<Vec<Case>, Stop> {
+    let mut cases = Vec::new();
+    for (text, dtype) in [("linear8", DType::F32), ("minmax4:block=32", DType::BF16)] {
+        let mut case = one(rng, nranks, text, dtype, 1 << 19);
+        let image = match codec::build(text.parse()?, Isa::Scalar)? {
+            Some(codec) => Images::new(&*codec, 1).room(),
+            None => return Stop::wrong("there is no codec"),
+        };
+        case.call.collective = Collective::AllReduce;
+        case.call.algorithm = Some(Algorithm::Direct);
+        case.call.root = 0;
+        case.call.count = lines_bytes / 2 / image * 512 * nranks - 3;
+        case.values = Values::Of(Pattern::Gaussian);
+        cases.push(case);
+    }
+    Ok(cases)
+}
+
 fn compare_fused(setup: &Setup, nranks: usize, gpus: usize) -> Verdict {
     let mut rng = Rng::new(setup.options.seed ^ 0xf05e);
     let mut world = World::new(setup, nranks, gpus);
     world.config.protocol = Some(Protocol::Fused128);
     let all = world.run(|comm| Ok(comm.limits()?.gpu))?;
-    // Else another protocol would run in its place.
     let Some(gpu) = all[0].filter(|gpu| gpu.ll128) else {
         return Stop::skipped("lines do not arrive whole between these GPUs");
     };
-    let rounds = setup.options.either(1, 4);
-    let cases = fused_cases(&mut rng, nranks, rounds, gpu.lines_bytes);
-    as_the_host_engine(&world, &cases)?;
+    let mut cases = fused_cases(&mut rng, nranks, setup.options.either(1, 4), 1 << 19);
+    // Of two ranks they are more than the host engine should take the time for.
+    if nranks > 2 {
+        cases.extend(largest_cases(&mut rng, nranks, gpu.lines_bytes)?);
+    }
     // One block goes round several times.
-    world.config.gpu_channels = Some(1);
-    let few = fused_cases(&mut rng, nranks, 1, gpu.lines_bytes.min(96 << 10));
-    as_the_host_engine(&world, &few)?;
+    let few = fused_cases(&mut rng, nranks, 1, 1 << 16);
+    for (channels, cases) in [(None, &cases), (Some(1), &few)] {
+        world.config.gpu_channels = channels;
+        // Else another protocol would run in its place.
+        let explained = world.run(|comm| {
+            let explain = |case: &Case| comm.explain(&case.call);
+            Ok(cases.iter().map(explain).collect::<Result<Vec<_>, _>>()?)
+        })?;
+        for (case, text) in cases.iter().zip(&explained[0]) {
+            ensure(text.contains("fused128"), || {
+                format!("{case} is not fused:\n{text}")
+            })?;
+        }
+        as_the_host_engine(&world, cases)?;
+    }
     Ok(format!(
         "{} cases, bits as the host's",
         cases.len() + few.len()
@@ -256,12 +268,14 @@ pub fn as_the_host_engine(world: &World, cases: &[Case]) -> Result<(), Stop> {
     let nranks = world.nranks();
     let (there, limits) = outputs(world, cases, None)?;
     let mut hosts = world.on_host_memory(&limits);
-    if world.config.protocol == Some(Protocol::Fused128) {
-        // Each part is one chunk there.
-        let most = cases.iter().map(|case| 2 * case.call.count).max();
-        let slot = most.unwrap_or(0).next_multiple_of(64);
-        hosts.config.slot_bytes = hosts.config.slot_bytes.max(slot);
-    }
+    // To a fused kernel a part is one chunk.
+    let part = |case: &Case| match (case.call.collective, case.call.algorithm) {
+        (Collective::AllReduce, Some(Algorithm::Direct)) => case.call.count.div_ceil(nranks),
+        _ => case.call.count,
+    };
+    let most = cases.iter().map(part).max().unwrap_or(0);
+    let slot = (most / 4 * 5 + 1024).next_multiple_of(64);
+    hosts.config.slot_bytes = hosts.config.slot_bytes.max(slot);
     let (here, _) = outputs(&hosts, cases, Some(limits))?;
     for (case, (there, here)) in cases.iter().zip(there.iter().zip(&here)) {
         case.judge(&case.inputs(nranks), there, 0.0)

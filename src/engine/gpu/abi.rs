@@ -216,10 +216,14 @@ pub struct OneshotArgs {
     pub unused: [u8; 2],
     /// Parameters of the codec.
     pub codec: CodecWords,
+    /// As [`Work::residuals`].
+    pub residuals: u64,
+    /// As [`Work::span`].
+    pub span: u64,
 }
 
 const _: () = assert!(size_of::<Step>() == 24 && size_of::<Work>() == 152);
-const _: () = assert!(size_of::<Args>() == ARGS_BYTES && size_of::<OneshotArgs>() == 736);
+const _: () = assert!(size_of::<Args>() == ARGS_BYTES && size_of::<OneshotArgs>() == 752);
 const _: () = assert!(std::mem::offset_of!(Args, far) == 584);
 const _: () = assert!(std::mem::offset_of!(Args, blob) == 608);
 const _: () = assert!(std::mem::offset_of!(Work, codec) == 120);
@@ -270,7 +274,7 @@ mod tests {
         fields!("cinch_args", Args, comm far nworks nsteps npeers unused blob);
         fields!("cinch_oneshot_args", OneshotArgs, comm area half epoch input output count factor mark
             signature words share combine flags element_bytes root phases image_lines unused
-            codec);
+            codec residuals span);
         fields!("cinch_comm_view", CommView, inbox outbox cursors control timeout_ns rank nranks
             fifo protocol unused);
         for (name, number) in NUMBERS {

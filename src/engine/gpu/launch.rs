@@ -2,7 +2,7 @@
 
 use super::GpuCall;
 use super::abi::{self, Args, OneshotArgs};
-use super::kernels::{self, Kernels};
+use super::kernels::{self, Kernels, Shape};
 use super::pack::{self, Addresses, Blob, PackedSchedule};
 use super::residuals::Place;
 use super::wiring::Wiring;
@@ -27,6 +27,8 @@ pub(super) struct Prepared {
     pub plan: Arc<Plan>,
     pub packed: PackedSchedule,
     pub function: Function,
+    /// Its blocks.
+    pub shape: Shape,
     /// Payload bytes that this rank sends.
     pub wire_bytes: u64,
     exchange: Exchange,
@@ -46,9 +48,11 @@ struct Exchange {
 impl Prepared {
     pub fn new(plan: Arc<Plan>, kernels: &Kernels) -> Result<Prepared> {
         let packed = PackedSchedule::new(&plan.schedule, &plan.pattern)?;
+        let function = kernels.find(&kernels::name_for(&plan))?.clone();
         Ok(Prepared {
             exchange: Exchange::of(&plan),
-            function: kernels.find(&kernels::name_for(&plan))?.clone(),
+            shape: kernels::shape(&function),
+            function,
             wire_bytes: wire_bytes(&plan, &packed),
             packed,
             plan,
@@ -105,6 +109,7 @@ impl Prepared {
         &self,
         call: &GpuCall<'_>,
         signature: [u64; SIGNATURE_WORDS],
+        residuals: Option<&Place>,
     ) -> Result<Option<Fused>> {
         if !self.plan.protocol.is_fused() {
             return Ok(None);
@@ -116,6 +121,7 @@ impl Prepared {
             flags: flags | pack::aligned(call.at()),
             factor,
             codec: codec_words(&self.plan, signature[3]),
+            residuals: residuals.map_or((0, 0), |place| (place.address, place.span)),
             signature,
         }))
     }
@@ -136,6 +142,8 @@ pub(super) struct Fused {
     flags: u8,
     factor: u64,
     codec: abi::CodecWords,
+    /// Their address, and the elements of an array of them.
+    residuals: (u64, u64),
     signature: [u64; SIGNATURE_WORDS],
 }
 
@@ -177,15 +185,17 @@ impl Fused {
             image_lines: run.exchange.lines as u8,
             unused: [0; 2],
             codec: self.codec,
+            residuals: self.residuals.0,
+            span: self.residuals.1,
         };
         let blocks = run.plan.channels as u32;
-        let shape = kernels::shape(&run.function);
+        let Shape { threads, shared } = run.shape;
         // SAFETY: the fused kernel takes `cinch_oneshot_args`, and waits before it touches memory;
         // the addresses are of the wiring, which outlives the kernel, and of the caller's buffers,
         // which he vouches for.
         unsafe {
             let function = &run.function;
-            function.launch_to_begin(begin, blocks, shape.threads, shape.shared, stream, &args)
+            function.launch_to_begin(begin, blocks, threads, shared, stream, &args)
         }
     }
 }

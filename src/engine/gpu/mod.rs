@@ -44,7 +44,7 @@ use crate::sync::Fault;
 use crate::transport::cuda::Network;
 use crate::types::{CallSignature, Collective, SIGNATURE_WORDS, TransportKind};
 use blobs::{BlobPool, Placed};
-use kernels::Kernels;
+use kernels::{Kernels, Shape};
 use launch::{Prepared, copy};
 use order::Order;
 use pack::{Addresses, Blob};
@@ -412,13 +412,6 @@ impl GpuEngine {
                 engine.keep(stream, capture, None, None)
             });
         }
-        if let Some(fused) = run.fused(call, signature)? {
-            return self.queue(stream, capture, |engine| {
-                fused.launch(run, &*engine.wiring, engine.timeout, stream, engine.begin)?;
-                engine.keep(stream, capture, None, None)
-            });
-        }
-        let mut blob = Blob::default();
         let residuals = match run.feeds(&call.request) {
             None => None,
             Some(tensor) => {
@@ -431,6 +424,14 @@ impl GpuEngine {
                 Some(place)
             }
         };
+        if let Some(fused) = run.fused(call, signature, residuals.as_ref())? {
+            let memory = residuals.map(|place| place.memory);
+            return self.queue(stream, capture, |engine| {
+                fused.launch(run, &*engine.wiring, engine.timeout, stream, engine.begin)?;
+                engine.keep(stream, capture, None, memory)
+            });
+        }
+        let mut blob = Blob::default();
         run.add_to(
             &mut blob,
             call,
@@ -462,8 +463,7 @@ impl GpuEngine {
                 blob.write(&mut args.blob);
             }
             let blocks = blob.channels() as u32;
-            let shape = kernels::shape(&run.function);
-            let (threads, shared) = (shape.threads, shape.shared);
+            let Shape { threads, shared } = run.shape;
             // SAFETY: the interpreter takes `cinch_args`, and waits before it touches memory; the
             // addresses are of the wiring, which lives until no kernel uses it (see `end` and
             // `keep`), of the blob, and of the caller's buffers, which he vouches for.

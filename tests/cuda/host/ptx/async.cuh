@@ -1,6 +1,6 @@
 // Stands before kernels/ptx/async.cuh where tests run kernels on the host: shared memory that a launch asks
-// for, of each block that runs side by side with others, and copies to it, which are made when a thread
-// waits for them.
+// for, of each block that runs side by side with others, and copies to it, which are made at once or when
+// a thread waits for them.
 #pragma once
 
 #include <stdint.h>
@@ -8,7 +8,7 @@
 namespace cinch {
 
 inline uint8_t *launched_shared() {
-  constexpr uint32_t BLOCKS = 16, BYTES = 192 << 10;
+  constexpr uint32_t BLOCKS = 20, BYTES = 192 << 10;
   alignas(128) static uint8_t memory[BLOCKS][BYTES];
   return memory[Block::current().copy()];
 }
@@ -20,8 +20,8 @@ inline uint32_t shared_address(const void *at) {
 inline uint4 load_shared(uint32_t at) { return *(const uint4 *)(launched_shared() + at); }
 inline void store_shared(uint32_t at, uint4 v) { *(uint4 *)(launched_shared() + at) = v; }
 
-inline void copy16(void *to, const void *from) { Block::current().copy_later(to, from, 16); }
-inline void copy4(void *to, const void *from) { Block::current().copy_later(to, from, 4); }
+inline void copy16(void *to, const void *from) { Block::current().copy_sometime(to, from, 16); }
+inline void copy4(void *to, const void *from) { Block::current().copy_sometime(to, from, 4); }
 inline void end_copies() {}
 template <int GROUPS>
 void await_copies() {
