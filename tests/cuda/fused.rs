@@ -4,7 +4,7 @@ use super::common::Rng;
 use super::fused_coded;
 use super::fused_work::{By, Type, Work, half};
 use super::library::{Library, starts};
-use cinch::engine::gpu::abi::{ALIGNED, OneshotArgs};
+use cinch::engine::gpu::abi::{ALIGNED, OneshotArgs, RESIDUALS_BYTES};
 use cinch::mem::abi::{CommView, Control, Fifo, Trouble};
 use std::ffi::{CString, c_char, c_void};
 use std::mem;
@@ -181,7 +181,20 @@ impl World {
 
     fn prepare(&mut self, work: &Work) -> Made {
         let (ranks, size) = (self.ranks, work.dtype.size());
-        let [inputs, expected] = work.data(ranks, &mut self.rng);
+        let data = work
+            .codec
+            .map(|codec| fused_coded::data(work, codec, ranks, &mut self.rng));
+        let (inputs, expected, mut residuals) = match data {
+            None => {
+                let [inputs, expected] = work.data(ranks, &mut self.rng);
+                (inputs, expected, Vec::new())
+            }
+            Some(data) => {
+                let kept = data.now.into_iter().zip(data.next);
+                let kept = kept.map(|(now, next)| Residuals::new(&now, next, self.rng.below(2)));
+                (data.inputs, data.outputs, kept.collect())
+            }
+        };
         let [sent, got] = work.does.blocks(ranks).map(|blocks| blocks * work.count);
         let apart = (sent * size).next_multiple_of(16) + 16;
         // Input and output of each.
@@ -213,12 +226,18 @@ impl World {
         let mut outputs: Vec<Output> = outputs.collect();
         let args = (0..ranks).map(|rank| {
             let base = outputs[rank].memory.address();
-            self.args(work, rank, places(rank).map(|at| base + at))
+            let mut args = self.args(work, rank, places(rank).map(|at| base + at));
+            if let Some(kept) = residuals.get_mut(rank) {
+                args.residuals = kept.memory.as_mut_ptr().addr() as u64;
+                args.span = kept.next.len() as u64;
+            }
+            args
         });
         Made {
             name: CString::new(work.kernel()).unwrap(),
             args: args.collect(),
             outputs,
+            residuals,
         }
     }
 
@@ -299,11 +318,57 @@ struct Made {
     name: CString,
     args: Vec<OneshotArgs>,
     outputs: Vec<Output>,
+    residuals: Vec<Residuals>,
 }
 
 impl Made {
     fn is_right(&self) -> bool {
-        self.outputs.iter().all(Output::is_right)
+        let kept = self.residuals.iter().all(Residuals::are_right);
+        kept && self.outputs.iter().all(Output::is_right)
+    }
+}
+
+/// The residuals of a rank, as its kernel finds and leaves them.
+struct Residuals {
+    /// A header, then two arrays.
+    memory: Vec<u32>,
+    /// Which array was what the last call left.
+    turn: usize,
+    now: Vec<u32>,
+    /// What is to be in the other one.
+    next: Vec<u32>,
+}
+
+impl Residuals {
+    const HEADER: usize = RESIDUALS_BYTES / 4;
+
+    fn new(now: &[f32], next: Vec<f32>, turn: usize) -> Residuals {
+        let bits = |numbers: &[f32]| numbers.iter().map(|x| x.to_bits()).collect::<Vec<u32>>();
+        let (now, next) = (bits(now), bits(&next));
+        let mut memory = vec![0; Residuals::HEADER];
+        memory[0] = turn as u32;
+        let untouched = vec![fused_coded::UNTOUCHED.to_bits(); now.len()];
+        let arrays = if turn == 0 {
+            [&now, &untouched]
+        } else {
+            [&untouched, &now]
+        };
+        memory.extend(arrays.into_iter().flatten());
+        Residuals {
+            memory,
+            turn,
+            now,
+            next,
+        }
+    }
+
+    fn are_right(&self) -> bool {
+        let array = |number: usize| {
+            let at = Residuals::HEADER + number * self.now.len();
+            &self.memory[at..at + self.now.len()]
+        };
+        let is_turned = self.memory[..2] == [1 - self.turn as u32, 0];
+        is_turned && array(self.turn) == self.now && array(1 - self.turn) == self.next
     }
 }
 

@@ -8,6 +8,8 @@ use cinch::engine::gpu::abi::{CodecWords, SENDS_PARTS, SENDS_SUMS, SUMS};
 use cinch::reduce::{narrow, widen};
 use cinch::simd::Isa;
 use cinch::{CodecSpec, DType};
+use std::cell::RefCell;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Bytes of a half of an area: more images in each of two trips than a block has warps, or several for each
@@ -74,74 +76,118 @@ pub fn part(work: &Work, ranks: usize) -> usize {
     }
 }
 
-/// Inputs and outputs of all ranks, as bits of elements.
-pub fn data(
-    work: &Work,
-    spec: CodecSpec,
-    ranks: usize,
-    len: usize,
-    rng: &mut Rng,
-) -> [Vec<Vec<u64>>; 2] {
-    let inputs: Vec<Vec<u64>> = (0..ranks).map(|_| elements(work.dtype, len, rng)).collect();
+/// What a call works on, and what it makes of it.
+pub struct Data {
+    /// Of all ranks, as bits of elements.
+    pub inputs: Vec<Vec<u64>>,
+    pub outputs: Vec<Vec<u64>>,
+    /// Residuals of all ranks, by element of their input, before and after the call; or none.
+    pub now: Vec<Vec<f32>>,
+    pub next: Vec<Vec<f32>>,
+}
+
+/// What stands for residuals that a call leaves as they are.
+pub const UNTOUCHED: f32 = 7.25;
+
+pub fn data(work: &Work, spec: CodecSpec, ranks: usize, rng: &mut Rng) -> Data {
+    let (count, dtype) = (work.count, work.dtype);
+    let len = work.does.blocks(ranks)[0] * count;
+    let inputs: Vec<Vec<u64>> = (0..ranks).map(|_| elements(dtype, len, rng)).collect();
+    let mut residual = |_| (rng.normal() / 8.0) as f32;
+    let now = (0..ranks).map(|_| (0..len).map(&mut residual).collect());
+    let now: Vec<Vec<f32>> = if work.feeds {
+        now.collect()
+    } else {
+        Vec::new()
+    };
     let oracle = Oracle {
         codec: scalar(spec),
         halves: work.op == Op::HalfSum,
         divides: work.op == Op::Avg,
-        inputs: inputs
-            .iter()
-            .map(|input| numbers(work.dtype, input))
-            .collect(),
+        inputs: inputs.iter().map(|input| numbers(dtype, input)).collect(),
+        next: RefCell::new(vec![vec![UNTOUCHED; len]; now.len()]),
+        now,
     };
-    let count = work.count;
     let outputs = (0..ranks).map(|rank| match work.does {
         Does::AllReduce => oracle.sum(0..count, None),
         Does::AllReduceTwice => {
             let part = part(work, ranks);
             let of = |owner: usize| {
                 let end = count.min((owner + 1) * part);
-                let sum = oracle.sum(count.min(owner * part)..end, Some(owner));
-                oracle.through(&sum)
+                let range = count.min(owner * part)..end;
+                let sum = oracle.sum(range.clone(), Some(owner));
+                oracle.decoded(&oracle.encoded(owner, range, sum))
             };
             (0..ranks).flat_map(of).collect()
         }
         Does::ReduceScatter => oracle.sum(rank * count..(rank + 1) * count, Some(rank)),
         _ => {
-            let blocks = oracle.inputs.iter();
-            blocks.flat_map(|input| oracle.through(input)).collect()
+            let block = |rank: usize| {
+                let own = oracle.inputs[rank].clone();
+                oracle.decoded(&oracle.encoded(rank, 0..count, own))
+            };
+            (0..ranks).flat_map(block).collect()
         }
     });
     let outputs = outputs
-        .map(|output: Vec<f32>| bits(work.dtype, &output))
+        .map(|output: Vec<f32>| bits(dtype, &output))
         .collect();
-    [inputs, outputs]
+    Data {
+        inputs,
+        outputs,
+        next: oracle.next.into_inner(),
+        now: oracle.now,
+    }
 }
+
+/// An encoded range, and its elements.
+type Encoded = (Vec<u8>, usize);
 
 struct Oracle {
     codec: Arc<dyn Codec>,
     halves: bool,
     divides: bool,
     inputs: Vec<Vec<f32>>,
+    now: Vec<Vec<f32>>,
+    next: RefCell<Vec<Vec<f32>>>,
 }
 
 impl Oracle {
-    fn encoded(&self, x: &[f32]) -> Vec<u8> {
+    /// What `rank` sends of a range, and what its residuals become of it.
+    fn encoded(&self, rank: usize, range: Range<usize>, mut x: Vec<f32>) -> Encoded {
+        let now = self.now.get(rank).map(|now| &now[range.clone()]);
+        for (x, now) in x.iter_mut().zip(now.into_iter().flatten()) {
+            let sum = *x + now;
+            *x = if sum.is_finite() { sum } else { *x };
+        }
         let mut wire = vec![0; self.codec.wire_bytes(x.len())];
         let span = Span::whole(x.len());
-        self.codec.encode(span, x, None, &mut wire, None);
-        wire
+        self.codec.encode(span, &x, None, &mut wire, None);
+        let encoded = (wire, x.len());
+        if let Some(now) = now {
+            let next = &mut self.next.borrow_mut()[rank][range];
+            let seen = self.decoded(&encoded);
+            for (at, next) in next.iter_mut().enumerate() {
+                let dropped = x[at] - seen[at];
+                *next = if dropped.is_finite() {
+                    dropped
+                } else {
+                    now[at]
+                };
+            }
+        }
+        encoded
     }
 
-    /// What others see of it.
-    fn through(&self, x: &[f32]) -> Vec<f32> {
-        let mut seen = vec![0.0; x.len()];
-        self.codec
-            .decode(Span::whole(x.len()), &self.encoded(x), &mut seen);
+    fn decoded(&self, (wire, len): &Encoded) -> Vec<f32> {
+        let mut seen = vec![0.0; *len];
+        self.codec.decode(Span::whole(*len), wire, &mut seen);
         seen
     }
 
     /// The sum of what all have in a range, in the order of ranks, to which its owner's contribution is as
     /// it is.
-    fn sum(&self, range: std::ops::Range<usize>, owner: Option<usize>) -> Vec<f32> {
+    fn sum(&self, range: Range<usize>, owner: Option<usize>) -> Vec<f32> {
         let mut sum = vec![-0.0; range.len()];
         for (rank, input) in self.inputs.iter().enumerate() {
             let share = if self.halves { 0.5 } else { 1.0 };
@@ -149,9 +195,8 @@ impl Oracle {
             if owner == Some(rank) {
                 sum.iter_mut().zip(own).for_each(|(sum, own)| *sum += own);
             } else {
-                let wire = self.encoded(&own);
-                self.codec
-                    .decode_reduce(Span::whole(own.len()), &wire, &mut sum);
+                let (wire, len) = self.encoded(rank, range.clone(), own);
+                self.codec.decode_reduce(Span::whole(len), &wire, &mut sum);
             }
         }
         if self.divides {
@@ -228,6 +273,7 @@ pub fn any(rng: &mut Rng, ranks: usize, blocks: usize) -> Work {
         _ => 1 + rng.below(most),
     };
     work.in_place = rng.below(2) == 0;
+    work.feeds = rng.below(4) == 0;
     work.shift = rng.pick(&[0, 0, 1, 3]);
     work
 }

@@ -218,6 +218,8 @@ pub struct Work {
     pub shift: usize,
     /// What it goes through.
     pub codec: Option<CodecSpec>,
+    /// Whether all ranks keep residuals then.
+    pub feeds: bool,
 }
 
 impl Work {
@@ -233,6 +235,7 @@ impl Work {
             in_place: false,
             shift: 0,
             codec: None,
+            feeds: false,
         }
     }
 
@@ -295,9 +298,6 @@ impl Work {
     pub fn data(&self, ranks: usize, rng: &mut Rng) -> [Vec<Vec<u64>>; 2] {
         let count = self.count;
         let len = self.does.blocks(ranks)[0] * count;
-        if let Some(codec) = self.codec {
-            return fused_coded::data(self, codec, ranks, len, rng);
-        }
         if !self.does.reduces() {
             let mask = u64::MAX >> (64 - 8 * self.dtype.size());
             let inputs: Vec<Vec<u64>> = (0..ranks)
