@@ -54,6 +54,25 @@ fn calls_through_codecs_give_what_the_specification_says() {
     }
 }
 
+/// Makes calls to which one rank comes late, or in which it is slow.
+fn all_with_one_behind(
+    world: &mut World,
+    works: &[Work],
+    ranks: usize,
+    slow: usize,
+    comes_late: bool,
+    rng: &mut Rng,
+) {
+    let pauses = (0..works.len() * ranks).map(|at| match at % ranks == slow {
+        true if comes_late => 60 + rng.below(120) as u32,
+        _ => 0,
+    });
+    let pauses: Vec<u32> = pauses.collect();
+    let in_calls = (!comes_late).then_some(slow);
+    let right = world.are_right(works, &pauses, in_calls);
+    assert!(right, "rank {slow} of {ranks}: {works:?}, {pauses:?}");
+}
+
 /// The same where one rank comes late to calls, or is slow in them.
 #[test]
 fn images_of_calls_to_come_do_not_overtake_others() {
@@ -67,14 +86,7 @@ fn images_of_calls_to_come_do_not_overtake_others() {
                 .map(|_| fused_coded::any(&mut rng, ranks, 1))
                 .collect();
             works.push(any(&mut rng, By::Lines, ranks, 1));
-            let pauses = (0..works.len() * ranks).map(|at| match at % ranks == slow {
-                true if round % 2 == 0 => 60 + rng.below(120) as u32,
-                _ => 0,
-            });
-            let pauses: Vec<u32> = pauses.collect();
-            let in_calls = (round % 2 == 1).then_some(slow);
-            let right = world.are_right(&works, &pauses, in_calls);
-            assert!(right, "round {round} over {ranks}: {works:?}, {pauses:?}");
+            all_with_one_behind(&mut world, &works, ranks, slow, round % 2 == 0, &mut rng);
         }
     }
 }
@@ -102,14 +114,7 @@ fn halves_are_not_used_anew_before_everyone_is_through_with_them() {
                 }
             });
             let works: Vec<Work> = works.collect();
-            let pauses = (0..works.len() * ranks).map(|at| match at % ranks == slow {
-                true if round % 2 == 0 => 60 + rng.below(120) as u32,
-                _ => 0,
-            });
-            let pauses: Vec<u32> = pauses.collect();
-            let in_calls = (round % 2 == 1).then_some(slow);
-            let right = world.are_right(&works, &pauses, in_calls);
-            assert!(right, "round {round} over {ranks}: {works:?}, {pauses:?}");
+            all_with_one_behind(&mut world, &works, ranks, slow, round % 2 == 0, &mut rng);
         }
     }
 }

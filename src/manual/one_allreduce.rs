@@ -102,7 +102,7 @@
 //! the next call knows that they are through with this one. So each call lets every rank hear from every
 //! other; in a broadcast or reduce those who have nothing for each other send an empty tile. Through
 //! `linear8`, `dynamic8` and `minmax4` a warp encodes 512 elements at a time and sends them in such lines
-//! (`kernels/fused/coded.cuh`), in 8 bits up to 7 MiB of fp32 over 8 GPUs, with the bits of the same schedule in one
+//! (`kernels/fused/coded.cuh`), in 8 bits up to 6.8 MiB of fp32 over 8 GPUs, with the bits of the same schedule in one
 //! pass. Flags carry
 //! the number of the call, which lives in device memory: a graph may replay it; and a few bits of what the
 //! call is: a rank that makes another one waits, and says for whom, and takes nothing for what it is not.

@@ -29,7 +29,8 @@ mod costs {
     /// `linear8` and 4.1 in `minmax4`, and 2.3 raw.
     pub const HOP_FUSED_CODED: f64 = 1.2e-6;
     /// Seconds of a block of a fused kernel for each element that it encodes or decodes, beside which its
-    /// lines travel: 4 MiB of fp32 over 33 blocks took 13.6 us longer than 4 KiB.
+    /// lines travel: a one-shot of 4 MiB of fp32 between two ranks over 33 blocks of an H100 took 13.6 us longer than
+    /// one of 4 KiB.
     pub const FUSED_CODED_ELEMENT: f64 = 160e-12;
     /// What each peer beyond a few adds to a hop of an interpreter. Without it, an all-reduce over 8 H200
     /// was expected to take 5.2 us of 32 bytes by one-shot in `ll`, and 9.9 us of 512 KiB by direct in
@@ -101,10 +102,11 @@ pub(super) fn seconds(
         (false, true) => WIRE[0],
         (false, false) => WIRE[1],
     };
+    let images = coded_share(candidate.algorithm, nranks);
     let blocks = match is_fused {
         // The last block brings what it has elements for.
         true => {
-            let share = FUSED_SHARE * if is_coded { coded_share(nranks) } else { 1 };
+            let share = FUSED_SHARE * if is_coded { images } else { 1 };
             let shares = wire_bytes as f64 / share as f64;
             shares.clamp(1.0, candidate.channels as f64) * WIRE_FUSED
         }
@@ -121,7 +123,7 @@ pub(super) fn seconds(
     let travels = passes * messages as f64 * wire_bytes as f64 / wire;
     if is_fused && is_coded {
         // The first few images of a block have warps of their own.
-        let many = chunk / candidate.channels as f64 - (coded_share(nranks) * TILE) as f64;
+        let many = chunk / candidate.channels as f64 - (images * TILE) as f64;
         // What a one-shot sent it still has when it adds it.
         let again = usize::from(candidate.algorithm == Algorithm::OneShot);
         let coded = (counts.encodes + counts.decodes).saturating_sub(again) as f64;

@@ -227,7 +227,7 @@ impl World {
         let args = (0..ranks).map(|rank| {
             let base = outputs[rank].memory.address();
             let mut args = self.args(work, rank, places(rank).map(|at| base + at));
-            if let Some(kept) = residuals.get_mut(rank) {
+            if let Some(kept) = residuals.get_mut(rank).filter(|kept| !kept.now.is_empty()) {
                 args.residuals = kept.memory.as_mut_ptr().addr() as u64;
                 args.span = kept.next.len() as u64;
             }
@@ -323,7 +323,8 @@ struct Made {
 
 impl Made {
     fn is_right(&self) -> bool {
-        let kept = self.residuals.iter().all(Residuals::are_right);
+        let mut kept = self.residuals.iter().filter(|kept| !kept.now.is_empty());
+        let kept = kept.all(Residuals::are_right);
         kept && self.outputs.iter().all(Output::is_right)
     }
 }

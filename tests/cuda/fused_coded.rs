@@ -81,9 +81,17 @@ pub struct Data {
     /// Of all ranks, as bits of elements.
     pub inputs: Vec<Vec<u64>>,
     pub outputs: Vec<Vec<u64>>,
-    /// Residuals of all ranks, by element of their input, before and after the call; or none.
+    /// Residuals of ranks that keep some, by element of their input, before and after the call.
     pub now: Vec<Vec<f32>>,
     pub next: Vec<Vec<f32>>,
+}
+
+/// Mostly small; some would make a finite value infinite.
+fn residual(rng: &mut Rng) -> f32 {
+    match rng.below(2000) {
+        0 => f32::MAX,
+        _ => (rng.normal() / 8.0) as f32,
+    }
 }
 
 /// What stands for residuals that a call leaves as they are.
@@ -93,19 +101,17 @@ pub fn data(work: &Work, spec: CodecSpec, ranks: usize, rng: &mut Rng) -> Data {
     let (count, dtype) = (work.count, work.dtype);
     let len = work.does.blocks(ranks)[0] * count;
     let inputs: Vec<Vec<u64>> = (0..ranks).map(|_| elements(dtype, len, rng)).collect();
-    let mut residual = |_| (rng.normal() / 8.0) as f32;
-    let now = (0..ranks).map(|_| (0..len).map(&mut residual).collect());
-    let now: Vec<Vec<f32>> = if work.feeds {
-        now.collect()
-    } else {
-        Vec::new()
+    let mut residuals = |_| match work.feeds && rng.below(4) > 0 {
+        true => (0..len).map(|_| residual(rng)).collect(),
+        false => Vec::new(),
     };
+    let now: Vec<Vec<f32>> = (0..ranks).map(&mut residuals).collect();
     let oracle = Oracle {
         codec: scalar(spec),
         halves: work.op == Op::HalfSum,
         divides: work.op == Op::Avg,
         inputs: inputs.iter().map(|input| numbers(dtype, input)).collect(),
-        next: RefCell::new(vec![vec![UNTOUCHED; len]; now.len()]),
+        next: RefCell::new(now.iter().map(|now| vec![UNTOUCHED; now.len()]).collect()),
         now,
     };
     let outputs = (0..ranks).map(|rank| match work.does {
@@ -155,7 +161,8 @@ struct Oracle {
 impl Oracle {
     /// What `rank` sends of a range, and what its residuals become of it.
     fn encoded(&self, rank: usize, range: Range<usize>, mut x: Vec<f32>) -> Encoded {
-        let now = self.now.get(rank).map(|now| &now[range.clone()]);
+        let now = Some(&self.now[rank]).filter(|now| !now.is_empty());
+        let now = now.map(|now| &now[range.clone()]);
         for (x, now) in x.iter_mut().zip(now.into_iter().flatten()) {
             let sum = *x + now;
             *x = if sum.is_finite() { sum } else { *x };

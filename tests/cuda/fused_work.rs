@@ -218,7 +218,7 @@ pub struct Work {
     pub shift: usize,
     /// What it goes through.
     pub codec: Option<CodecSpec>,
-    /// Whether all ranks keep residuals then.
+    /// Whether ranks keep residuals then: some of them.
     pub feeds: bool,
 }
 

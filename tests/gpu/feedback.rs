@@ -10,6 +10,7 @@ use cinch::error::ErrorKind;
 use cinch::gpu::{CaptureMode, Graph};
 use cinch::plan::Limits;
 use cinch::testing::Pattern;
+use cinch::types::Protocol;
 use cinch::{Collective, Communicator, DType, ReduceOp, schedule};
 
 const SPECS: [&str; 8] = [
@@ -75,10 +76,20 @@ fn tensors(nranks: usize) -> Vec<Case> {
     cases
 }
 
+/// By whatever kernels the model takes, by interpreters, and by fused ones where there are some.
 fn compare(setup: &Setup, nranks: usize, gpus: usize) -> Verdict {
+    let mut said = Vec::new();
+    for protocol in [None, Some(Protocol::Simple), Some(Protocol::Fused128)] {
+        let mut world = World::new(setup, nranks, gpus);
+        world.config.protocol = protocol.filter(|_| !setup.options.host);
+        said.push(compare_in(&world, nranks)?);
+    }
+    Ok(said.swap_remove(0))
+}
+
+fn compare_in(world: &World, nranks: usize) -> Verdict {
     let cases = tensors(nranks);
-    let world = World::new(setup, nranks, gpus);
-    let (there, limits) = outputs(&world, &cases, None)?;
+    let (there, limits) = outputs(world, &cases, None)?;
     let hosts = world.on_host_memory(&limits);
     let (here, _) = outputs(&hosts, &cases, Some(limits))?;
     let mut changed = 0;

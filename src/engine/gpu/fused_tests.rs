@@ -53,16 +53,19 @@ fn small_exchanges_are_fused_too() {
     }
 }
 
+fn in_lines() -> Config {
+    Config {
+        protocol: Some(Announcement::Fused128),
+        ..Config::default()
+    }
+}
+
 /// Those that send lines have an area and a count of calls of their own.
 #[test]
 fn small_exchanges_go_in_lines_where_these_arrive_whole() {
     let bench = Bench::new();
     let stream = bench.stream();
-    let config = Config {
-        protocol: Some(Announcement::Fused128),
-        ..Config::default()
-    };
-    let mut ranks = bench.ranks(4, 16, &config);
+    let mut ranks = bench.ranks(4, 16, &in_lines());
     let memory = bench.memory(8 << 20);
     let mut run = |collective, algorithm, count: usize| {
         let problem = Problem::new(collective, DType::F32, 4, count);
@@ -136,11 +139,7 @@ fn small_exchanges_go_in_lines_where_these_arrive_whole() {
 fn small_exchanges_through_codecs_are_fused_too() {
     let bench = Bench::new();
     let stream = bench.stream();
-    let config = Config {
-        protocol: Some(Announcement::Fused128),
-        ..Config::default()
-    };
-    let mut ranks = bench.ranks(4, 16, &config);
+    let mut ranks = bench.ranks(4, 16, &in_lines());
     let memory = bench.memory(8 << 20);
     let shape = BoxShape::new(4, 64 << 20, 64).unwrap();
     for (collective, algorithm, codec, dtype, phases, words, lines) in [
@@ -185,8 +184,8 @@ fn small_exchanges_through_codecs_are_fused_too() {
         let problem = Problem::new(collective, dtype, 4, 10_000);
         let mut request = request(&problem, codec);
         request.algorithm = Some(algorithm);
-        let call = call(request, &memory, &memory, &stream);
-        let report = ranks[1].engine.run(&[call]).unwrap()[0];
+        let plain = call(request, &memory, &memory, &stream);
+        let report = ranks[1].engine.run(&[plain]).unwrap()[0];
         let seen = bench.take();
         let [Seen::Fused(name, args, grid)] = &seen[..] else {
             panic!("{collective} through {codec} is not fused")
@@ -204,6 +203,24 @@ fn small_exchanges_through_codecs_are_fused_too() {
         assert_eq!(*grid, images.div_ceil(4), "four warps for each peer's");
         assert!(args.share * grid >= images && args.share * (grid - 1) < images);
         assert_eq!((args.residuals, args.span), (0, 0));
+        // With residuals of the elements of its input it goes the same way.
+        let fed = Request {
+            feedback: Some(7),
+            ..request
+        };
+        let fed = call(fed, &memory, &memory, &stream);
+        ranks[1].engine.run(&[fed]).unwrap();
+        let seen = bench.take();
+        let [Seen::Fused(_, with, _)] = &seen[..] else {
+            panic!("{collective} with feedback is not fused")
+        };
+        let blocks = if collective == Collective::ReduceScatter {
+            4
+        } else {
+            1
+        };
+        assert!(with.residuals != 0 && with.span == 10_000 * blocks);
+        assert_eq!((with.words, with.share), (args.words, args.share));
         let spec = request.codec;
         assert_eq!(
             args.codec.word[0],
