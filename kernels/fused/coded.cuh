@@ -66,6 +66,11 @@ class CodedExchange {
   static constexpr uint32_t BUILT = RECEIVED + TOGETHER * GROUP_BYTES;
   static constexpr uint32_t IMAGE_ROOM = (Images<C>::BYTES + 127) / 128 * 128;
   static_assert(BUILT + 2 * BATCH * IMAGE_ROOM <= STAGE_BYTES, "what the host launches with");
+  // Payload of the lines that an image takes at most, and the word that a flag is in place of.
+  static constexpr uint32_t LINE_PAYLOAD = CINCH_LINE_BYTES - 8;
+  static constexpr uint32_t READ =
+      (Images<C>::BYTES + LINE_PAYLOAD - 1) / LINE_PAYLOAD * LINE_PAYLOAD + 8;
+  static_assert(BUILT + (2 * BATCH - 1) * IMAGE_ROOM + READ <= STAGE_BYTES, "no other warp's");
   static_assert(C::scaled, "sums of others would need canonical NaN before they are encoded");
 
   __device__ __forceinline__ CodedExchange(const cinch_oneshot_args &args, uint64_t epoch,
@@ -194,7 +199,7 @@ class CodedExchange {
       Lane::pack(x, is_free_of_nan, v);
       __syncwarp();  // all lanes have read what they stored last
       Tiles::give(this_stage(), v, to + (uint64_t)at * Lane::SIZE);
-      __syncwarp();
+      __syncwarp();  // the next one may be on its way in
     } else {
       Lane::store_some(to, n, Lane::mine(at), x);
     }

@@ -25,8 +25,8 @@ mod costs {
     /// The same in lines, with several peers and with one: 8 B over 2 H200 take 2.25 us, and 2.75 in packets;
     /// with 8 ranks on them 3.8 and 3.4 us.
     pub const HOP_FUSED128: [f64; 2] = [1.8e-6, 1e-6];
-    /// What a codec adds to a hop of a fused kernel: 4 KiB of fp32 between two ranks on one H100 take 4.5 us in
-    /// `linear8` and 4.1 in `minmax4`, and 2.3 raw.
+    /// What a codec adds to a hop of a fused kernel: 4 KiB of fp32 between two ranks on one H100 take 4.4 us in
+    /// `linear8` and 4.1 in `minmax4`, and 2.4 raw.
     pub const HOP_FUSED_CODED: f64 = 1.2e-6;
     /// Seconds of a block of a fused kernel for each element that it encodes or decodes, beside which its
     /// lines travel: a one-shot of 4 MiB of fp32 between two ranks over 33 blocks of an H100 took 13.6 us longer than

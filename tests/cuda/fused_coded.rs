@@ -23,14 +23,13 @@ pub fn half(ranks: usize) -> usize {
     }
 }
 
-const SPECS: [&str; 7] = [
+const SPECS: [&str; 6] = [
     "linear8",
     "linear8:block=32",
     "dynamic8",
     "dynamic8:block=512",
     "minmax4",
     "minmax4:block=64",
-    "linear8",
 ];
 
 pub fn phases(does: Does) -> u8 {

@@ -41,8 +41,9 @@ struct Exchange {
     words: usize,
     /// What a block has of them: packets of a word each, tiles of four lines, or images.
     share: usize,
-    /// Lines of an image.
+    /// Lines of an image, and what is done with it: flags. Of a codec alone.
     lines: usize,
+    phases: u8,
 }
 
 impl Prepared {
@@ -181,7 +182,7 @@ impl Fused {
             flags: self.flags | lets_next_begin(begin),
             element_bytes: run.plan.dtype.size() as u8,
             root: run.plan.pattern.root as u8,
-            phases: phases(&run.plan),
+            phases: run.exchange.phases,
             image_lines: run.exchange.lines as u8,
             unused: [0; 2],
             codec: self.codec,
@@ -217,18 +218,19 @@ impl Exchange {
                     words: elements,
                     share: share(images.count),
                     lines: images.lines,
+                    phases: phases(plan),
                 }
             }
             (Protocol::Fused128, None) => Exchange {
                 words,
                 share: share(words.div_ceil(TILE_WORDS)),
-                lines: 0,
+                ..Exchange::default()
             },
             (Protocol::Fused, _) => Exchange {
                 words,
                 // Whole lines of the buffers.
                 share: share(words).next_multiple_of(PACKETS_TOGETHER),
-                lines: 0,
+                ..Exchange::default()
             },
             _ => Exchange::default(),
         }
@@ -238,7 +240,6 @@ impl Exchange {
 /// What a fused kernel of a codec does, as flags.
 fn phases(plan: &Plan) -> u8 {
     match (plan.collective, plan.algorithm) {
-        _ if plan.codec.is_none() => 0,
         (Collective::AllReduce, Algorithm::Direct) => {
             abi::SENDS_PARTS | abi::SUMS | abi::SENDS_SUMS
         }
