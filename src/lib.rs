@@ -1,7 +1,7 @@
 //! cinch: collective communication that compresses inside every pipeline chunk.
 //!
 //! The crate is layered; a module imports only modules of a lower layer (see [`manual`], and
-//! `tests/layers.rs`, which enforces it). `unsafe` is allowed module by module, below.
+//! `tests/meta/layers.rs`, which enforces it). `unsafe` is allowed module by module, below.
 
 // Layer 0
 pub mod error;

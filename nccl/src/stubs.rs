@@ -1,5 +1,5 @@
 //! Functions that are there because programs do not load without them, and that refuse: one table.
-//! `src/manual/nccl.rs` of the `cinch` crate lists the same, which a test compares.
+//! `docs/nccl.md` of the `cinch` crate lists the same, which a test compares.
 
 use crate::error;
 use crate::types::{ncclInvalidUsage, ncclResult_t};

@@ -406,7 +406,7 @@ mod tests {
 
     #[test]
     fn the_manual_names_each() {
-        let manual = include_str!("../manual/codec_rules.rs");
+        let manual = include_str!("../../docs/codec-rules.md");
         for known in NCCL_NAMES {
             // Alone, or with a value.
             let is_there = |end: &str| manual.contains(&format!("`{}{end}", known.name));

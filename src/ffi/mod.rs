@@ -1,7 +1,7 @@
 //! The C ABI, `include/cinch.h`: one file per object.
 //!
 //! Every export is wrapped by `guard!`, which turns errors and panics into a code and a sentence;
-//! `tests/header.rs` fails if one is not. Numbers that come from C are plain integers here, never
+//! `tests/meta/header.rs` fails if one is not. Numbers that come from C are plain integers here, never
 //! Rust enums: a wrong number must be an error, not undefined behaviour. Handles are looked up,
 //! never dereferenced. What is wrong for Rust callers too (buffer extents, overlap, roots, codecs)
 //! is checked by `comm`.

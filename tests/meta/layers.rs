@@ -1,4 +1,4 @@
-//! Imports go down the layer table of `src/manual/layers.rs`, never up, never sideways; and
+//! Imports go down the layer table of `docs/layers.md`, never up, never sideways; and
 //! `unsafe` stays in the modules that may use it.
 
 use std::collections::HashMap;
@@ -26,7 +26,7 @@ fn root() -> &'static Path {
 }
 
 fn layers() -> HashMap<String, u32> {
-    let text = fs::read_to_string(root().join("src/manual/layers.rs")).unwrap();
+    let text = fs::read_to_string(root().join("docs/layers.md")).unwrap();
     let mut layers = HashMap::new();
     for line in text.lines() {
         let cells: Vec<_> = line.split('|').map(str::trim).collect();

@@ -1,7 +1,7 @@
 //! `include/cinch.h` is what cbindgen makes of `src/ffi`, every export is guarded, documented,
 //! in the header, and in the shared library.
 //!
-//! `CINCH_UPDATE_HEADER=1 cargo test --test header` rewrites the header.
+//! `CINCH_UPDATE_HEADER=1 cargo test --test meta header` rewrites the header.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -131,7 +131,7 @@ fn the_committed_header_is_up_to_date() {
             made,
             committed,
             "include/cinch.h differs from src/ffi at line {}; run \
-             CINCH_UPDATE_HEADER=1 cargo test --test header",
+             CINCH_UPDATE_HEADER=1 cargo test --test meta header",
             number + 1
         );
     }
