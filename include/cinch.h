@@ -24,7 +24,7 @@
  * cinch_group_start). Groups and cinch_last_error() belong to the thread. No function may be called from a signal handler, nor, on a communicator
  * that its parent made, in a forked child.
  *
- * Generated from src/ffi by cbindgen; do not edit.
+ * Generated from src/capi by cbindgen; do not edit.
  */
 
 
@@ -1218,7 +1218,7 @@ cinch_result_t cinch_wire_bytes(const char *codec,
                                 size_t *bytes);
 
 /**
- * Elements of an encoded array in a published layout, which is all of the `wire_bytes` bytes at
+ * HostElements of an encoded array in a published layout, which is all of the `wire_bytes` bytes at
  * `wire`, to `*count`. The layout of chunks does not say how many it holds.
  */
 cinch_result_t cinch_wire_count(const char *codec,

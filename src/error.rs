@@ -8,7 +8,7 @@ use std::fmt;
 /// Shorthand for results of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Where an error comes from. The C ABI maps each kind to one code, in `ffi/`.
+/// Where an error comes from. The C ABI maps each kind to one code, in `capi/`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {

@@ -36,7 +36,7 @@ pub mod engine;
 pub mod comm;
 // Layer 8
 #[allow(unsafe_code)]
-pub mod ffi;
+pub mod capi;
 pub mod testing;
 
 pub mod manual;

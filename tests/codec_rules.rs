@@ -1,7 +1,7 @@
 //! Which calls a default codec carries, that ranks agree about it, and what is counted: on real
 //! communicators of threads.
 
-use cinch::comm::{Call, Exact};
+use cinch::comm::{Call, RawReason};
 use cinch::config::Origin;
 use cinch::mem::UserBuffers;
 use cinch::testing::{local_world, try_local_world};
@@ -56,11 +56,11 @@ fn reasons_and_bytes_are_counted() {
     for stats in stats {
         assert_eq!(stats.coded_calls, 2, "{stats:?}");
         for (why, count) in [
-            (Exact::Small, 1),
-            (Exact::Operation, 1),
-            (Exact::DType, 1),
-            (Exact::Collective, 2),
-            (Exact::ByCall, 1),
+            (RawReason::Small, 1),
+            (RawReason::Operation, 1),
+            (RawReason::DType, 1),
+            (RawReason::Collective, 2),
+            (RawReason::ByCall, 1),
         ] {
             assert_eq!(stats.exact(why), count, "{why:?} {stats:?}");
         }
@@ -273,7 +273,10 @@ fn a_sample_beyond_the_bound_switches_off_on_all_ranks_alike() {
         });
         for stats in all {
             assert!(stats.switched_off);
-            assert_eq!((stats.coded_calls, stats.exact(Exact::SwitchedOff)), (1, 2));
+            assert_eq!(
+                (stats.coded_calls, stats.exact(RawReason::SwitchedOff)),
+                (1, 2)
+            );
         }
     }
 }

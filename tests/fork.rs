@@ -4,7 +4,7 @@
 
 mod common;
 
-use cinch::ffi::Tickets;
+use cinch::capi::HandleTable;
 use cinch::types::TransportKind;
 use cinch::{Communicator, Config, ErrorKind, ReduceOp, UniqueId};
 use std::io::{BufRead, BufReader};
@@ -165,7 +165,7 @@ fn children_make_communicators_of_their_own() {
 /// finds those that it has, and ends them.
 #[test]
 fn children_find_what_tickets_stand_for() {
-    static TICKETS: Tickets<u32> = Tickets::new("number", "number", 0xC1CF);
+    static TICKETS: HandleTable<u32> = HandleTable::new("number", "number", 0xC1CF);
     let kept: *mut u8 = TICKETS.register(Arc::new(5)).unwrap();
     let kept = kept.addr();
     let ticket = move || std::ptr::without_provenance_mut::<u8>(kept);

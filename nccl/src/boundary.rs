@@ -7,7 +7,7 @@ use cinch::{Error, Result};
 
 /// What a function that did not fail returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Progress {
+pub(crate) enum CallProgress {
     /// It is done.
     Done,
     /// It goes on in the background: `ncclInProgress`.
@@ -15,7 +15,7 @@ pub(crate) enum Progress {
 }
 
 /// Defines a function of the interface under both of its names. The body is a
-/// `Result<Progress>`, or what `returning` says, with the value for a panic behind it.
+/// `Result<CallProgress>`, or what `returning` says, with the value for a panic behind it.
 macro_rules! export {
     ($(#[doc = $doc:literal])* fn $($rest:tt)*) => {
         export!(by enter, $(#[doc = $doc])* fn $($rest)*);
@@ -30,7 +30,7 @@ macro_rules! export {
         #[allow(unused_imports)]
         mod $name {
             use super::*;
-            pub(super) unsafe fn body($($arg: $type),*) -> cinch::Result<$crate::boundary::Progress> {
+            pub(super) unsafe fn body($($arg: $type),*) -> cinch::Result<$crate::boundary::CallProgress> {
                 $body
             }
         }
@@ -73,18 +73,18 @@ macro_rules! export {
 }
 
 /// The code of what `body`, the function `name`, returns.
-pub(crate) fn enter(name: &str, body: impl FnOnce() -> Result<Progress>) -> ncclResult_t {
+pub(crate) fn enter(name: &str, body: impl FnOnce() -> Result<CallProgress>) -> ncclResult_t {
     enter_with(name, body, |_| {})
 }
 
 fn enter_with(
     name: &str,
-    body: impl FnOnce() -> Result<Progress>,
+    body: impl FnOnce() -> Result<CallProgress>,
     failed: impl FnOnce(&Error),
 ) -> ncclResult_t {
-    match cinch::ffi::caught(name, body) {
-        Ok(Progress::Done) => ncclSuccess,
-        Ok(Progress::Underway) => ncclInProgress,
+    match cinch::capi::caught(name, body) {
+        Ok(CallProgress::Done) => ncclSuccess,
+        Ok(CallProgress::Underway) => ncclInProgress,
         Err(error) => {
             failed(&error);
             error::remember(&error)
@@ -93,7 +93,10 @@ fn enter_with(
 }
 
 /// The same for what is a part of the thread's open group.
-pub(crate) fn enter_counted(name: &str, body: impl FnOnce() -> Result<Progress>) -> ncclResult_t {
+pub(crate) fn enter_counted(
+    name: &str,
+    body: impl FnOnce() -> Result<CallProgress>,
+) -> ncclResult_t {
     enter_with(name, body, group::fail)
 }
 
@@ -102,7 +105,7 @@ pub(crate) fn enter_value<T>(
     body: impl FnOnce() -> T,
     fallback: impl FnOnce() -> T,
 ) -> T {
-    cinch::ffi::caught(name, || Ok(body())).unwrap_or_else(|error| {
+    cinch::capi::caught(name, || Ok(body())).unwrap_or_else(|error| {
         error::remember(&error);
         fallback()
     })
@@ -115,8 +118,11 @@ mod tests {
 
     #[test]
     fn nothing_but_codes_leaves() {
-        assert_eq!(enter("ncclF", || Ok(Progress::Done)), ncclSuccess);
-        assert_eq!(enter("ncclF", || Ok(Progress::Underway)), ncclInProgress);
+        assert_eq!(enter("ncclF", || Ok(CallProgress::Done)), ncclSuccess);
+        assert_eq!(
+            enter("ncclF", || Ok(CallProgress::Underway)),
+            ncclInProgress
+        );
         let code = enter("ncclF", || Err(Error::invalid_usage("no")));
         assert_eq!(code, ncclInvalidUsage);
         assert_eq!(error::sentence(), "invalid usage: ncclF: no");

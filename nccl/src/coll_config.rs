@@ -27,22 +27,22 @@ versioned! {
 
 /// The part of it that means something here.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) struct Choice {
+pub(crate) struct CallOptions {
     /// The codec, where one is asked for.
     pub(crate) codec: Option<CodecSpec>,
     /// The algorithm, where one is.
     pub(crate) algorithm: Option<Algorithm>,
 }
 
-impl Choice {
+impl CallOptions {
     /// The config at `config`, checked; nothing for NULL.
     ///
     /// # Safety
     /// `config` is NULL, or readable for the size that it says, with live strings and options.
-    pub(crate) unsafe fn read(config: *const ncclCollConfig_t) -> Result<Choice> {
+    pub(crate) unsafe fn read(config: *const ncclCollConfig_t) -> Result<CallOptions> {
         // SAFETY: as the caller's.
         let Some(config) = (unsafe { versioned::read(config)? }) else {
-            return Ok(Choice::default());
+            return Ok(CallOptions::default());
         };
         if !config.launchCompletionEvent.is_null() {
             return Err(Error::invalid_usage(
@@ -50,7 +50,7 @@ impl Choice {
                  it NULL and record the event on the stream behind the call",
             ));
         }
-        Ok(Choice {
+        Ok(CallOptions {
             // SAFETY: as the caller's.
             codec: unsafe { extension::codec(config.ext)? },
             // SAFETY: as the caller's.
@@ -95,20 +95,20 @@ mod tests {
     use super::*;
     use crate::versioned::Versioned;
 
-    fn read(change: impl Fn(&mut ncclCollConfig_t)) -> Result<Choice> {
+    fn read(change: impl Fn(&mut ncclCollConfig_t)) -> Result<CallOptions> {
         let mut config = ncclCollConfig_t {
             version: 23203,
             ..ncclCollConfig_t::unset()
         };
         change(&mut config);
         // SAFETY: a whole struct with static strings.
-        unsafe { Choice::read(&config) }
+        unsafe { CallOptions::read(&config) }
     }
 
     #[test]
     fn algorithms_go_by_name() {
         assert_eq!(size_of::<ncclCollConfig_t>(), 72);
-        assert_eq!(read(|_| {}).unwrap(), Choice::default());
+        assert_eq!(read(|_| {}).unwrap(), CallOptions::default());
         let ask = |text: &'static CStr, force: c_int| {
             read(|config| {
                 config.algSelection = text.as_ptr();

@@ -1,8 +1,8 @@
 //! The collectives. Each function fills a [`Request`]; [`Request::submit`] checks what only C can
 //! get wrong, and hands the call to the communicator or to the open group.
 
-use crate::boundary::Progress;
-use crate::coll_config::{Choice, ncclCollConfig_t};
+use crate::boundary::CallProgress;
+use crate::coll_config::{CallOptions, ncclCollConfig_t};
 use crate::comm;
 use crate::group;
 use crate::op;
@@ -161,13 +161,13 @@ impl Request {
     /// Buffers that are not NULL are readable or writable for what the call implies, until it has
     /// run, on the communicator's GPU, and the stream is live; `config` is NULL or as the header
     /// says.
-    pub(crate) unsafe fn submit(self, config: *const ncclCollConfig_t) -> Result<Progress> {
+    pub(crate) unsafe fn submit(self, config: *const ncclCollConfig_t) -> Result<CallProgress> {
         let comm = comm::lookup(self.comm)?;
         let communicator = comm.ready()?;
         let (rank, nranks) = (communicator.rank(), communicator.nranks());
         let dtype = dtype(self.datatype)?;
         // SAFETY: as the caller's.
-        let choice = unsafe { Choice::read(config)? };
+        let choice = unsafe { CallOptions::read(config)? };
         let mut call = Call {
             codec: choice.codec,
             algorithm: choice.algorithm,

@@ -39,7 +39,7 @@ versioned! {
 
 /// The part of it that means something here.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Asked {
+pub(crate) struct CommOptions {
     /// Whether calls wait for what they begin.
     pub(crate) blocking: bool,
     /// Upper bound of a call's blocks.
@@ -52,9 +52,9 @@ pub(crate) struct Asked {
     pub(crate) shares: bool,
 }
 
-impl Default for Asked {
-    fn default() -> Asked {
-        Asked {
+impl Default for CommOptions {
+    fn default() -> CommOptions {
+        CommOptions {
             blocking: true,
             max_blocks: None,
             graphs_alone: false,
@@ -64,17 +64,17 @@ impl Default for Asked {
     }
 }
 
-impl Asked {
+impl CommOptions {
     /// The config at `config`, checked; `None` for NULL.
     ///
     /// # Safety
     /// `config` is NULL, or readable for the size that it says, with live strings.
-    pub(crate) unsafe fn read(config: *const ncclConfig_t) -> Result<Option<Asked>> {
+    pub(crate) unsafe fn read(config: *const ncclConfig_t) -> Result<Option<CommOptions>> {
         // SAFETY: as the caller's.
         let Some(config) = (unsafe { versioned::read(config)? }) else {
             return Ok(None);
         };
-        let mut asked = Asked::default();
+        let mut options = CommOptions::default();
         for (name, value) in [
             ("blocking", config.blocking),
             ("splitShare", config.splitShare),
@@ -86,8 +86,8 @@ impl Asked {
                 return Err(wrong(name, value, "0 or 1"));
             }
         }
-        asked.blocking = config.blocking != 0;
-        asked.shares = config.splitShare == 1;
+        options.blocking = config.blocking != 0;
+        options.shares = config.splitShare == 1;
         for (name, value) in [
             ("minCTAs", config.minCTAs),
             ("maxCTAs", config.maxCTAs),
@@ -104,7 +104,7 @@ impl Asked {
         if config.CTAPolicy != INT && !(0..4).contains(&config.CTAPolicy) {
             return Err(wrong("CTAPolicy", config.CTAPolicy, "0 to 3"));
         }
-        asked.graphs_alone = match config.graphUsageMode {
+        options.graphs_alone = match config.graphUsageMode {
             INT | 2 => false,
             0 | 1 => true,
             other => return Err(wrong("graphUsageMode", other, "0 to 2")),
@@ -116,17 +116,17 @@ impl Asked {
                     config.minCTAs, config.maxCTAs
                 )));
             }
-            asked.max_blocks = usize::try_from(config.maxCTAs).ok();
+            options.max_blocks = usize::try_from(config.maxCTAs).ok();
         }
         if !config.commName.is_null() {
             // SAFETY: not NULL, so a live string.
             let name = unsafe { CStr::from_ptr(config.commName) };
-            asked.name = Some(name.to_string_lossy().into_owned());
+            options.name = Some(name.to_string_lossy().into_owned());
         }
-        Ok(Some(asked))
+        Ok(Some(options))
     }
 
-    /// The settings of a communicator of which this is asked.
+    /// The settings of a communicator of which this is options.
     pub(crate) fn apply(&self, mut config: Config) -> Result<Config> {
         if let Some(blocks) = self.max_blocks {
             config.bound_channels(blocks);
@@ -266,33 +266,33 @@ mod tests {
             };
             change(&mut config);
             // SAFETY: a whole struct, with no strings or live ones.
-            unsafe { Asked::read(&config) }
+            unsafe { CommOptions::read(&config) }
         };
-        assert_eq!(ask(&|_| {}).unwrap().unwrap(), Asked::default());
-        let asked = ask(&|config| {
+        assert_eq!(ask(&|_| {}).unwrap().unwrap(), CommOptions::default());
+        let options = ask(&|config| {
             config.blocking = 0;
             config.maxCTAs = 7;
             config.commName = c"pipeline".as_ptr();
             config.splitShare = 1;
             config.graphUsageMode = 1;
         });
-        let expected = Asked {
+        let expected = CommOptions {
             blocking: false,
             max_blocks: Some(7),
             graphs_alone: true,
             name: Some("pipeline".into()),
             shares: true,
         };
-        assert_eq!(asked.unwrap().unwrap(), expected);
+        assert_eq!(options.unwrap().unwrap(), expected);
         // An upper bound, which raises nothing.
         let applied = expected.apply(Config::default()).unwrap();
         assert_eq!(
             (applied.lanes(1), applied.lanes(2), applied.graph_mixing),
             (7, 7, false)
         );
-        let at_most = |blocks| Asked {
+        let at_most = |blocks| CommOptions {
             max_blocks: Some(blocks),
-            ..Asked::default()
+            ..CommOptions::default()
         };
         assert_eq!(at_most(1000).apply(applied.clone()).unwrap(), applied);
         let wide = at_most(32).apply(Config::default()).unwrap();

@@ -26,22 +26,22 @@ export! {
         {
             remember(&error);
         }
-        with_last(Sentence::as_ptr)
+        with_last(ErrorText::as_ptr)
             // The thread is ending and its storage is gone.
             .unwrap_or(c"".as_ptr())
     } else c"".as_ptr()
 }
 
 /// Most bytes of a sentence that a program gets.
-const ROOM: usize = 4095;
+const MAX_TEXT_BYTES: usize = 4095;
 
 /// A C string that is never freed: programs keep pointers to it. Its last byte stays zero, so that
 /// who reads while a thread writes finds an end.
-struct Sentence([AtomicU8; ROOM + 1]);
+struct ErrorText([AtomicU8; MAX_TEXT_BYTES + 1]);
 
-impl Sentence {
+impl ErrorText {
     fn set(&self, text: &str) {
-        let most = text.len().min(ROOM);
+        let most = text.len().min(MAX_TEXT_BYTES);
         let whole = (0..=most).rev().find(|&end| text.is_char_boundary(end));
         let text = text.bytes().take(whole.unwrap_or(0));
         for (place, byte) in self.0.iter().zip(text.chain([0])) {
@@ -59,33 +59,35 @@ impl Sentence {
 }
 
 /// Sentences of threads that have ended, for those to come.
-static SPARE: Guarded<Vec<&'static Sentence>> = Guarded::new(Vec::new());
+static SPARE_TEXTS: Guarded<Vec<&'static ErrorText>> = Guarded::new(Vec::new());
 
 /// A sentence in the hands of one thread.
-struct Lent(&'static Sentence);
+struct ErrorTextSlot(&'static ErrorText);
 
-impl Lent {
-    fn new() -> Lent {
-        let known = SPARE.with(Vec::pop);
+impl ErrorTextSlot {
+    fn new() -> ErrorTextSlot {
+        let known = SPARE_TEXTS.with(Vec::pop);
         let sentence = known.unwrap_or_else(|| {
-            Box::leak(Box::new(Sentence([const { AtomicU8::new(0) }; ROOM + 1])))
+            Box::leak(Box::new(ErrorText(
+                [const { AtomicU8::new(0) }; MAX_TEXT_BYTES + 1],
+            )))
         });
         sentence.set("");
-        Lent(sentence)
+        ErrorTextSlot(sentence)
     }
 }
 
-impl Drop for Lent {
+impl Drop for ErrorTextSlot {
     fn drop(&mut self) {
-        SPARE.with(|spare| spare.push(self.0));
+        SPARE_TEXTS.with(|spare| spare.push(self.0));
     }
 }
 
 thread_local! {
-    static LAST: Lent = Lent::new();
+    static LAST: ErrorTextSlot = ErrorTextSlot::new();
 }
 
-fn with_last<T>(body: impl FnOnce(&'static Sentence) -> T) -> Option<T> {
+fn with_last<T>(body: impl FnOnce(&'static ErrorText) -> T) -> Option<T> {
     LAST.try_with(|last| body(last.0)).ok()
 }
 
@@ -184,10 +186,10 @@ mod tests {
         // As long as a sentence may be, cut between characters, and one that is short again.
         let long = format!(
             "{}\u{e9}",
-            "x".repeat(ROOM - "invalid argument: ".len() - 1)
+            "x".repeat(MAX_TEXT_BYTES - "invalid argument: ".len() - 1)
         );
         remember(&Error::invalid_argument(long));
-        assert_eq!((last(), sentence().len()), (place, ROOM - 1));
+        assert_eq!((last(), sentence().len()), (place, MAX_TEXT_BYTES - 1));
         remember(&Error::invalid_argument("second"));
         assert_eq!(
             (last(), sentence()),

@@ -22,15 +22,15 @@ pub struct ncclConfigExt_t {
     /// The next option, or NULL.
     pub next: *const ncclConfigExt_t,
     /// Which option.
-    pub key: Key,
+    pub key: OptionKey,
     /// Its value.
-    pub val: Value,
+    pub val: OptionValue,
 }
 
 /// `ncclConfigExt_t.key`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
-pub struct Key {
+pub struct OptionKey {
     /// Whose option.
     pub vendorId: c_int,
     /// Which of theirs.
@@ -40,7 +40,7 @@ pub struct Key {
 /// `ncclConfigExt_t.val`.
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub union Value {
+pub union OptionValue {
     /// An integer.
     pub i: c_int,
     /// A string.
@@ -50,7 +50,7 @@ pub union Value {
 }
 
 /// A list that is longer goes round in circles.
-const LONGEST: usize = 4096;
+const MAX_OPTIONS: usize = 4096;
 
 /// The codec that a call's options ask for; `None` if they ask for none.
 ///
@@ -64,9 +64,9 @@ pub(crate) unsafe fn codec(first: *const ncclConfigExt_t) -> Result<Option<Codec
     let (mut named, mut block, mut off): (Option<CodecSpec>, Option<c_int>, bool) =
         (None, None, false);
     let mut at = first;
-    for _ in 0..LONGEST {
+    for _ in 0..MAX_OPTIONS {
         if at.is_null() {
-            return settled(named, block, off);
+            return resolve(named, block, off);
         }
         // SAFETY: not NULL, so an option of the list.
         let option = unsafe { at.read_unaligned() };
@@ -99,11 +99,11 @@ pub(crate) unsafe fn codec(first: *const ncclConfigExt_t) -> Result<Option<Codec
         }
     }
     Err(wrong(format!(
-        "the list has more than {LONGEST} options, or no end"
+        "the list has more than {MAX_OPTIONS} options, or no end"
     )))
 }
 
-fn settled(named: Option<CodecSpec>, block: Option<c_int>, off: bool) -> Result<Option<CodecSpec>> {
+fn resolve(named: Option<CodecSpec>, block: Option<c_int>, off: bool) -> Result<Option<CodecSpec>> {
     let Some(block) = block else {
         return Ok(if off { Some(CodecSpec::RAW) } else { named });
     };
@@ -151,12 +151,12 @@ mod tests {
     use super::*;
 
     /// Reads a list of options.
-    fn read(options: &[(c_int, c_int, Value)]) -> Result<Option<CodecSpec>> {
+    fn read(options: &[(c_int, c_int, OptionValue)]) -> Result<Option<CodecSpec>> {
         let mut list: Vec<ncclConfigExt_t> = options
             .iter()
             .map(|&(vendorId, optionId, val)| ncclConfigExt_t {
                 next: std::ptr::null(),
-                key: Key { vendorId, optionId },
+                key: OptionKey { vendorId, optionId },
                 val,
             })
             .collect();
@@ -167,11 +167,11 @@ mod tests {
         unsafe { codec(list.first().map_or(std::ptr::null(), std::ptr::from_ref)) }
     }
 
-    const fn named(name: &'static CStr) -> (c_int, c_int, Value) {
-        (VENDOR_ID, OPTION_CODEC, Value { s: name.as_ptr() })
+    const fn named(name: &'static CStr) -> (c_int, c_int, OptionValue) {
+        (VENDOR_ID, OPTION_CODEC, OptionValue { s: name.as_ptr() })
     }
-    const fn number(option: c_int, i: c_int) -> (c_int, c_int, Value) {
-        (VENDOR_ID, option, Value { i })
+    const fn number(option: c_int, i: c_int) -> (c_int, c_int, OptionValue) {
+        (VENDOR_ID, option, OptionValue { i })
     }
 
     #[test]
@@ -187,7 +187,7 @@ mod tests {
         assert_eq!(spec.unwrap(), Some(CodecSpec::RAW));
         assert_eq!(read(&[number(OPTION_OFF, 0)]).unwrap(), None);
         // Others' options are theirs.
-        let other = (77, OPTION_CODEC, Value { i: 5 });
+        let other = (77, OPTION_CODEC, OptionValue { i: 5 });
         assert_eq!(read(&[other, other]).unwrap(), None);
     }
 
@@ -212,7 +212,7 @@ mod tests {
                 vec![(
                     VENDOR_ID,
                     OPTION_CODEC,
-                    Value {
+                    OptionValue {
                         s: std::ptr::null(),
                     },
                 )],
@@ -224,11 +224,11 @@ mod tests {
         }
         let mut circle = ncclConfigExt_t {
             next: std::ptr::null(),
-            key: Key {
+            key: OptionKey {
                 vendorId: 77,
                 optionId: 0,
             },
-            val: Value { i: 0 },
+            val: OptionValue { i: 0 },
         };
         circle.next = &circle;
         // SAFETY: a list without an end is what is tested; every option of it is live.

@@ -2,13 +2,13 @@
 //!
 //! A group belongs to a thread. Between start and end, calls are checked and recorded with their
 //! pointers; the outermost end connects the communicators that were asked for, then runs the calls,
-//! and then leaves the communicators that were finalized or destroyed. An error in between poisons
+//! and then teardowns the communicators that were finalized or destroyed. An error in between poisons
 //! the group: the end returns that error, and nothing runs.
 
-use crate::async_job::{self, Job};
-use crate::boundary::Progress;
+use crate::boundary::CallProgress;
 use crate::comm::Comm;
-use crate::leave::{self, Leave};
+use crate::connect_job::{self, ConnectJob};
+use crate::teardown::{self, Teardown};
 use crate::types::*;
 use crate::versioned;
 use cinch::comm::{Call, Group};
@@ -26,19 +26,19 @@ export! {
                 .depth
                 .checked_add(1)
                 .ok_or_else(|| Error::invalid_usage("groups nest 4294967295 deep"))?;
-            Ok(Progress::Done)
+            Ok(CallProgress::Done)
         })
-        .unwrap_or(Ok(Progress::Done))
+        .unwrap_or(Ok(CallProgress::Done))
     }
 }
 
 export! {
     /// Closes this thread's innermost group; the outermost close runs what was recorded.
     fn ncclGroupEnd | pncclGroupEnd() {
-        // The group leaves the thread's storage before it runs: a panic in it closes it.
+        // The group teardowns the thread's storage before it runs: a panic in it closes it.
         match with_open(close).unwrap_or(Ok(None))? {
             Some(group) => group.run(),
-            None => Ok(Progress::Done),
+            None => Ok(CallProgress::Done),
         }
     }
 }
@@ -51,7 +51,7 @@ export! {
         // SAFETY: NULL, or readable for the size that it says.
         let info = unsafe { read_sim_info(simInfo) };
         let Some(mut group) = group else {
-            return info.map(|_| Progress::Done);
+            return info.map(|_| CallProgress::Done);
         };
         let mut info = info.inspect_err(|_| group.abandon())?;
         info.estimatedTime = group.predict()? as f32;
@@ -64,7 +64,7 @@ export! {
                 bytes,
             );
         }
-        Ok(Progress::Done)
+        Ok(CallProgress::Done)
     }
 }
 
@@ -104,8 +104,8 @@ struct OpenGroup {
     /// Borrows the communicators of `calls`; declared, and so dropped, before it.
     group: Group<'static>,
     calls: Vec<(Arc<Communicator>, Call)>,
-    jobs: Vec<Job>,
-    leaves: Vec<Leave>,
+    jobs: Vec<ConnectJob>,
+    teardowns: Vec<Teardown>,
 }
 
 impl OpenGroup {
@@ -130,11 +130,11 @@ impl OpenGroup {
 
     /// Undoes what was recorded, none of which will run.
     fn abandon(&mut self) {
-        async_job::withdraw(&self.jobs);
+        connect_job::withdraw(&self.jobs);
         // What ends now is not held by calls that will not run.
         self.group = Group::default();
         self.calls.clear();
-        self.leaves.drain(..).for_each(Leave::withdraw);
+        self.teardowns.drain(..).for_each(Teardown::withdraw);
     }
 
     /// What failed while it was open.
@@ -146,17 +146,17 @@ impl OpenGroup {
         Err(error.context("a call inside the group failed, so nothing ran"))
     }
 
-    fn run(mut self) -> Result<Progress> {
+    fn run(mut self) -> Result<CallProgress> {
         self.check()?;
         // The last to be dropped: the group borrows from it.
         let calls = self.calls;
         let OpenGroup {
             mut group,
             jobs,
-            leaves,
+            teardowns,
             ..
         } = self;
-        let ran = async_job::run(jobs).and_then(|progress| {
+        let ran = connect_job::run(jobs).and_then(|progress| {
             if !calls.is_empty() {
                 // As NCCL has it, whose programs may make both in whatever order.
                 group.collectives_first();
@@ -166,10 +166,10 @@ impl OpenGroup {
         });
         drop(calls);
         match ran {
-            Ok(Progress::Done) => leave::run(leaves),
-            Ok(Progress::Underway) => leave::run(leaves).map(|_| Progress::Underway),
+            Ok(CallProgress::Done) => teardown::run(teardowns),
+            Ok(CallProgress::Underway) => teardown::run(teardowns).map(|_| CallProgress::Underway),
             Err(error) => {
-                leaves.into_iter().for_each(Leave::withdraw);
+                teardowns.into_iter().for_each(Teardown::withdraw);
                 Err(error)
             }
         }
@@ -178,7 +178,7 @@ impl OpenGroup {
     /// Microseconds that the calls take one after the other on each communicator.
     fn predict(mut self) -> Result<f64> {
         self.check()?;
-        if !self.jobs.is_empty() || !self.leaves.is_empty() {
+        if !self.jobs.is_empty() || !self.teardowns.is_empty() {
             self.abandon();
             return Err(Error::invalid_usage(
                 "communicators cannot be connected or ended in a group that is simulated",
@@ -213,20 +213,20 @@ pub(crate) fn submit(
     comm: Arc<Communicator>,
     call: &Call,
     buffers: Buffers<'static>,
-) -> Result<Progress> {
+) -> Result<CallProgress> {
     if is_open() {
         let added = with_open(|open| open.get_or_insert_default().add(comm, call, buffers));
-        return added.unwrap_or(Ok(())).map(|()| Progress::Done);
+        return added.unwrap_or(Ok(())).map(|()| CallProgress::Done);
     }
     match buffers {
         Buffers::Host(buffers) => comm.call(call, buffers)?,
         Buffers::Gpu(buffers) => comm.call_on(call, buffers)?,
     };
-    Ok(Progress::Done)
+    Ok(CallProgress::Done)
 }
 
 /// Records a job if a group is open; gives it back if none is.
-pub(crate) fn record_job(job: Job) -> Option<Job> {
+pub(crate) fn record_job(job: ConnectJob) -> Option<ConnectJob> {
     if !is_open() {
         return Some(job);
     }
@@ -235,11 +235,11 @@ pub(crate) fn record_job(job: Job) -> Option<Job> {
 }
 
 /// Records the end of a communicator if a group is open; gives it back if none is.
-pub(crate) fn record_leave(leave: Leave) -> Option<Leave> {
+pub(crate) fn record_teardown(teardown: Teardown) -> Option<Teardown> {
     if !is_open() {
-        return Some(leave);
+        return Some(teardown);
     }
-    with_open(|open| open.get_or_insert_default().leaves.push(leave));
+    with_open(|open| open.get_or_insert_default().teardowns.push(teardown));
     None
 }
 
@@ -247,8 +247,8 @@ pub(crate) fn record_leave(leave: Leave) -> Option<Leave> {
 ///
 /// # Errors
 /// Invalid usage if the group makes another one of it in the background, which needs it for longer.
-pub(crate) fn check_leave(comm: &Arc<Comm>) -> Result<()> {
-    let needed = |job: &Job| {
+pub(crate) fn check_teardown(comm: &Arc<Comm>) -> Result<()> {
+    let needed = |job: &ConnectJob| {
         let parent = job.parent.as_ref();
         !job.blocking && parent.is_some_and(|parent| Arc::ptr_eq(parent, comm))
     };

@@ -1,9 +1,9 @@
 //! Joining communicators.
 
-use crate::async_job::{self, Job, Made};
-use crate::boundary::Progress;
+use crate::boundary::CallProgress;
 use crate::comm::Comm;
-use crate::config::{Asked, ncclConfig_t};
+use crate::config::{CommOptions, ncclConfig_t};
+use crate::connect_job::{self, ConnectJob, NewComm};
 use crate::types::*;
 use crate::{settings, unique_id};
 use cinch::sync::Fault;
@@ -90,19 +90,19 @@ unsafe fn by_rank(
     id: &ncclUniqueId,
     rank: c_int,
     config: *const ncclConfig_t,
-) -> Result<Progress> {
+) -> Result<CallProgress> {
     // SAFETY: NULL or writable, by the header.
     unsafe { store("comm", place, null_mut())? };
     // SAFETY: NULL or readable, by the header.
-    let asked = unsafe { Asked::read(config)? }.unwrap_or_default();
+    let options = unsafe { CommOptions::read(config)? }.unwrap_or_default();
     let id = unique_id::from_c(id)?;
     let defaults = settings::on_this_gpu(settings::process()?)?;
     // SAFETY: writable until the job has run, by the header.
-    let job = unsafe { job(place, id, (rank, nranks), asked, defaults)? };
-    async_job::submit(job)
+    let job = unsafe { job(place, id, (rank, nranks), options, defaults)? };
+    connect_job::submit(job)
 }
 
-unsafe fn all(comms: *mut ncclComm_t, ndev: c_int, devlist: *const c_int) -> Result<Progress> {
+unsafe fn all(comms: *mut ncclComm_t, ndev: c_int, devlist: *const c_int) -> Result<CallProgress> {
     check_out("comm", comms)?;
     if ndev < 1 {
         return Err(Error::invalid_argument(format!(
@@ -122,7 +122,7 @@ unsafe fn all(comms: *mut ncclComm_t, ndev: c_int, devlist: *const c_int) -> Res
         // SAFETY: room for `ndev` communicators, by the header.
         let place = unsafe { comms.add(rank as usize) };
         // SAFETY: writable until this call returns.
-        jobs.push(unsafe { job(place, id, (rank, ndev), Asked::default(), config)? });
+        jobs.push(unsafe { job(place, id, (rank, ndev), CommOptions::default(), config)? });
         Ok(())
     });
     // Not part of an open group: NCCL's does not wait for its end either.
@@ -131,9 +131,9 @@ unsafe fn all(comms: *mut ncclComm_t, ndev: c_int, devlist: *const c_int) -> Res
         _ => check_gpus(ndev, devlist.is_null()),
     });
     match made {
-        Ok(()) => async_job::run(jobs),
+        Ok(()) => connect_job::run(jobs),
         Err(error) => {
-            async_job::withdraw(&jobs);
+            connect_job::withdraw(&jobs);
             id.cancel();
             Err(error)
         }
@@ -158,22 +158,22 @@ unsafe fn job(
     place: *mut ncclComm_t,
     id: UniqueId,
     (rank, nranks): (c_int, c_int),
-    asked: Asked,
+    options: CommOptions,
     defaults: Config,
-) -> Result<Job> {
+) -> Result<ConnectJob> {
     let (rank, nranks) = (rank_of("rank", rank)?, rank_of("nranks", nranks)?);
     if rank >= nranks {
         return Err(Error::invalid_argument(format!(
             "rank {rank} of {nranks}: a communicator of n ranks has ranks 0 to n-1"
         )));
     }
-    let config = asked.apply(defaults.clone())?;
+    let config = options.apply(defaults.clone())?;
     let fault = Fault::new();
-    let blocking = asked.blocking;
-    let comm = Comm::connecting(asked, defaults, fault.clone());
-    Ok(Job {
+    let blocking = options.blocking;
+    let comm = Comm::connecting(options, defaults, fault.clone());
+    Ok(ConnectJob {
         // SAFETY: as the caller's.
-        made: Some(unsafe { Made::new(comm, place)? }),
+        made: Some(unsafe { NewComm::new(comm, place)? }),
         parent: None,
         blocking,
         work: Box::new(move || {

@@ -18,25 +18,25 @@ mod boundary;
 #[macro_use]
 mod versioned;
 
-mod async_job;
 mod coll_config;
 mod collectives;
 mod comm;
 mod config;
+mod connect_job;
+mod deferred_free;
 mod error;
 mod extension;
 mod group;
 mod init;
-mod leave;
 mod memory;
 mod op;
 mod point_to_point;
 mod properties;
 mod register;
-mod remains;
 mod settings;
 mod split;
 mod stubs;
+mod teardown;
 pub mod types;
 mod unique_id;
 mod version;

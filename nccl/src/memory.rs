@@ -1,7 +1,7 @@
-//! Memory that programs get from the library: an allocation of the driver that other processes of
+//! Allocation that programs get from the library: an allocation of the driver that other processes of
 //! the host can map. In host memory with `CINCH_DEVICE=host`.
 
-use crate::boundary::Progress;
+use crate::boundary::CallProgress;
 use crate::settings;
 use crate::types::*;
 use cinch::engine::gpu::device;
@@ -23,7 +23,7 @@ export! {
             // SAFETY: not NULL, so writable.
             unsafe { store("ptr", ptr, place)? };
         }
-        Ok(Progress::Done)
+        Ok(CallProgress::Done)
     }
 }
 
@@ -31,12 +31,12 @@ export! {
     /// Frees what `ncclMemAlloc` gave. NULL is nothing to free.
     fn ncclMemFree | pncclMemFree(ptr: *mut c_void) {
         if ptr.is_null() {
-            return Ok(Progress::Done);
+            return Ok(CallProgress::Done);
         }
         let freed = ALLOCATED.with(|allocated| allocated.remove(&ptr.addr()));
         // Dropped out here: the driver waits for what uses it.
         match freed {
-            Some(_) => Ok(Progress::Done),
+            Some(_) => Ok(CallProgress::Done),
             None => Err(Error::invalid_argument(format!(
                 "ptr {ptr:?} is not the beginning of memory that ncclMemAlloc gave"
             ))),
@@ -44,38 +44,38 @@ export! {
     }
 }
 
-/// Memory by its address; it is freed when dropped.
+/// Allocation by its address; it is freed when dropped.
 #[allow(dead_code)]
-enum Memory {
+enum Allocation {
     Gpu(DeviceMemory),
-    Host(Box<[Line]>),
+    Host(Box<[AlignedLine]>),
 }
 
 /// As strictly aligned as the driver's.
 #[derive(Clone)]
 #[repr(align(256))]
-struct Line(#[allow(dead_code)] [u8; 256]);
+struct AlignedLine(#[allow(dead_code)] [u8; 256]);
 
-static ALLOCATED: Guarded<BTreeMap<usize, Memory>> = Guarded::new(BTreeMap::new());
+static ALLOCATED: Guarded<BTreeMap<usize, Allocation>> = Guarded::new(BTreeMap::new());
 
 fn allocate(size: usize) -> Result<*mut c_void> {
     let (address, memory) = match settings::process()?.device {
         DeviceChoice::Host => {
             let mut lines = Vec::new();
-            let count = size.div_ceil(size_of::<Line>());
+            let count = size.div_ceil(size_of::<AlignedLine>());
             lines.try_reserve_exact(count).map_err(|_| {
                 Error::system(
                     format!("allocating {size} bytes of host memory"),
                     std::io::Error::from(std::io::ErrorKind::OutOfMemory),
                 )
             })?;
-            lines.resize(count, Line([0; 256]));
+            lines.resize(count, AlignedLine([0; 256]));
             let lines = lines.into_boxed_slice();
-            (lines.as_ptr().expose_provenance(), Memory::Host(lines))
+            (lines.as_ptr().expose_provenance(), Allocation::Host(lines))
         }
         choice => {
             let memory = DeviceMemory::new(&device::open(choice)?, size)?;
-            (memory.address() as usize, Memory::Gpu(memory))
+            (memory.address() as usize, Allocation::Gpu(memory))
         }
     };
     ALLOCATED.with(|allocated| allocated.insert(address, memory));

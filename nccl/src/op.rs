@@ -1,9 +1,9 @@
 //! Operators that a program creates: sums of contributions times a factor of each rank.
 
-use crate::boundary::Progress;
+use crate::boundary::CallProgress;
 use crate::comm::{self, Comm};
 use crate::types::*;
-use cinch::ffi::read_scalar;
+use cinch::capi::read_scalar;
 use cinch::types::{ReduceOp, Scalar};
 use cinch::{Communicator, DType, Error, Result};
 use std::collections::BTreeMap;
@@ -43,7 +43,7 @@ export! {
         let number = comm.ops.add(dtype, factor)?;
         // SAFETY: not NULL, so writable.
         unsafe { store("op", op, number)? };
-        Ok(Progress::Done)
+        Ok(CallProgress::Done)
     }
 }
 
@@ -53,7 +53,7 @@ export! {
         let comm = comm::lookup(comm)?;
         let mut ops = comm.ops.0.lock().unwrap_or_else(PoisonError::into_inner);
         match ops.remove(&op) {
-            Some(_) => Ok(Progress::Done),
+            Some(_) => Ok(CallProgress::Done),
             None => Err(unknown(op)),
         }
     }

@@ -1,6 +1,6 @@
 //! What a program may ask of a communicator.
 
-use crate::boundary::Progress;
+use crate::boundary::CallProgress;
 use crate::types::*;
 use crate::{comm, error};
 use cinch::Error;
@@ -13,7 +13,7 @@ export! {
         let nranks = comm::lookup(comm)?.connection()?.nranks();
         // SAFETY: not NULL, so writable.
         unsafe { store("count", count, as_int(nranks)?)? };
-        Ok(Progress::Done)
+        Ok(CallProgress::Done)
     }
 }
 
@@ -24,7 +24,7 @@ export! {
         let own = comm::lookup(comm)?.connection()?.rank();
         // SAFETY: not NULL, so writable.
         unsafe { store("rank", rank, as_int(own)?)? };
-        Ok(Progress::Done)
+        Ok(CallProgress::Done)
     }
 }
 
@@ -39,7 +39,7 @@ export! {
         let ordinal = as_int(context.device().ordinal() as usize)?;
         // SAFETY: not NULL, so writable.
         unsafe { store("device", device, ordinal)? };
-        Ok(Progress::Done)
+        Ok(CallProgress::Done)
     }
 }
 
@@ -58,7 +58,7 @@ export! {
         };
         // SAFETY: not NULL, so writable.
         unsafe { store("asyncError", asyncError, found)? };
-        Ok(Progress::Done)
+        Ok(CallProgress::Done)
     }
 }
 
@@ -78,6 +78,6 @@ export! {
         };
         // SAFETY: not NULL, so writable.
         unsafe { store("value", value, found)? };
-        Ok(Progress::Done)
+        Ok(CallProgress::Done)
     }
 }

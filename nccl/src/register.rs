@@ -2,17 +2,17 @@
 //! read and write any memory of their GPU. A window is therefore NULL, which NCCL documents as one
 //! that is not supported.
 
-use crate::boundary::Progress;
+use crate::boundary::CallProgress;
 use crate::comm;
 use crate::types::*;
-use cinch::ffi::Tickets;
+use cinch::capi::HandleTable;
 use cinch::{Error, Result};
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::Arc;
 
 /// Handles of registrations: the communicator of each.
-static REGISTERED: Tickets<usize> = Tickets::new("handle", "registration", 0xACC2);
+static REGISTERED: HandleTable<usize> = HandleTable::new("handle", "registration", 0xACC2);
 
 export! {
     /// Registers a buffer; `*handle` is for `ncclCommDeregister`.
@@ -25,7 +25,7 @@ export! {
         let registered = REGISTERED.register(Arc::new(comm.addr()))?;
         // SAFETY: not NULL, so writable.
         unsafe { store("handle", handle, registered)? };
-        Ok(Progress::Done)
+        Ok(CallProgress::Done)
     }
 }
 
@@ -34,7 +34,7 @@ export! {
     fn ncclCommDeregister | pncclCommDeregister(comm: ncclComm_t, handle: *mut c_void) {
         comm::lookup(comm)?;
         if handle.is_null() {
-            return Ok(Progress::Done);
+            return Ok(CallProgress::Done);
         }
         if *REGISTERED.lookup(handle)? != comm.addr() {
             return Err(Error::invalid_argument(format!(
@@ -42,7 +42,7 @@ export! {
             )));
         }
         REGISTERED.remove(handle)?;
-        Ok(Progress::Done)
+        Ok(CallProgress::Done)
     }
 }
 
@@ -63,7 +63,7 @@ export! {
                 "winFlags {winFlags:#x} has bits beside {known:#x}"
             )));
         }
-        Ok(Progress::Done)
+        Ok(CallProgress::Done)
     }
 }
 
@@ -72,7 +72,7 @@ export! {
     fn ncclCommWindowDeregister | pncclCommWindowDeregister(comm: ncclComm_t, win: ncclWindow_t) {
         comm::lookup(comm)?;
         match win.is_null() {
-            true => Ok(Progress::Done),
+            true => Ok(CallProgress::Done),
             false => Err(Error::invalid_argument(format!(
                 "win {win:?} is no window of ncclCommWindowRegister, which gives NULL"
             ))),

@@ -1,9 +1,9 @@
 //! Communicators made from others.
 
-use crate::async_job::{self, Job, Made};
-use crate::boundary::Progress;
-use crate::comm::{self, Comm, Stage};
-use crate::config::{Asked, ncclConfig_t};
+use crate::boundary::CallProgress;
+use crate::comm::{self, Comm, CommStage};
+use crate::config::{CommOptions, ncclConfig_t};
+use crate::connect_job::{self, ConnectJob, NewComm};
 use crate::types::*;
 use cinch::sync::Fault;
 use cinch::{Error, Result};
@@ -32,11 +32,11 @@ unsafe fn split(
     key: c_int,
     place: *mut ncclComm_t,
     config: *const ncclConfig_t,
-) -> Result<Progress> {
+) -> Result<CallProgress> {
     // SAFETY: NULL or writable, by the header.
     unsafe { store("newcomm", place, null_mut())? };
     let parent = comm::lookup(comm)?;
-    let revoked = parent.stage() == Stage::Revoked;
+    let revoked = parent.stage() == CommStage::Revoked;
     let communicator = match revoked {
         true => parent.connection()?,
         false => parent.ready()?,
@@ -50,25 +50,25 @@ unsafe fn split(
         })?),
     };
     // SAFETY: NULL or readable, by the header.
-    let asked = unsafe { Asked::read(config)? }.unwrap_or_else(|| parent.asked.clone());
-    let config = asked.apply(parent.defaults.clone())?;
+    let options = unsafe { CommOptions::read(config)? }.unwrap_or_else(|| parent.options.clone());
+    let config = options.apply(parent.defaults.clone())?;
     // What ends the parent ends the split. The new communicator then goes on without the parent,
     // unless it is to share its fate. That of a parent that was revoked is behind it.
     let fault = match revoked {
         true => Fault::new(),
         false => parent.fault.child(),
     };
-    let shares = asked.shares;
-    let blocking = asked.blocking;
+    let shares = options.shares;
+    let blocking = options.blocking;
     let made = match color {
         None => None,
         Some(_) => {
-            let comm = Comm::connecting(asked, parent.defaults.clone(), fault.clone());
+            let comm = Comm::connecting(options, parent.defaults.clone(), fault.clone());
             // SAFETY: writable until the job has run, by the header.
-            Some(unsafe { Made::new(comm, place)? })
+            Some(unsafe { NewComm::new(comm, place)? })
         }
     };
-    async_job::submit(Job {
+    connect_job::submit(ConnectJob {
         made,
         parent: Some(parent),
         blocking,
@@ -122,15 +122,15 @@ export! {
             }
         }
         // SAFETY: NULL or readable, by the header.
-        let asked = unsafe { Asked::read(config)? }.unwrap_or_else(|| parent.asked.clone());
-        let settings = asked.apply(parent.defaults.clone())?;
+        let options = unsafe { CommOptions::read(config)? }.unwrap_or_else(|| parent.options.clone());
+        let settings = options.apply(parent.defaults.clone())?;
         // The parent's failure is not the new one's.
         let fault = Fault::new();
-        let blocking = asked.blocking;
-        let made = Comm::connecting(asked, parent.defaults.clone(), fault.clone());
-        async_job::submit(Job {
+        let blocking = options.blocking;
+        let made = Comm::connecting(options, parent.defaults.clone(), fault.clone());
+        connect_job::submit(ConnectJob {
             // SAFETY: writable until the job has run, by the header.
-            made: Some(unsafe { Made::new(made, newcomm)? }),
+            made: Some(unsafe { NewComm::new(made, newcomm)? }),
             parent: Some(parent),
             blocking,
             work: Box::new(move || {

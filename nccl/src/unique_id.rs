@@ -1,6 +1,6 @@
 //! What a job's ranks share before they are connected.
 
-use crate::boundary::Progress;
+use crate::boundary::CallProgress;
 use crate::settings;
 use crate::types::*;
 use cinch::{Config, Error, Result, UniqueId};
@@ -13,7 +13,7 @@ export! {
         let id = to_c(&create(&settings::process()?)?);
         // SAFETY: not NULL, so writable.
         unsafe { store("uniqueId", uniqueId, id)? };
-        Ok(Progress::Done)
+        Ok(CallProgress::Done)
     }
 }
 

@@ -1,6 +1,6 @@
 //! What version the drop-in says it is.
 
-use crate::boundary::Progress;
+use crate::boundary::CallProgress;
 use crate::types::*;
 use cinch::Config;
 use std::ffi::c_int;
@@ -12,7 +12,7 @@ export! {
         let covered = Config::from_env()?.nccl_version;
         // SAFETY: not NULL, so writable.
         unsafe { store("version", version, as_int(covered as usize)?)? };
-        Ok(Progress::Done)
+        Ok(CallProgress::Done)
     }
 }
 

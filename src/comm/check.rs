@@ -6,24 +6,24 @@ use crate::mem::{DeviceBuffers, UserBuffers};
 use crate::types::{Collective, ReduceOp, Scalar};
 
 /// Where a call's buffers are: address and bytes of each.
-pub(super) struct Places {
+pub(super) struct BufferRanges {
     input: (usize, usize),
     output: (usize, usize),
 }
 
-impl From<&UserBuffers<'_>> for Places {
-    fn from(buffers: &UserBuffers<'_>) -> Places {
-        Places {
+impl From<&UserBuffers<'_>> for BufferRanges {
+    fn from(buffers: &UserBuffers<'_>) -> BufferRanges {
+        BufferRanges {
             input: (buffers.input_address(), buffers.input_bytes()),
             output: (buffers.output_address(), buffers.output_bytes()),
         }
     }
 }
 
-impl From<&DeviceBuffers<'_>> for Places {
-    fn from(buffers: &DeviceBuffers<'_>) -> Places {
+impl From<&DeviceBuffers<'_>> for BufferRanges {
+    fn from(buffers: &DeviceBuffers<'_>) -> BufferRanges {
         let place = |(address, bytes): (u64, usize)| (address as usize, bytes);
-        Places {
+        BufferRanges {
             input: place(buffers.input()),
             output: place(buffers.output()),
         }
@@ -31,7 +31,7 @@ impl From<&DeviceBuffers<'_>> for Places {
 }
 
 /// Everything that can be said of a call and its buffers.
-pub(super) fn call(comm: &Communicator, call: &Call, buffers: &Places) -> Result<()> {
+pub(super) fn call(comm: &Communicator, call: &Call, buffers: &BufferRanges) -> Result<()> {
     shape(comm, call)?;
     sizes(comm, call, buffers)?;
     overlap(comm, call, buffers)
@@ -94,7 +94,7 @@ pub(super) fn shape(comm: &Communicator, call: &Call) -> Result<()> {
     Ok(())
 }
 
-fn sizes(comm: &Communicator, call: &Call, buffers: &Places) -> Result<()> {
+fn sizes(comm: &Communicator, call: &Call, buffers: &BufferRanges) -> Result<()> {
     let is_root = call.root == comm.rank();
     let (mut input, mut output) = (
         call.collective.input_extent(is_root),
@@ -132,7 +132,7 @@ fn sizes(comm: &Communicator, call: &Call, buffers: &Places) -> Result<()> {
 }
 
 /// Input and output are disjoint, or in place as NCCL defines it.
-fn overlap(comm: &Communicator, call: &Call, buffers: &Places) -> Result<()> {
+fn overlap(comm: &Communicator, call: &Call, buffers: &BufferRanges) -> Result<()> {
     let (nranks, rank) = (comm.nranks(), comm.rank());
     let is_root = call.root == rank;
     let size = call.dtype.size();

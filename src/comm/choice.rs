@@ -10,7 +10,7 @@ use crate::types::{CodecChoice, CodecSpec, DType, Extent, ScaleRule};
 /// Why a call ran exactly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Exact {
+pub enum RawReason {
     /// Nobody asked for a codec, or for one inside hosts only and the algorithm has one level.
     NotAsked,
     /// Compression is off for good, by process or communicator.
@@ -33,51 +33,51 @@ pub enum Exact {
     Costs,
 }
 
-impl Exact {
+impl RawReason {
     /// Every reason, in numeric order.
-    pub const ALL: [Exact; 10] = [
-        Exact::NotAsked,
-        Exact::Off,
-        Exact::ByCall,
-        Exact::Collective,
-        Exact::DType,
-        Exact::Operation,
-        Exact::Small,
-        Exact::NoTensor,
-        Exact::SwitchedOff,
-        Exact::Costs,
+    pub const ALL: [RawReason; 10] = [
+        RawReason::NotAsked,
+        RawReason::Off,
+        RawReason::ByCall,
+        RawReason::Collective,
+        RawReason::DType,
+        RawReason::Operation,
+        RawReason::Small,
+        RawReason::NoTensor,
+        RawReason::SwitchedOff,
+        RawReason::Costs,
     ];
 
     /// As people read it.
     pub const fn name(self) -> &'static str {
         match self {
-            Exact::NotAsked => "no codec",
-            Exact::Off => "off",
-            Exact::ByCall => "by call",
-            Exact::Collective => "collective",
-            Exact::DType => "data type",
-            Exact::Operation => "operation",
-            Exact::Small => "small",
-            Exact::NoTensor => "no tensor",
-            Exact::SwitchedOff => "beyond the bound",
-            Exact::Costs => "does not pay",
+            RawReason::NotAsked => "no codec",
+            RawReason::Off => "off",
+            RawReason::ByCall => "by call",
+            RawReason::Collective => "collective",
+            RawReason::DType => "data type",
+            RawReason::Operation => "operation",
+            RawReason::Small => "small",
+            RawReason::NoTensor => "no tensor",
+            RawReason::SwitchedOff => "beyond the bound",
+            RawReason::Costs => "does not pay",
         }
     }
 }
 
 /// The codec of a call.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Choice {
+pub(super) struct CodecDecision {
     pub codec: CodecChoice,
     /// Why it is raw, if it is.
-    pub exact: Option<Exact>,
+    pub raw_reason: Option<RawReason>,
 }
 
-impl Choice {
-    fn exact(why: Exact) -> Choice {
-        Choice {
+impl CodecDecision {
+    fn exact(why: RawReason) -> CodecDecision {
+        CodecDecision {
             codec: CodecSpec::RAW.into(),
-            exact: Some(why),
+            raw_reason: Some(why),
         }
     }
 }
@@ -92,9 +92,9 @@ pub(super) fn choose(
     call: &Call,
     nranks: usize,
     switched_off: bool,
-) -> Result<Choice> {
+) -> Result<CodecDecision> {
     let (codec, asked) = match call.codec {
-        Some(spec) if !spec.is_lossy() => return Ok(Choice::exact(Exact::ByCall)),
+        Some(spec) if !spec.is_lossy() => return Ok(CodecDecision::exact(RawReason::ByCall)),
         Some(spec) => {
             let auto = call.auto;
             let intra = None;
@@ -112,21 +112,27 @@ pub(super) fn choose(
         )));
     }
     let exact = if policy.off {
-        Some(Exact::Off)
+        Some(RawReason::Off)
     } else if !codec.is_lossy() {
-        Some(Exact::NotAsked)
+        Some(RawReason::NotAsked)
     } else if !asked && !policy.collectives.has(call.collective) {
-        Some(Exact::Collective)
+        Some(RawReason::Collective)
     } else if let Some((reason, _)) = refused {
         Some(reason)
     } else if !asked && input_bytes(call, nranks) < policy.min_bytes {
-        Some(Exact::Small)
+        Some(RawReason::Small)
     } else if switched_off {
-        Some(Exact::SwitchedOff)
+        Some(RawReason::SwitchedOff)
     } else {
         None
     };
-    Ok(exact.map_or(Choice { codec, exact: None }, Choice::exact))
+    Ok(exact.map_or(
+        CodecDecision {
+            codec,
+            raw_reason: None,
+        },
+        CodecDecision::exact,
+    ))
 }
 
 impl Call {
@@ -151,27 +157,27 @@ fn input_bytes(call: &Call, nranks: usize) -> usize {
 }
 
 /// Why this codec may not carry this call.
-fn refusal(call: &Call, spec: CodecSpec) -> Option<(Exact, String)> {
+fn refusal(call: &Call, spec: CodecSpec) -> Option<(RawReason, String)> {
     if !spec.is_lossy() {
         return None;
     }
     if !matches!(call.dtype, DType::F32 | DType::F16 | DType::BF16) {
         let why = format!("it carries f32, f16 and bf16 only, not {}", call.dtype);
-        return Some((Exact::DType, why));
+        return Some((RawReason::DType, why));
     }
     if call.collective.reduces() && !call.op.is_additive() {
         let why = format!(
             "rounded values may only be summed or averaged, not {}",
             call.op
         );
-        return Some((Exact::Operation, why));
+        return Some((RawReason::Operation, why));
     }
     if matches!(spec.scale, ScaleRule::Tensor { .. })
         && spec.kind.has_scale()
         && call.tensor.is_none()
     {
         let why = "a tensor scale needs the call's tensor id, to know whose scale to keep";
-        return Some((Exact::NoTensor, why.into()));
+        return Some((RawReason::NoTensor, why.into()));
     }
     None
 }
@@ -207,8 +213,14 @@ mod tests {
         let factor = PreMulSum(Scalar::Float(0.5));
         for (collective, dtype, op, count, expected) in [
             (AllReduce, DType::F32, Sum, m / 4, None),
-            (AllReduce, DType::F32, Sum, m / 4 - 1, Some(Exact::Small)),
-            (AllReduce, DType::F32, Sum, 0, Some(Exact::Small)),
+            (
+                AllReduce,
+                DType::F32,
+                Sum,
+                m / 4 - 1,
+                Some(RawReason::Small),
+            ),
+            (AllReduce, DType::F32, Sum, 0, Some(RawReason::Small)),
             (AllReduce, DType::F16, Avg, m / 2, None),
             (AllReduce, DType::BF16, factor, m / 2, None),
             // Four ranks: the input has four blocks.
@@ -218,31 +230,37 @@ mod tests {
                 DType::BF16,
                 Sum,
                 m / 8 - 1,
-                Some(Exact::Small),
+                Some(RawReason::Small),
             ),
-            (AllReduce, DType::F64, Sum, m, Some(Exact::DType)),
-            (AllReduce, DType::I32, Sum, m, Some(Exact::DType)),
-            (AllReduce, DType::U8, Sum, m, Some(Exact::DType)),
-            (AllReduce, DType::F8E4M3, Sum, m, Some(Exact::DType)),
-            (AllReduce, DType::F32, Max, m, Some(Exact::Operation)),
-            (AllReduce, DType::F32, Min, m, Some(Exact::Operation)),
-            (ReduceScatter, DType::F32, Prod, m, Some(Exact::Operation)),
-            (AllGather, DType::F32, Sum, m, Some(Exact::Collective)),
-            (Broadcast, DType::F32, Sum, m, Some(Exact::Collective)),
-            (AllToAll, DType::F32, Sum, m, Some(Exact::Collective)),
-            (SendRecv, DType::F32, Sum, m, Some(Exact::Collective)),
-            (Reduce, DType::F32, Sum, m, Some(Exact::Collective)),
-            (Gather, DType::F32, Sum, m, Some(Exact::Collective)),
-            (Scatter, DType::F32, Sum, m, Some(Exact::Collective)),
+            (AllReduce, DType::F64, Sum, m, Some(RawReason::DType)),
+            (AllReduce, DType::I32, Sum, m, Some(RawReason::DType)),
+            (AllReduce, DType::U8, Sum, m, Some(RawReason::DType)),
+            (AllReduce, DType::F8E4M3, Sum, m, Some(RawReason::DType)),
+            (AllReduce, DType::F32, Max, m, Some(RawReason::Operation)),
+            (AllReduce, DType::F32, Min, m, Some(RawReason::Operation)),
+            (
+                ReduceScatter,
+                DType::F32,
+                Prod,
+                m,
+                Some(RawReason::Operation),
+            ),
+            (AllGather, DType::F32, Sum, m, Some(RawReason::Collective)),
+            (Broadcast, DType::F32, Sum, m, Some(RawReason::Collective)),
+            (AllToAll, DType::F32, Sum, m, Some(RawReason::Collective)),
+            (SendRecv, DType::F32, Sum, m, Some(RawReason::Collective)),
+            (Reduce, DType::F32, Sum, m, Some(RawReason::Collective)),
+            (Gather, DType::F32, Sum, m, Some(RawReason::Collective)),
+            (Scatter, DType::F32, Sum, m, Some(RawReason::Collective)),
         ] {
             let call = call(collective, dtype, op, count);
             let choice = choose(&policy, &call, 4, false).unwrap();
-            assert_eq!(choice.exact, expected, "{call:?}");
+            assert_eq!(choice.raw_reason, expected, "{call:?}");
             assert_eq!(choice.codec.spec.is_lossy(), expected.is_none(), "{call:?}");
         }
         let sum = call(AllReduce, DType::F32, Sum, m);
         let choice = choose(&policy, &sum, 4, true).unwrap();
-        assert_eq!(choice.exact, Some(Exact::SwitchedOff));
+        assert_eq!(choice.raw_reason, Some(RawReason::SwitchedOff));
     }
 
     #[test]
@@ -264,7 +282,7 @@ mod tests {
         }
         let pickles = call(Collective::AllGather, DType::U8, ReduceOp::Sum, 1 << 20);
         let choice = choose(&policy, &pickles, 4, false).unwrap();
-        assert_eq!(choice.exact, Some(Exact::DType));
+        assert_eq!(choice.raw_reason, Some(RawReason::DType));
     }
 
     #[test]
@@ -283,13 +301,13 @@ mod tests {
             assert_eq!(choice.codec.to_string(), "linear8:block=256");
         }
         assert_eq!(
-            choose(&off, &call, 4, false).unwrap().exact,
-            Some(Exact::Off)
+            choose(&off, &call, 4, false).unwrap().raw_reason,
+            Some(RawReason::Off)
         );
         let raw = asking("raw", DType::F32, ReduceOp::Sum);
         assert_eq!(
-            choose(&lossy, &raw, 4, false).unwrap().exact,
-            Some(Exact::ByCall)
+            choose(&lossy, &raw, 4, false).unwrap().raw_reason,
+            Some(RawReason::ByCall)
         );
         for policy in [&exact, &lossy, &off] {
             let error = choose(
@@ -321,8 +339,8 @@ mod tests {
         assert_eq!(
             choose(&exact, &Call { codec: None, ..raw }, 4, false)
                 .unwrap()
-                .exact,
-            Some(Exact::NotAsked)
+                .raw_reason,
+            Some(RawReason::NotAsked)
         );
     }
 }

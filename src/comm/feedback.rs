@@ -1,6 +1,6 @@
 //! Residuals of error feedback, which a communicator owns.
 
-use super::{Communicator, Side};
+use super::{Communicator, DeviceState};
 use crate::adapt::Feedback;
 use crate::error::Result;
 use crate::simd::FloatEnvironment;
@@ -15,9 +15,9 @@ impl Communicator {
     /// below: timeout if calls that were launched do not end; those of the driver.
     pub fn export_residuals(&self) -> Result<Vec<u8>> {
         let (rank, nranks) = (self.rank(), self.nranks());
-        Ok(match &self.side {
-            Side::Host(_) => self.engine()?.feedback().export(rank, nranks),
-            Side::Gpu(side) => side.engine()?.export_residuals()?.export(rank, nranks),
+        Ok(match &self.state {
+            DeviceState::Host(_) => self.engine()?.feedback().export(rank, nranks),
+            DeviceState::Gpu(gpu) => gpu.engine()?.export_residuals()?.export(rank, nranks),
         })
     }
 
@@ -29,13 +29,13 @@ impl Communicator {
     /// Invalid argument if they are not, or are damaged; nothing changes.
     pub fn import_residuals(&self, bytes: &[u8]) -> Result<()> {
         let feedback = Feedback::import(bytes, self.rank(), self.nranks())?;
-        match &self.side {
-            Side::Host(_) => {
+        match &self.state {
+            DeviceState::Host(_) => {
                 feedback.check_chunks()?;
                 *self.engine()?.feedback() = feedback;
                 Ok(())
             }
-            Side::Gpu(side) => side.engine()?.import_residuals(&feedback),
+            DeviceState::Gpu(gpu) => gpu.engine()?.import_residuals(&feedback),
         }
     }
 
@@ -47,10 +47,10 @@ impl Communicator {
     /// Invalid argument if the factor is negative or not finite.
     pub fn rescale_residuals(&self, factor: f32) -> Result<()> {
         let _environment = FloatEnvironment::standard();
-        match &self.side {
-            Side::Host(_) => self.engine()?.feedback().rescale(factor),
-            Side::Gpu(side) => {
-                let mut engine = side.engine()?;
+        match &self.state {
+            DeviceState::Host(_) => self.engine()?.feedback().rescale(factor),
+            DeviceState::Gpu(gpu) => {
+                let mut engine = gpu.engine()?;
                 let mut feedback = engine.export_residuals()?;
                 feedback.rescale(factor)?;
                 engine.import_residuals(&feedback)
@@ -63,12 +63,12 @@ impl Communicator {
     /// # Errors
     /// Internal if an earlier call panicked.
     pub fn forget_residuals(&self, tensor: Option<u64>) -> Result<()> {
-        match &self.side {
-            Side::Host(_) => {
+        match &self.state {
+            DeviceState::Host(_) => {
                 self.engine()?.feedback().forget(tensor);
                 Ok(())
             }
-            Side::Gpu(side) => side.engine()?.forget_residuals(tensor),
+            DeviceState::Gpu(gpu) => gpu.engine()?.forget_residuals(tensor),
         }
     }
 }

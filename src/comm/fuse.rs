@@ -6,14 +6,14 @@
 //! sum, whose factor is each rank's own; and calls that keep scales or residuals for their tensor.
 //!
 //! The inputs are read when the calls' turn comes, and the outputs written before that of the next:
-//! towards all other calls a parcel is one of them. Only its own calls must not depend on each other.
+//! towards all other calls a fused is one of them. Only its own calls must not depend on each other.
 //!
 //! Each tensor begins at a multiple of the granule of the codecs on all levels, with its last element
 //! repeated up to there. So no block has elements of two tensors, and what fills the last block changes
 //! neither its smallest nor its largest element. Where a codec goes by more than these, only tensors of
 //! whole blocks are taken. The sum is formed as for any call of that length: where arithmetic is exact
 //! the bits are those of separate calls, elsewhere the last ones may differ, because another rank may
-//! own an element and add its own part first, or a codec draw the numbers of another place.
+//! own an element and add its own part first, or a codec draw the numbers of another range.
 
 use super::{Call, Communicator, Report};
 use crate::codec::{self, EncodeStats};
@@ -26,21 +26,21 @@ use crate::types::{CodecChoice, Collective, DType, Fused, ReduceOp};
 use std::ops::Range;
 
 /// Most bytes that travel as one. More of them gain nothing: the work is in the bytes by then.
-const MOST_BYTES: usize = 1 << 20;
+const MAX_FUSED_BYTES: usize = 1 << 20;
 
 /// Fused calls whose memory a communicator keeps for the next group.
-const SPARE: usize = 2;
+const MAX_SPARE_BUFFERS: usize = 2;
 
 /// Small calls that travel as one.
 #[derive(Debug)]
-pub(super) struct Parcel {
+pub(super) struct FusedCall {
     /// Which calls of the group, in order.
     pub members: Vec<usize>,
     /// Where the elements of each are.
-    places: Vec<Range<usize>>,
+    ranges: Vec<Range<usize>>,
     dtype: DType,
     codec: CodecChoice,
-    needs: Needs,
+    rules: FusionRules,
     /// What is known of each member's input, once it was gathered: what an encode pass would have
     /// learnt, were it alone. Empty if nothing is to be learnt.
     inputs: Vec<EncodeStats>,
@@ -48,7 +48,7 @@ pub(super) struct Parcel {
 
 /// What the codecs of both levels need of tensors that travel together.
 #[derive(Clone, Copy, Debug)]
-struct Needs {
+struct FusionRules {
     /// At multiples of how many elements tensors begin.
     granule: usize,
     /// Of how many elements their counts are multiples.
@@ -59,9 +59,9 @@ struct Needs {
     largest: Option<f64>,
 }
 
-impl Needs {
-    fn of(dtype: DType, codec: CodecChoice) -> Result<Needs> {
-        let mut needs = Needs {
+impl FusionRules {
+    fn of(dtype: DType, codec: CodecChoice) -> Result<FusionRules> {
+        let mut rules = FusionRules {
             granule: plan::granule(dtype, None),
             whole: 1,
             has_blocks: false,
@@ -73,15 +73,15 @@ impl Needs {
                 continue;
             };
             let described = codec.description();
-            needs.granule = needs.granule.max(plan::granule(dtype, Some(&*codec)));
+            rules.granule = rules.granule.max(plan::granule(dtype, Some(&*codec)));
             if !described.fits_extremes {
-                needs.whole = needs.whole.max(codec.granule());
+                rules.whole = rules.whole.max(codec.granule());
             }
-            needs.has_blocks |= described.block_numbers > 0;
-            let largest = needs.largest.unwrap_or(f64::INFINITY);
-            needs.largest = Some(largest.min(described.errors.largest));
+            rules.has_blocks |= described.block_numbers > 0;
+            let largest = rules.largest.unwrap_or(f64::INFINITY);
+            rules.largest = Some(largest.min(described.errors.largest));
         }
-        Ok(needs)
+        Ok(rules)
     }
 }
 
@@ -105,13 +105,13 @@ fn is_small(call: &Call, bytes: usize) -> bool {
 ///
 /// # Errors
 /// Invalid argument if a codec has impossible parameters.
-pub(super) fn parcels(
+pub(super) fn fused_calls(
     comm: &Communicator,
     calls: &[(usize, &Call, CodecChoice)],
-) -> Result<Vec<Parcel>> {
+) -> Result<Vec<FusedCall>> {
     let bytes = comm.config.fuse_bytes;
-    let mut parcels: Vec<Parcel> = Vec::new();
-    // The call before, and whether the last parcel is open for the next one.
+    let mut calls_fused: Vec<FusedCall> = Vec::new();
+    // The call before, and whether the last fused is open for the next one.
     let mut open: Option<(&Call, CodecChoice)> = None;
     for &(index, call, codec) in calls {
         if bytes == 0 || !is_small(call, bytes) {
@@ -120,53 +120,53 @@ pub(super) fn parcels(
         }
         let follows = open.is_some_and(|before| alike(before, (call, codec)));
         if !(follows
-            && parcels
+            && calls_fused
                 .last_mut()
-                .is_some_and(|last| last.take(index, call)))
+                .is_some_and(|last| last.try_add(index, call)))
         {
-            let mut parcel = Parcel::new(call.dtype, codec)?;
-            if !parcel.take(index, call) {
+            let mut fused = FusedCall::new(call.dtype, codec)?;
+            if !fused.try_add(index, call) {
                 open = None;
                 continue;
             }
-            parcels.push(parcel);
+            calls_fused.push(fused);
         }
         open = Some((call, codec));
     }
-    parcels.retain(|parcel| parcel.members.len() > 1);
-    Ok(parcels)
+    calls_fused.retain(|fused| fused.members.len() > 1);
+    Ok(calls_fused)
 }
 
-impl Parcel {
-    fn new(dtype: DType, codec: CodecChoice) -> Result<Parcel> {
-        Ok(Parcel {
+impl FusedCall {
+    fn new(dtype: DType, codec: CodecChoice) -> Result<FusedCall> {
+        Ok(FusedCall {
             members: Vec::new(),
-            places: Vec::new(),
+            ranges: Vec::new(),
             dtype,
             codec,
-            needs: Needs::of(dtype, codec)?,
+            rules: FusionRules::of(dtype, codec)?,
             inputs: Vec::new(),
         })
     }
 
     /// Elements, filling included.
     fn count(&self) -> usize {
-        let end = self.places.last().map_or(0, |place| place.end);
-        end.next_multiple_of(self.needs.granule)
+        let end = self.ranges.last().map_or(0, |range| range.end);
+        end.next_multiple_of(self.rules.granule)
     }
 
     /// Takes one more call, unless it no longer fits, or its last block may not be filled.
-    fn take(&mut self, index: usize, call: &Call) -> bool {
-        if !call.count.is_multiple_of(self.needs.whole) {
+    fn try_add(&mut self, index: usize, call: &Call) -> bool {
+        if !call.count.is_multiple_of(self.rules.whole) {
             return false;
         }
         let start = self.count();
-        let end = start + call.count.next_multiple_of(self.needs.granule);
-        if !self.members.is_empty() && end * self.dtype.size() > MOST_BYTES {
+        let end = start + call.count.next_multiple_of(self.rules.granule);
+        if !self.members.is_empty() && end * self.dtype.size() > MAX_FUSED_BYTES {
             return false;
         }
         self.members.push(index);
-        self.places.push(start..start + call.count);
+        self.ranges.push(start..start + call.count);
         true
     }
 
@@ -174,12 +174,12 @@ impl Parcel {
     pub(super) fn request(&self, one: &Call) -> Request {
         Request {
             count: self.count(),
-            fused: Fused::of(self.places.iter().map(Range::len)),
+            fused: Fused::of(self.ranges.iter().map(Range::len)),
             ..one.request(self.codec)
         }
     }
 
-    /// The call of the group whose place they take.
+    /// The call of the group whose range they take.
     pub(super) fn first(&self) -> usize {
         self.members.first().copied().unwrap_or(usize::MAX)
     }
@@ -197,11 +197,11 @@ impl Parcel {
         memory: &mut [u8],
     ) -> Result<()> {
         let size = self.dtype.size();
-        for (place, input) in self.places.iter().zip(inputs) {
-            let (from, to) = (place.start * size, place.end * size);
+        for (range, input) in self.ranges.iter().zip(inputs) {
+            let (from, to) = (range.start * size, range.end * size);
             input.read_input(0, &mut memory[from..to]);
-            let filled = place.end.next_multiple_of(self.needs.granule) * size;
-            if !self.needs.has_blocks {
+            let filled = range.end.next_multiple_of(self.rules.granule) * size;
+            if !self.rules.has_blocks {
                 // Nothing that could saturate, and be counted.
                 memory[to..filled].fill(0);
                 continue;
@@ -222,22 +222,22 @@ impl Parcel {
         output: &mut UserBuffers<'_>,
     ) {
         let size = self.dtype.size();
-        let place = &self.places[member];
-        output.write_output(0, all.output(place.start * size, place.len() * size));
+        let range = &self.ranges[member];
+        output.write_output(0, all.output(range.start * size, range.len() * size));
     }
 
     fn look(&self, memory: &[u8]) -> Result<Vec<EncodeStats>> {
-        let Some(largest) = self.needs.largest else {
+        let Some(largest) = self.rules.largest else {
             return Ok(Vec::new());
         };
         let isa = Isa::detect();
         let reducer = Reducer::new(self.dtype, ReduceOp::Sum, isa)?;
-        let longest = self.places.iter().map(Range::len).max().unwrap_or(0);
+        let longest = self.ranges.iter().map(Range::len).max().unwrap_or(0);
         let mut tile = Tile::new(longest);
         let size = self.dtype.size();
-        let looks = self.places.iter().map(|place| {
-            reducer.load(&memory[place.start * size..place.end * size], &mut tile);
-            codec::look(isa, tile.f32(place.len()), largest)
+        let looks = self.ranges.iter().map(|range| {
+            reducer.load(&memory[range.start * size..range.end * size], &mut tile);
+            codec::look(isa, tile.f32(range.len()), largest)
         });
         Ok(looks.collect())
     }
@@ -246,22 +246,22 @@ impl Parcel {
     /// bytes, the first one what cannot be shared.
     pub(super) fn reports(&self, all: &Report) -> Vec<Report> {
         let count = self.count().max(1) as u64;
-        let share = |bytes: u64, place: &Range<usize>| {
-            let filled = place.len().next_multiple_of(self.needs.granule) as u64;
+        let share = |bytes: u64, range: &Range<usize>| {
+            let filled = range.len().next_multiple_of(self.rules.granule) as u64;
             bytes * filled / count
         };
         // What is left over goes to the first member.
         let of = |bytes: u64, member: usize| {
             let shared = || {
-                self.places
+                self.ranges
                     .iter()
-                    .map(|place| share(bytes, place))
+                    .map(|range| share(bytes, range))
                     .sum::<u64>()
             };
-            share(bytes, &self.places[member]) + if member == 0 { bytes - shared() } else { 0 }
+            share(bytes, &self.ranges[member]) + if member == 0 { bytes - shared() } else { 0 }
         };
         let inputs = all.input.map(|all| self.saturated_as(&all));
-        let reports = (0..self.places.len()).map(|member| Report {
+        let reports = (0..self.ranges.len()).map(|member| Report {
             wire_bytes: of(all.wire_bytes, member),
             raw_bytes: of(all.raw_bytes, member),
             input: inputs
@@ -326,17 +326,21 @@ pub(super) fn check_apart(members: impl Iterator<Item = (usize, [Range<usize>; 2
 
 impl Communicator {
     /// Memory for a fused call.
-    pub(super) fn spare_memory(&self, bytes: usize) -> Vec<u8> {
-        let spare = self.spare.lock().ok().and_then(|mut spare| spare.pop());
+    pub(super) fn take_fuse_buffer(&self, bytes: usize) -> Vec<u8> {
+        let spare = self
+            .spare_buffers
+            .lock()
+            .ok()
+            .and_then(|mut spare| spare.pop());
         let mut memory = spare.unwrap_or_default();
         memory.resize(bytes, 0);
         memory
     }
 
     /// Keeps it for the next group.
-    pub(super) fn keep_memory(&self, memory: Vec<u8>) {
-        if let Ok(mut spare) = self.spare.lock()
-            && spare.len() < SPARE
+    pub(super) fn keep_fuse_buffer(&self, memory: Vec<u8>) {
+        if let Ok(mut spare) = self.spare_buffers.lock()
+            && spare.len() < MAX_SPARE_BUFFERS
         {
             spare.push(memory);
         }
@@ -379,17 +383,17 @@ mod tests {
     #[test]
     fn tensors_begin_at_whole_blocks_and_parcels_end() {
         let codec: CodecChoice = "linear8:block=64".parse().unwrap();
-        let mut parcel = Parcel::new(DType::F32, codec).unwrap();
+        let mut fused = FusedCall::new(DType::F32, codec).unwrap();
         for (index, count) in [100, 64, 1].into_iter().enumerate() {
-            assert!(parcel.take(index, &all_reduce(count)));
+            assert!(fused.try_add(index, &all_reduce(count)));
         }
-        assert_eq!(parcel.places, [0..100, 128..192, 192..193]);
+        assert_eq!(fused.ranges, [0..100, 128..192, 192..193]);
         assert_eq!(
-            (parcel.count(), parcel.request(&all_reduce(1)).count),
+            (fused.count(), fused.request(&all_reduce(1)).count),
             (256, 256)
         );
         let mut taken = 0;
-        while parcel.take(3, &all_reduce(16 << 10)) {
+        while fused.try_add(3, &all_reduce(16 << 10)) {
             taken += 1;
         }
         // 1 MiB holds 15 more of 64 KiB.
@@ -398,9 +402,9 @@ mod tests {
 
     #[test]
     fn shares_add_up_to_the_whole() {
-        let mut parcel = Parcel::new(DType::F32, "raw".parse().unwrap()).unwrap();
+        let mut fused = FusedCall::new(DType::F32, "raw".parse().unwrap()).unwrap();
         for count in [1, 16, 1000] {
-            parcel.take(0, &all_reduce(count));
+            fused.try_add(0, &all_reduce(count));
         }
         let all = Report {
             codec: crate::types::CodecSpec::RAW,
@@ -413,7 +417,7 @@ mod tests {
             input: None,
             fused: 1,
         };
-        let reports = parcel.reports(&all);
+        let reports = fused.reports(&all);
         let sum = |bytes: fn(&Report) -> u64| reports.iter().map(bytes).sum::<u64>();
         assert_eq!(
             (sum(|one| one.wire_bytes), sum(|one| one.raw_bytes)),

@@ -1,10 +1,10 @@
 //! Groups of calls.
 
-use super::check::{self, Places};
-use super::device::GpuSide;
-use super::fuse::{self, Parcel};
-use super::sample::Picked;
-use super::turns::{Waiting, turns};
+use super::check::{self, BufferRanges};
+use super::fuse::{self, FusedCall};
+use super::gpu::GpuState;
+use super::launch_interleave::{GpuCalls, interleave};
+use super::sample::Admission;
 use super::{Call, Communicator, PanicGuard, Report};
 use crate::engine::gpu::GpuCall;
 use crate::engine::{Batch, Caller};
@@ -19,14 +19,14 @@ use std::sync::Arc;
 /// thread that holds several ranks.
 #[derive(Debug, Default)]
 pub struct Group<'a> {
-    calls: Vec<Entry<'a>>,
+    calls: Vec<GroupCall<'a>>,
 }
 
 #[derive(Debug)]
-struct Entry<'a> {
+struct GroupCall<'a> {
     comm: &'a Communicator,
     call: Call,
-    picked: Picked,
+    admission: Admission,
     buffers: Option<Buffers<'a>>,
 }
 
@@ -47,14 +47,14 @@ impl<'a> Group<'a> {
         buffers: UserBuffers<'a>,
     ) -> Result<()> {
         comm.check_fault()?;
-        comm.host_side()?;
-        check::call(comm, call, &Places::from(&buffers))?;
+        comm.host_engine()?;
+        check::call(comm, call, &BufferRanges::from(&buffers))?;
         // Not sampled even alone: what else a rank has in its groups the others do not know.
-        let picked = comm.pick(call, false)?;
-        self.calls.push(Entry {
+        let admission = comm.admit(call, false)?;
+        self.calls.push(GroupCall {
             comm,
             call: *call,
-            picked,
+            admission,
             buffers: Some(Buffers::Host(buffers)),
         });
         Ok(())
@@ -71,13 +71,13 @@ impl<'a> Group<'a> {
         buffers: DeviceBuffers<'a>,
     ) -> Result<()> {
         comm.check_fault()?;
-        let _bound = comm.gpu_side()?.context().bind()?;
+        let _bound = comm.gpu_state()?.context().bind()?;
         comm.check_on(call, &buffers)?;
-        let picked = comm.pick_on(call, &buffers)?;
-        self.calls.push(Entry {
+        let admission = comm.admit_on(call, &buffers)?;
+        self.calls.push(GroupCall {
             comm,
             call: *call,
-            picked,
+            admission,
             buffers: Some(Buffers::Gpu(buffers)),
         });
         Ok(())
@@ -139,28 +139,28 @@ impl<'a> Group<'a> {
         for comm in &hosts {
             engines.push(comm.engine()?);
         }
-        let mut parcels = Vec::with_capacity(hosts.len());
+        let mut fused = Vec::with_capacity(hosts.len());
         let mut memories: Vec<Vec<Vec<u8>>> = Vec::with_capacity(hosts.len());
         for comm in &hosts {
-            let own = self.parcels(comm)?;
-            let memory = own.iter().map(|parcel| comm.spare_memory(parcel.bytes()));
+            let own = self.fused(comm)?;
+            let memory = own.iter().map(|fused| comm.take_fuse_buffer(fused.bytes()));
             memories.push(memory.collect());
-            parcels.push(own);
+            fused.push(own);
         }
         let mut batches = Vec::with_capacity(hosts.len());
-        let places = parcels.iter().zip(&mut memories);
-        for ((comm, engine), (parcels, memory)) in hosts.iter().zip(&mut engines).zip(places) {
-            batches.push(Batch::new(engine, self.requests(comm, parcels, memory)?)?);
+        let places = fused.iter().zip(&mut memories);
+        for ((comm, engine), (fused, memory)) in hosts.iter().zip(&mut engines).zip(places) {
+            batches.push(Batch::new(engine, self.requests(comm, fused, memory)?)?);
         }
         // Behind everything that can be refused on host memory: a group that is made anew would
         // queue these calls twice.
         let mut reports = vec![None; self.calls.len()];
         self.queue(&comms, &mut reports)?;
-        let mut parcels: Vec<Parcel> = parcels.into_iter().flatten().collect();
-        parcels.sort_unstable_by_key(Parcel::first);
-        let mut ledger = Ledger {
+        let mut fused: Vec<FusedCall> = fused.into_iter().flatten().collect();
+        fused.sort_unstable_by_key(FusedCall::first);
+        let mut results = GroupResults {
             calls: &mut self.calls,
-            parcels,
+            fused,
             reports,
         };
         let mut failure = None;
@@ -170,12 +170,12 @@ impl<'a> Group<'a> {
             let mut moved = false;
             let mut done = true;
             for (batch, (comm, engine)) in batches.iter_mut().zip(hosts.iter().zip(&mut engines)) {
-                match batch.poll(engine, &mut ledger) {
+                match batch.poll(engine, &mut results) {
                     Ok(progress) => {
                         moved |= progress.moved;
                         done &= progress.done;
                     }
-                    Err(error) => failure = comm.settle::<()>(Err(error)).err(),
+                    Err(error) => failure = comm.fail_on_error::<()>(Err(error)).err(),
                 }
             }
             if done {
@@ -188,14 +188,14 @@ impl<'a> Group<'a> {
             let turns = batches.len();
             for (batch, (comm, engine)) in batches.iter_mut().zip(hosts.iter().zip(&mut engines)) {
                 if let Err(error) = batch.idle(engine, scans, turns) {
-                    failure = comm.settle::<()>(Err(error)).err();
+                    failure = comm.fail_on_error::<()>(Err(error)).err();
                 }
             }
             scans += 1;
         }
         drop(batches);
         drop(engines);
-        let Ledger { reports, .. } = ledger;
+        let GroupResults { reports, .. } = results;
         if let Some(error) = failure {
             for comm in comms {
                 comm.fail(
@@ -209,64 +209,64 @@ impl<'a> Group<'a> {
         for (comm, memories) in hosts.iter().zip(memories) {
             memories
                 .into_iter()
-                .for_each(|memory| comm.keep_memory(memory));
+                .for_each(|memory| comm.keep_fuse_buffer(memory));
         }
         let reports: Vec<Report> = reports
             .into_iter()
             .map(|report| report.ok_or_else(|| Error::internal("a call of a group has no report")))
             .collect::<Result<_>>()?;
         for (entry, report) in self.calls.iter().zip(&reports) {
-            entry.comm.counters.ran(&entry.picked.choice, report);
+            entry.comm.counters.ran(&entry.admission.decision, report);
         }
         Ok(reports)
     }
 
     /// The small calls of `comm` that travel as one.
-    fn parcels(&self, comm: &Communicator) -> Result<Vec<Parcel>> {
+    fn fused(&self, comm: &Communicator) -> Result<Vec<FusedCall>> {
         let own = self.calls.iter().enumerate();
         let own: Vec<_> = own
             .filter(|(_, entry)| std::ptr::eq(entry.comm, comm))
-            .map(|(index, entry)| (index, &entry.call, entry.picked.choice.codec))
+            .map(|(index, entry)| (index, &entry.call, entry.admission.decision.codec))
             .collect();
-        let parcels = fuse::parcels(comm, &own)?;
-        for parcel in &parcels {
-            fuse::check_apart(parcel.members.iter().filter_map(|&index| {
+        let fused = fuse::fused_calls(comm, &own)?;
+        for fused in &fused {
+            fuse::check_apart(fused.members.iter().filter_map(|&index| {
                 let buffers = self.calls[index].host()?;
                 let (input, output) = (buffers.input_address(), buffers.output_address());
                 let bytes = self.calls[index].call.count * self.calls[index].call.dtype.size();
                 Some((index, [input..input + bytes, output..output + bytes]))
             }))?;
         }
-        Ok(parcels)
+        Ok(fused)
     }
 
-    /// What the engine of `comm` runs, each call with its index: one for each parcel, in its
+    /// What the engine of `comm` runs, each call with its index: one for each fused, in its
     /// memory and at the place of its first call.
     fn requests<'p>(
         &mut self,
         comm: &Communicator,
-        parcels: &[Parcel],
+        fused: &[FusedCall],
         memories: &'p mut [Vec<u8>],
     ) -> Result<Vec<(usize, Request, UserBuffers<'p>)>>
     where
         'a: 'p,
     {
         let mut requests = Vec::new();
-        let mut parcels = parcels.iter().zip(memories).peekable();
+        let mut fused = fused.iter().zip(memories).peekable();
         let mut members: &[usize] = &[];
         for index in 0..self.calls.len() {
             let entry = &self.calls[index];
             if !std::ptr::eq(entry.comm, comm) || members.binary_search(&index).is_ok() {
                 continue;
             }
-            if let Some((parcel, memory)) = parcels.next_if(|(parcel, _)| parcel.first() == index) {
-                let request = parcel.request(&entry.call);
+            if let Some((fused, memory)) = fused.next_if(|(fused, _)| fused.first() == index) {
+                let request = fused.request(&entry.call);
                 let bytes = memory.len();
-                members = &parcel.members;
+                members = &fused.members;
                 requests.push((index, request, UserBuffers::in_place(memory, 0, bytes)?));
                 continue;
             }
-            let (call, codec) = (entry.call, entry.picked.choice.codec);
+            let (call, codec) = (entry.call, entry.admission.decision.codec);
             if let Some(Buffers::Host(buffers)) = self.calls[index].buffers.take() {
                 requests.push((index, call.request(codec), buffers));
             }
@@ -277,7 +277,7 @@ impl<'a> Group<'a> {
     /// Queues what is on GPUs, once all of it was admitted, communicator by communicator in the order in
     /// which they were first named: no launch waits for another. On one stream their kernels run one
     /// after the other, so ranks that took them in orders of their own, by address say, would wait for
-    /// each other for ever. Those of several GPUs take turns ([`turns`]). A failure in between fails all
+    /// each other for ever. Those of several GPUs take turns ([`interleave`]). A failure in between fails all
     /// communicators of the group.
     fn queue(&mut self, comms: &[&Communicator], reports: &mut [Option<Report>]) -> Result<()> {
         let mut all = Vec::new();
@@ -289,17 +289,17 @@ impl<'a> Group<'a> {
         by_address.sort_by_key(|&at| std::ptr::from_ref(all[at].comm) as usize);
         let mut engines = Vec::with_capacity(all.len());
         for at in by_address {
-            engines.push((at, all[at].side.engine()?));
+            engines.push((at, all[at].gpu.engine()?));
         }
         engines.sort_by_key(|(at, _)| *at);
         let mut admitted = Vec::new();
-        for (which, turn) in turns(&waiting(&all)) {
+        for (which, batch) in interleave(&gpu_calls(&all)) {
             let queued = &all[which];
-            let calls = &queued.calls[turn.clone()];
+            let calls = &queued.calls[batch.clone()];
             let parts = queued
                 .comm
-                .admit(queued.side, &mut engines[which].1, calls)?;
-            admitted.push((which, &queued.indices[turn], parts));
+                .prepare_on(queued.gpu, &mut engines[which].1, calls)?;
+            admitted.push((which, &queued.indices[batch], parts));
         }
         // From here on they count, whatever comes of them.
         for entry in &mut self.calls {
@@ -308,8 +308,8 @@ impl<'a> Group<'a> {
                 .take_if(|buffers| matches!(buffers, Buffers::Gpu(_)));
         }
         for (which, indices, parts) in admitted {
-            let Queued { comm, side, .. } = &all[which];
-            match comm.start(side, &mut engines[which].1, &parts) {
+            let GpuGroup { comm, gpu, .. } = &all[which];
+            match comm.launch_on(gpu, &mut engines[which].1, &parts) {
                 Ok(ran) => {
                     for (&index, report) in indices.iter().zip(ran) {
                         reports[index] = Some(report);
@@ -332,7 +332,7 @@ impl<'a> Group<'a> {
     }
 
     /// The calls of `comm`, which is on a GPU.
-    fn queued<'c>(&self, comm: &'c Communicator) -> Result<Queued<'a, 'c>> {
+    fn queued<'c>(&self, comm: &'c Communicator) -> Result<GpuGroup<'a, 'c>> {
         let own = self.calls.iter().enumerate();
         let (indices, calls) = own
             .filter(|(_, entry)| std::ptr::eq(entry.comm, comm))
@@ -340,13 +340,13 @@ impl<'a> Group<'a> {
                 let Some(Buffers::Gpu(buffers)) = entry.buffers else {
                     return None;
                 };
-                let request = entry.call.request(entry.picked.choice.codec);
-                Some((index, (GpuCall { request, buffers }, entry.picked)))
+                let request = entry.call.request(entry.admission.decision.codec);
+                Some((index, (GpuCall { request, buffers }, entry.admission)))
             })
             .unzip();
-        Ok(Queued {
+        Ok(GpuGroup {
             comm,
-            side: comm.gpu_side()?,
+            gpu: comm.gpu_state()?,
             indices,
             calls,
         })
@@ -356,7 +356,7 @@ impl<'a> Group<'a> {
     /// receive, and so on. The pair becomes one local copy, run in the send's place; the receive
     /// keeps its entry with empty buffers for the sake of its report.
     fn pair_own_messages(&mut self) -> Result<()> {
-        let is_own = |entry: &Entry<'_>| {
+        let is_own = |entry: &GroupCall<'_>| {
             entry.call.collective == Collective::SendRecv
                 && entry.call.root == entry.call.peer
                 && entry.call.count > 0
@@ -364,7 +364,7 @@ impl<'a> Group<'a> {
         let own: Vec<usize> = (0..self.calls.len())
             .filter(|&i| is_own(&self.calls[i]))
             .collect();
-        let is_send = |entry: &Entry<'_>| {
+        let is_send = |entry: &GroupCall<'_>| {
             entry
                 .buffers
                 .as_ref()
@@ -432,15 +432,15 @@ impl<'a> Group<'a> {
 }
 
 /// What a group has for one communicator on a GPU.
-struct Queued<'a, 'c> {
+struct GpuGroup<'a, 'c> {
     comm: &'c Communicator,
-    side: &'c GpuSide,
+    gpu: &'c GpuState,
     /// Of the calls in the group.
     indices: Vec<usize>,
-    calls: Vec<(GpuCall<'a>, Picked)>,
+    calls: Vec<(GpuCall<'a>, Admission)>,
 }
 
-impl Queued<'_, '_> {
+impl GpuGroup<'_, '_> {
     /// Whether a turn may begin with each call: a collective launches by itself on all ranks, messages
     /// between two of these go together. On several streams all calls have one place in each.
     fn may_begin(&self) -> Vec<bool> {
@@ -456,12 +456,12 @@ impl Queued<'_, '_> {
 }
 
 /// What the turns of these depend on.
-fn waiting(all: &[Queued<'_, '_>]) -> Vec<Waiting> {
-    let gpu = |queued: &Queued<'_, '_>| {
+fn gpu_calls(all: &[GpuGroup<'_, '_>]) -> Vec<GpuCalls> {
+    let gpu = |queued: &GpuGroup<'_, '_>| {
         let gpu = queued.comm.gpu()?;
         Some((Arc::as_ptr(gpu.driver()), gpu.handle()))
     };
-    let waiting = |queued: &Queued<'_, '_>| Waiting {
+    let waiting = |queued: &GpuGroup<'_, '_>| GpuCalls {
         gpu: all
             .iter()
             .position(|other| gpu(other) == gpu(queued))
@@ -471,7 +471,7 @@ fn waiting(all: &[Queued<'_, '_>]) -> Vec<Waiting> {
     all.iter().map(waiting).collect()
 }
 
-impl<'a> Entry<'a> {
+impl<'a> GroupCall<'a> {
     fn host(&self) -> Option<&UserBuffers<'a>> {
         match &self.buffers {
             Some(Buffers::Host(buffers)) => Some(buffers),
@@ -483,42 +483,42 @@ impl<'a> Entry<'a> {
 /// Takes down what comes of the calls on host memory. Those that travel as one give their inputs when
 /// the call that stands for them starts, and have their outputs when it ends: what they depend on, and
 /// what depends on them, is as it is with separate calls.
-struct Ledger<'g, 'a> {
-    calls: &'g mut [Entry<'a>],
+struct GroupResults<'g, 'a> {
+    calls: &'g mut [GroupCall<'a>],
     /// In the order of their first calls.
-    parcels: Vec<Parcel>,
+    fused: Vec<FusedCall>,
     /// By call.
     reports: Vec<Option<Report>>,
 }
 
-impl Ledger<'_, '_> {
-    fn parcel_of(&self, index: usize) -> Option<usize> {
-        let found = self.parcels.binary_search_by_key(&index, Parcel::first);
+impl GroupResults<'_, '_> {
+    fn fused_of(&self, index: usize) -> Option<usize> {
+        let found = self.fused.binary_search_by_key(&index, FusedCall::first);
         found.ok()
     }
 }
 
-impl Caller for Ledger<'_, '_> {
+impl Caller for GroupResults<'_, '_> {
     fn starts(&mut self, index: usize, buffers: &mut UserBuffers<'_>) -> Result<()> {
-        let Some(at) = self.parcel_of(index) else {
+        let Some(at) = self.fused_of(index) else {
             return Ok(());
         };
-        let parcel = &mut self.parcels[at];
-        let members = parcel.members.clone();
+        let fused = &mut self.fused[at];
+        let members = fused.members.clone();
         let inputs = members.iter().filter_map(|&index| self.calls[index].host());
-        parcel.gather(inputs, buffers.output_mut(0, buffers.output_bytes()))
+        fused.gather(inputs, buffers.output_mut(0, buffers.output_bytes()))
     }
 
     fn ends(&mut self, index: usize, buffers: &UserBuffers<'_>, report: Report) {
-        let Some(at) = self.parcel_of(index) else {
+        let Some(at) = self.fused_of(index) else {
             self.reports[index] = Some(report);
             return;
         };
-        let parcel = &self.parcels[at];
-        for (member, report) in parcel.reports(&report).into_iter().enumerate() {
-            let index = parcel.members[member];
+        let fused = &self.fused[at];
+        for (member, report) in fused.reports(&report).into_iter().enumerate() {
+            let index = fused.members[member];
             if let Some(Buffers::Host(output)) = &mut self.calls[index].buffers {
-                parcel.scatter(member, buffers, output);
+                fused.scatter(member, buffers, output);
             }
             self.reports[index] = Some(report);
         }
@@ -531,7 +531,7 @@ impl Drop for Group<'_> {
     fn drop(&mut self) {
         for entry in &self.calls {
             if let Some(Buffers::Gpu(_)) = entry.buffers {
-                entry.comm.unpick(&entry.picked);
+                entry.comm.rollback(&entry.admission);
             }
         }
     }

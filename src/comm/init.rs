@@ -1,8 +1,8 @@
 //! Joining and splitting.
 
 use super::sample::Sampler;
-use super::stats::Counters;
-use super::{CommInfo, Communicator, Side, costs, device};
+use super::stats::CommCounters;
+use super::{CommInfo, Communicator, DeviceState, costs, gpu};
 use crate::bootstrap::{self, Exchange, ExchangeRef, PeerInfo, Refuge, Star, UniqueId};
 use crate::config::{CodecPolicy, Config, TuningChoice, launcher_environment};
 use crate::engine::HostEngine;
@@ -147,12 +147,15 @@ pub(super) fn connect(
     let one_host = one_host(&exchange);
     let policy = CodecPolicy::new(&config, one_host);
     agree(&exchange, &config, &policy, table.as_deref())?;
-    let (info, side) = if config.device == DeviceChoice::Host {
+    let (info, state) = if config.device == DeviceChoice::Host {
         let (info, engine) = on_host(&exchange, &fault, &config, &policy, isa)?;
-        (info, Side::Host(Ours::new(Box::new(Mutex::new(engine)))))
+        (
+            info,
+            DeviceState::Host(Ours::new(Box::new(Mutex::new(engine)))),
+        )
     } else {
-        let (info, side) = device::connect(&exchange, &fault, &config, &policy, isa, table)?;
-        (info, Side::Gpu(Ours::new(Box::new(side))))
+        let (info, state) = gpu::connect(&exchange, &fault, &config, &policy, isa, table)?;
+        (info, DeviceState::Gpu(Ours::new(Box::new(state))))
     };
     let comm = Communicator {
         owner: Owner::this(),
@@ -162,11 +165,11 @@ pub(super) fn connect(
         config,
         policy,
         sampler: Sampler::default(),
-        counters: Counters::default(),
+        counters: CommCounters::default(),
         info,
-        side,
-        spare: Mutex::default(),
-        refuge: OnceLock::new(),
+        state,
+        spare_buffers: Mutex::default(),
+        shrink_rendezvous: OnceLock::new(),
     };
     if log::enabled(Level::Info) {
         log_connected(&comm);
@@ -333,7 +336,7 @@ pub(super) fn split_again(
 ) -> Result<Option<Communicator>> {
     let (rank, nranks) = (comm.rank(), comm.nranks());
     let all: Vec<usize> = (0..nranks).collect();
-    let id = refuge(comm)?.meeting(&all, &config)?;
+    let id = shrink_rendezvous(comm)?.meeting(&all, &config)?;
     // What ends the new communicator ends this meeting of all ranks, not the other way around.
     let exchange = Star::join(&id, rank, nranks, &config, fault.child())
         .inspect_err(|error| cancel(&id, &comm.peers()[rank], error))?;
@@ -379,7 +382,7 @@ fn split_over(
     members.sort_unstable();
     let leads = members.first().is_some_and(|&(_, rank)| rank == own);
     let opened = leads.then(|| UniqueId::create(&config));
-    let said = opened.as_ref().map_or(Vec::new(), invitation);
+    let said = opened.as_ref().map_or(Vec::new(), encode_split_id);
     let all = exchange.all_gather(&said).inspect_err(|error| {
         if let Some(Ok(id)) = &opened {
             cancel(id, &peers[own], error);
@@ -388,7 +391,7 @@ fn split_over(
     let Some(&(_, leader)) = members.first() else {
         return Ok(None);
     };
-    let id = invited(&all[leader], &peers[leader])?;
+    let id = decode_split_id(&all[leader], &peers[leader])?;
     let rank = members
         .iter()
         .position(|&(_, rank)| rank == own)
@@ -406,25 +409,25 @@ fn cancel(id: &UniqueId, me: &PeerInfo, error: &Error) {
 }
 
 /// First byte of what the leader of a split says: an id follows.
-const MEET: u8 = 1;
+const SPLIT_ID: u8 = 1;
 /// The same: the reason follows why there is no id.
-const CANNOT_MEET: u8 = 2;
+const SPLIT_ERROR: u8 = 2;
 
 /// What the leader of a split says to its ranks. A reason comes instead of an id, so that nobody
 /// waits for one.
-fn invitation(id: &Result<UniqueId>) -> Vec<u8> {
+fn encode_split_id(id: &Result<UniqueId>) -> Vec<u8> {
     match id {
-        Ok(id) => [&[MEET], id.as_bytes().as_slice()].concat(),
-        Err(error) => [&[CANNOT_MEET], error.to_string().as_bytes()].concat(),
+        Ok(id) => [&[SPLIT_ID], id.as_bytes().as_slice()].concat(),
+        Err(error) => [&[SPLIT_ERROR], error.to_string().as_bytes()].concat(),
     }
 }
 
-/// The id that `leader` said in an [`invitation`].
-fn invited(said: &[u8], leader: &PeerInfo) -> Result<UniqueId> {
+/// The id that `leader` said in an [`encode_split_id`].
+fn decode_split_id(said: &[u8], leader: &PeerInfo) -> Result<UniqueId> {
     match said {
-        [MEET, id @ ..] => UniqueId::from_slice(id)
+        [SPLIT_ID, id @ ..] => UniqueId::from_slice(id)
             .map_err(|error| error.context(format!("the split that {leader} leads"))),
-        [CANNOT_MEET, why @ ..] => Err(Error::new(
+        [SPLIT_ERROR, why @ ..] => Err(Error::new(
             ErrorKind::Remote,
             format!(
                 "{leader} cannot lead a split: {}",
@@ -461,15 +464,15 @@ pub(super) fn shrink(
     }
     let members: Vec<usize> = (0..nranks).filter(|rank| !exclude.contains(rank)).collect();
     let own = members.iter().take_while(|&&other| other < rank).count();
-    let id = refuge(comm)?.meeting(&members, &config)?;
+    let id = shrink_rendezvous(comm)?.meeting(&members, &config)?;
     by_id(&id, own, members.len(), config, fault)
         .inspect_err(|error| cancel(&id, &comm.peers()[rank], error))
 }
 
 /// Where the ranks of `comm` can meet again.
-fn refuge(comm: &Communicator) -> Result<&Refuge> {
+fn shrink_rendezvous(comm: &Communicator) -> Result<&Refuge> {
     comm.owner.check()?;
-    comm.refuge.get().ok_or_else(|| {
+    comm.shrink_rendezvous.get().ok_or_else(|| {
         Error::invalid_usage(
             "the communicator was not prepared to shrink when all ranks were there",
         )
@@ -571,17 +574,17 @@ mod tests {
         let leader = &world[0].peers()[1];
         let id = UniqueId::create_for_one_host(&Config::default()).unwrap();
         let len = id.as_bytes().len();
-        assert!(invited(&invitation(&Ok(id)), leader).unwrap() == id);
+        assert!(decode_split_id(&encode_split_id(&Ok(id)), leader).unwrap() == id);
         let name = Error::invalid_argument("").to_string().len();
         for length in [0, len - name - 1, len - name, len] {
             let why = Error::invalid_argument("x".repeat(length));
-            let error = invited(&invitation(&Err(why.clone())), leader).unwrap_err();
+            let error = decode_split_id(&encode_split_id(&Err(why.clone())), leader).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Remote, "{length}: {error}");
             let said = format!("{leader} cannot lead a split: {why}");
             assert_eq!(error.message(), said);
         }
         for nonsense in [vec![], vec![3; len + 1]] {
-            let error = invited(&nonsense, leader).unwrap_err();
+            let error = decode_split_id(&nonsense, leader).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Mismatch, "{error}");
         }
     }

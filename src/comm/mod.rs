@@ -4,22 +4,22 @@ mod call;
 mod check;
 mod choice;
 mod costs;
-mod device;
-mod ending;
 #[cfg(test)]
 mod environment_tests;
 mod feedback;
 mod fuse;
+mod gpu;
 mod group;
 mod init;
+mod launch_interleave;
 mod sample;
 mod stats;
-mod turns;
+mod teardown;
 mod typed;
 
 pub use call::{Call, Report};
-use check::Places;
-pub use choice::Exact;
+use check::BufferRanges;
+pub use choice::RawReason;
 pub use group::Group;
 pub use stats::CodecStats;
 
@@ -34,9 +34,9 @@ use crate::simd::FloatEnvironment;
 use crate::sync::{Fault, GRACE};
 use crate::sys::fork::{Ours, Owner};
 use crate::types::TransportKind;
-use device::GpuSide;
+use gpu::GpuState;
 use sample::Sampler;
-use stats::Counters;
+use stats::CommCounters;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
@@ -64,23 +64,23 @@ pub struct Communicator {
     /// What holds for calls that name no codec.
     policy: CodecPolicy,
     sampler: Sampler,
-    counters: Counters,
+    counters: CommCounters,
     info: CommInfo,
-    side: Side,
+    state: DeviceState,
     /// Memory of small calls that travelled as one, for the next ones.
-    spare: Mutex<Vec<Vec<u8>>>,
+    spare_buffers: Mutex<Vec<Vec<u8>>>,
     /// Where its ranks can meet again, once they have agreed on that.
-    refuge: OnceLock<Refuge>,
+    shrink_rendezvous: OnceLock<Refuge>,
 }
 
 /// Everything that a running call needs. `abort` must not take its lock: it frees those who wait
 /// inside.
 #[derive(Debug)]
-enum Side {
+enum DeviceState {
     /// Buffers are in host memory.
     Host(Ours<Box<Mutex<HostEngine>>>),
     /// Buffers are on a GPU.
-    Gpu(Ours<Box<GpuSide>>),
+    Gpu(Ours<Box<GpuState>>),
 }
 
 /// What a communicator is made of, for `cinch info` and logs.
@@ -188,23 +188,23 @@ impl Communicator {
     pub fn call(&self, call: &Call, buffers: UserBuffers<'_>) -> Result<Report> {
         let _environment = FloatEnvironment::standard();
         self.check_fault()?;
-        self.host_side()?;
-        check::call(self, call, &Places::from(&buffers))?;
+        self.host_engine()?;
+        check::call(self, call, &BufferRanges::from(&buffers))?;
         check::alone(self, call)?;
-        let picked = self.pick(call, true)?;
-        let request = call.request(picked.choice.codec);
+        let admission = self.admit(call, true)?;
+        let request = call.request(admission.decision.codec);
         let mut engine = self.engine()?;
         let _guard = PanicGuard(self);
         let run = engine
             .prepare(request, buffers)
-            .inspect_err(|_| self.unpick(&picked))?;
-        let result = match &picked.slice {
+            .inspect_err(|_| self.rollback(&admission))?;
+        let result = match &admission.slice {
             Some(slice) => self.sample(&mut engine, run, slice),
             None => engine.run(run),
         };
         drop(engine);
-        let report = self.settle(result)?;
-        self.counters.ran(&picked.choice, &report);
+        let report = self.fail_on_error(result)?;
+        self.counters.ran(&admission.decision, &report);
         Ok(report)
     }
 
@@ -215,7 +215,7 @@ impl Communicator {
     pub fn barrier(&self) -> Result<()> {
         if self.gpu().is_some() {
             self.check_fault()?;
-            return self.settle(self.exchange.barrier());
+            return self.fail_on_error(self.exchange.barrier());
         }
         self.all_reduce_in_place::<u8>(&mut [], crate::types::ReduceOp::Sum)
             .map(|_| ())
@@ -229,9 +229,9 @@ impl Communicator {
         let _environment = FloatEnvironment::standard();
         check::shape(self, call)?;
         let request = call.request(self.choose(call)?.codec);
-        match &self.side {
-            Side::Host(_) => self.engine()?.explain(&request),
-            Side::Gpu(side) => side.engine()?.explain(&request),
+        match &self.state {
+            DeviceState::Host(_) => self.engine()?.explain(&request),
+            DeviceState::Gpu(gpu) => gpu.engine()?.explain(&request),
         }
     }
 
@@ -243,9 +243,9 @@ impl Communicator {
         let _environment = FloatEnvironment::standard();
         check::shape(self, call)?;
         let request = call.request(self.choose(call)?.codec);
-        match &self.side {
-            Side::Host(_) => self.engine()?.predict(&request),
-            Side::Gpu(side) => side.engine()?.predict(&request),
+        match &self.state {
+            DeviceState::Host(_) => self.engine()?.predict(&request),
+            DeviceState::Gpu(gpu) => gpu.engine()?.predict(&request),
         }
     }
 
@@ -281,7 +281,7 @@ impl Communicator {
             self.fault.reason_within(GRACE);
         }
         // A rank that fails to split leaves the others waiting for it: all of them fail.
-        self.settle(made)
+        self.fail_on_error(made)
     }
 
     /// Lets ranks of this communicator make another one when it has failed: see
@@ -292,9 +292,9 @@ impl Communicator {
     /// As [`Communicator::call`].
     pub fn prepare_to_shrink(&self) -> Result<()> {
         self.check_fault()?;
-        if self.refuge.get().is_none() {
-            let refuge = self.settle(Refuge::open(&*self.exchange))?;
-            let _ = self.refuge.set(refuge);
+        if self.shrink_rendezvous.get().is_none() {
+            let refuge = self.fail_on_error(Refuge::open(&*self.exchange))?;
+            let _ = self.shrink_rendezvous.set(refuge);
         }
         Ok(())
     }
@@ -358,9 +358,9 @@ impl Communicator {
     /// Whether this rank is in no call: none is being made, and on a GPU none that was queued is left.
     /// What a graph replays is not known where `CINCH_GRAPH_MIXING` is 0.
     pub fn is_idle(&self) -> bool {
-        match &self.side {
-            Side::Host(engine) => engine.try_lock().is_ok(),
-            Side::Gpu(side) => side.is_idle(),
+        match &self.state {
+            DeviceState::Host(engine) => engine.try_lock().is_ok(),
+            DeviceState::Gpu(gpu) => gpu.is_idle(),
         }
     }
 
@@ -382,30 +382,30 @@ impl Communicator {
     /// Timeout if a kernel still runs; those of the driver.
     pub fn wait_stopped(&self, patience: Duration) -> Result<()> {
         self.owner.check()?;
-        match &self.side {
-            Side::Host(engine) => {
+        match &self.state {
+            DeviceState::Host(engine) => {
                 // Held while a call runs. One that panicked has ended, too.
                 drop(engine.lock());
                 Ok(())
             }
-            Side::Gpu(side) => side.engine()?.wait(patience),
+            DeviceState::Gpu(gpu) => gpu.engine()?.wait(patience),
         }
     }
 
-    fn host_side(&self) -> Result<&Mutex<HostEngine>> {
+    fn host_engine(&self) -> Result<&Mutex<HostEngine>> {
         self.owner.check()?;
-        match &self.side {
-            Side::Host(engine) => Ok(engine),
-            Side::Gpu(side) => Err(Error::invalid_usage(format!(
+        match &self.state {
+            DeviceState::Host(engine) => Ok(engine),
+            DeviceState::Gpu(gpu) => Err(Error::invalid_usage(format!(
                 "host buffers on a communicator of {}: pass device addresses and a stream \
                  (call_on), or join with CINCH_DEVICE=host",
-                side.context().device()
+                gpu.context().device()
             ))),
         }
     }
 
     fn engine(&self) -> Result<MutexGuard<'_, HostEngine>> {
-        self.host_side()?.lock().map_err(|_| {
+        self.host_engine()?.lock().map_err(|_| {
             Error::internal("an earlier call on this communicator panicked; it cannot go on")
         })
     }
@@ -419,7 +419,7 @@ impl Communicator {
 
     /// Turns a failed call into the failure of the communicator. Errors that are found before
     /// anything moves do not come here.
-    fn settle<T>(&self, result: Result<T>) -> Result<T> {
+    fn fail_on_error<T>(&self, result: Result<T>) -> Result<T> {
         result.map_err(|error| {
             self.fail(error.clone());
             // Whoever was first decides what all calls return from now on.
@@ -489,9 +489,9 @@ impl Communicator {
     /// # Errors
     /// Internal if an earlier call panicked.
     pub fn limits(&self) -> Result<Limits> {
-        match &self.side {
-            Side::Host(_) => Ok(self.engine()?.limits().clone()),
-            Side::Gpu(side) => Ok(side.engine()?.limits().clone()),
+        match &self.state {
+            DeviceState::Host(_) => Ok(self.engine()?.limits().clone()),
+            DeviceState::Gpu(gpu) => Ok(gpu.engine()?.limits().clone()),
         }
     }
 }

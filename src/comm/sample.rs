@@ -10,9 +10,9 @@
 //! Calls on host memory that are in groups, and calls that are captured, are not sampled. Groups of
 //! one call are no exception: a rank may have more in its group than another one, a message say.
 
-use super::choice::{Choice, choose};
-use super::device::GpuSide;
-use super::{Call, Communicator, Report, Side};
+use super::choice::{CodecDecision, choose};
+use super::gpu::GpuState;
+use super::{Call, Communicator, DeviceState, Report};
 use crate::engine::gpu::{GpuEngine, Sampled, Slices};
 use crate::engine::{HostEngine, Run};
 use crate::error::{Error, ErrorKind, Result};
@@ -29,20 +29,20 @@ use std::time::{Duration, Instant};
 /// The samples of one communicator.
 #[derive(Debug, Default)]
 pub(super) struct Sampler {
-    state: Mutex<State>,
+    state: Mutex<SamplerState>,
     switched_off: AtomicBool,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct SamplerState {
     /// Coded sums so far.
     coded: u64,
     /// The sample whose verdict is still due.
-    due: Due,
+    due: PendingSample,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-enum Due {
+enum PendingSample {
     #[default]
     None,
     /// Its call was accepted and has not been queued.
@@ -53,8 +53,8 @@ enum Due {
 
 /// How a call runs.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Picked {
-    pub choice: Choice,
+pub(super) struct Admission {
+    pub decision: CodecDecision,
     /// The slice that is compared.
     pub slice: Option<Slice>,
     /// Whether it is one of the coded sums of which every k-th is sampled.
@@ -62,14 +62,14 @@ pub(super) struct Picked {
 }
 
 /// From one look at a slice that has not arrived to the next.
-const NAP: Duration = Duration::from_micros(50);
+const SAMPLE_POLL_INTERVAL: Duration = Duration::from_micros(50);
 
 impl Sampler {
     pub(super) fn has_switched_off(&self) -> bool {
         self.switched_off.load(Ordering::Relaxed)
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, SamplerState> {
         // Whole after every change.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -77,79 +77,79 @@ impl Sampler {
 
 impl Communicator {
     /// The codec of a call, were it made now.
-    pub(super) fn choose(&self, call: &Call) -> Result<Choice> {
+    pub(super) fn choose(&self, call: &Call) -> Result<CodecDecision> {
         let off = self.sampler.has_switched_off();
         choose(&self.policy, call, self.nranks(), off)
     }
 
     /// Decides about a call that is to run, in the order of calls. `sampled`: whether it may be.
-    pub(super) fn pick(&self, call: &Call, sampled: bool) -> Result<Picked> {
+    pub(super) fn admit(&self, call: &Call, sampled: bool) -> Result<Admission> {
         let _environment = FloatEnvironment::standard();
-        let choice = self.choose(call)?;
+        let decision = self.choose(call)?;
         let every = u64::from(self.policy.sample);
-        let request = call.request(choice.codec);
-        let picked = |slice, counted| Picked {
-            choice,
+        let request = call.request(decision.codec);
+        let admission = |slice, counted| Admission {
+            decision,
             slice,
             counted,
         };
-        if every == 0 || !sampled || !choice.codec.is_lossy() || self.nranks() == 1 {
-            return Ok(picked(None, false));
+        if every == 0 || !sampled || !decision.codec.is_lossy() || self.nranks() == 1 {
+            return Ok(admission(None, false));
         }
         let mut state = self.sampler.state();
         let number = state.coded;
         let Some(slice) = Slice::of(&request, self.nranks(), number / every) else {
-            return Ok(picked(None, false));
+            return Ok(admission(None, false));
         };
         state.coded += 1;
         if !number.is_multiple_of(every) {
-            return Ok(picked(None, true));
+            return Ok(admission(None, true));
         }
         let collected = self.collect(&mut state);
-        let choice = collected
+        let decision = collected
             .and_then(|()| self.choose(call))
             .inspect_err(|_| state.coded -= 1)?;
-        let slice = choice.codec.is_lossy().then_some(slice);
+        let slice = decision.codec.is_lossy().then_some(slice);
         if slice.is_some() && self.gpu().is_some() {
-            state.due = Due::Accepted;
+            state.due = PendingSample::Accepted;
         }
-        Ok(Picked {
-            choice,
+        Ok(Admission {
+            decision,
             slice,
             counted: true,
         })
     }
 
-    /// Takes back what [`Communicator::pick`] decided about a call that was refused. The next coded
+    /// Takes back what [`Communicator::admit`] decided about a call that was refused. The next coded
     /// sum has its number: on other ranks it may not have been refused.
-    pub(super) fn unpick(&self, picked: &Picked) {
-        if !picked.counted {
+    pub(super) fn rollback(&self, admission: &Admission) {
+        if !admission.counted {
             return;
         }
         let mut state = self.sampler.state();
         state.coded -= 1;
-        if picked.slice.is_some() {
-            state.due = Due::None;
+        if admission.slice.is_some() {
+            state.due = PendingSample::None;
         }
     }
 
     /// The verdict of the sample before.
-    fn collect(&self, state: &mut State) -> Result<()> {
+    fn collect(&self, state: &mut SamplerState) -> Result<()> {
         match std::mem::take(&mut state.due) {
-            Due::None => Ok(()),
-            Due::Accepted => {
-                state.due = Due::Accepted;
+            PendingSample::None => Ok(()),
+            PendingSample::Accepted => {
+                state.due = PendingSample::Accepted;
                 Err(Error::invalid_usage(format!(
                     "a group has more coded sums than CINCH_CODEC_SAMPLE={}: raise the number",
                     self.policy.sample
                 )))
             }
-            Due::Queued(slice) => {
-                let Side::Gpu(side) = &self.side else {
+            PendingSample::Queued(slice) => {
+                let DeviceState::Gpu(gpu) = &self.state else {
                     return Ok(());
                 };
                 // Without the verdict this rank would decide otherwise than those that have it.
-                let [exact, coded] = self.settle(self.await_slices(side, &slice))?;
+                let [exact, coded] = self.fail_on_error(self.await_slices(gpu, &slice))?;
                 self.judge(&slice, &exact, &coded);
                 Ok(())
             }
@@ -157,8 +157,8 @@ impl Communicator {
     }
 
     /// The exact and the coded sums of the sample before, when they are on the host.
-    fn await_slices(&self, side: &GpuSide, slice: &Slice) -> Result<[Vec<u8>; 2]> {
-        let slices = side.slices()?;
+    fn await_slices(&self, gpu: &GpuState, slice: &Slice) -> Result<[Vec<u8>; 2]> {
+        let slices = gpu.slices()?;
         let since = Instant::now();
         while !slices.has_arrived()? {
             self.check_fault()?;
@@ -171,7 +171,7 @@ impl Communicator {
                     ),
                 ));
             }
-            std::thread::sleep(NAP);
+            std::thread::sleep(SAMPLE_POLL_INTERVAL);
         }
         Ok(slices.read(slice))
     }
@@ -184,7 +184,7 @@ impl Communicator {
         sampled: &Sampled<'_>,
     ) -> Result<Report> {
         let report = slices.start(engine, sampled)?;
-        self.sampler.state().due = Due::Queued(*sampled.slice());
+        self.sampler.state().due = PendingSample::Queued(*sampled.slice());
         Ok(report)
     }
 
@@ -225,7 +225,7 @@ impl Communicator {
 
     /// Takes note of a sample's error, and switches the codec off if it is beyond the bound.
     fn judge(&self, slice: &Slice, exact: &[u8], coded: &[u8]) {
-        let Comparison {
+        let SampleComparison {
             error,
             compared,
             lost,
@@ -273,7 +273,7 @@ impl Communicator {
 
 /// What a slice says of its codec.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Comparison {
+struct SampleComparison {
     /// The RMS of the differences over the RMS of the exact sums.
     error: f64,
     /// Elements that are finite on both sides: the others are left out.
@@ -285,7 +285,7 @@ struct Comparison {
     lost: usize,
 }
 
-fn compare(dtype: DType, exact: &[u8], coded: &[u8]) -> Comparison {
+fn compare(dtype: DType, exact: &[u8], coded: &[u8]) -> SampleComparison {
     let widen = |bytes: &[u8]| {
         let mut wide = vec![0f32; bytes.len() / dtype.size()];
         reduce::widen(dtype, Isa::Scalar, bytes, &mut wide);
@@ -307,7 +307,7 @@ fn compare(dtype: DType, exact: &[u8], coded: &[u8]) -> Comparison {
         0.0 => 0.0,
         _ => (off / all).sqrt(),
     };
-    Comparison {
+    SampleComparison {
         error,
         compared,
         lost,
@@ -318,7 +318,7 @@ fn compare(dtype: DType, exact: &[u8], coded: &[u8]) -> Comparison {
 mod tests {
     use super::*;
 
-    fn of(exact: &[f32], coded: &[f32]) -> Comparison {
+    fn of(exact: &[f32], coded: &[f32]) -> SampleComparison {
         let bytes = |all: &[f32]| -> Vec<u8> { all.iter().flat_map(|x| x.to_le_bytes()).collect() };
         compare(DType::F32, &bytes(exact), &bytes(coded))
     }

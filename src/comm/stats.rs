@@ -1,7 +1,7 @@
 //! What a communicator's calls did, counted on this rank.
 
-use super::choice::Choice;
-use super::{Communicator, Exact, Report};
+use super::choice::CodecDecision;
+use super::{Communicator, RawReason, Report};
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
@@ -11,8 +11,8 @@ use std::sync::{Mutex, PoisonError};
 pub struct CodecStats {
     /// Calls that a codec carried, on either level.
     pub coded_calls: u64,
-    /// Calls that ran exactly, by reason: the order is that of [`Exact::ALL`].
-    pub exact_calls: [u64; Exact::ALL.len()],
+    /// Calls that ran exactly, by reason: the order is that of [`RawReason::ALL`].
+    pub exact_calls: [u64; RawReason::ALL.len()],
     /// Bytes that this rank sent.
     pub wire_bytes: u64,
     /// Bytes that it would have sent with the same algorithms and no codec.
@@ -32,7 +32,7 @@ impl CodecStats {
     }
 
     /// Calls that ran exactly because of `why`.
-    pub fn exact(&self, why: Exact) -> u64 {
+    pub fn exact(&self, why: RawReason) -> u64 {
         self.exact_calls[why as usize]
     }
 }
@@ -41,7 +41,7 @@ impl fmt::Display for CodecStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let exact: u64 = self.exact_calls.iter().sum();
         write!(f, "{} coded, {exact} exact", self.coded_calls)?;
-        let reasons: Vec<String> = Exact::ALL
+        let reasons: Vec<String> = RawReason::ALL
             .into_iter()
             .filter(|&why| self.exact(why) > 0)
             .map(|why| format!("{} {}", self.exact(why), why.name()))
@@ -61,22 +61,22 @@ impl fmt::Display for CodecStats {
 
 /// The counters of one communicator.
 #[derive(Debug, Default)]
-pub(super) struct Counters(Mutex<CodecStats>);
+pub(super) struct CommCounters(Mutex<CodecStats>);
 
-impl Counters {
+impl CommCounters {
     pub(super) fn change<T>(&self, change: impl FnOnce(&mut CodecStats) -> T) -> T {
         // Whole after every change, so that a panic elsewhere does not matter.
         change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Takes note of a call that ran.
-    pub(super) fn ran(&self, choice: &Choice, report: &Report) {
-        let exact = match (choice.exact, report.codecs().is_lossy()) {
+    pub(super) fn ran(&self, decision: &CodecDecision, report: &Report) {
+        let exact = match (decision.raw_reason, report.codecs().is_lossy()) {
             (None, true) => None,
             (Some(why), _) => Some(why),
-            (None, false) if choice.codec.auto => Some(Exact::Costs),
+            (None, false) if decision.codec.auto => Some(RawReason::Costs),
             // Its codec is for contributions inside hosts, and its algorithm has one level.
-            (None, false) => Some(Exact::NotAsked),
+            (None, false) => Some(RawReason::NotAsked),
         };
         self.change(|stats| {
             match exact {
@@ -107,7 +107,7 @@ mod tests {
 
     #[test]
     fn bytes_and_reasons_add_up() {
-        let counters = Counters::default();
+        let counters = CommCounters::default();
         let levels = |text: &str| match LevelCodecs::names_levels(text) {
             true => text.parse().unwrap(),
             false => LevelCodecs::of(text.parse().unwrap()),
@@ -126,7 +126,7 @@ mod tests {
                 fused: 1,
             }
         };
-        let ran = |asked: &str, exact, report| {
+        let ran = |asked: &str, raw_reason, report| {
             let (auto, asked) = match asked.strip_prefix("auto:") {
                 Some(asked) => (true, levels(asked)),
                 None => (false, levels(asked)),
@@ -136,7 +136,7 @@ mod tests {
                 auto,
                 intra: Some(asked.intra),
             };
-            counters.ran(&Choice { codec, exact }, &report);
+            counters.ran(&CodecDecision { codec, raw_reason }, &report);
         };
         // A codec on either level is one.
         ran("linear8", None, report("linear8", 260_000, 1_024_000));
@@ -144,14 +144,17 @@ mod tests {
         ran(inside, None, report(inside, 260_000, 512_000));
         let between = "intra=raw,inter=cast16";
         ran(between, None, report(between, 2_000, 4_000));
-        ran("raw", Some(Exact::Small), report("raw", 100, 100));
-        ran("raw", Some(Exact::DType), report("raw", 10, 10));
+        ran("raw", Some(RawReason::Small), report("raw", 100, 100));
+        ran("raw", Some(RawReason::DType), report("raw", 10, 10));
         // The model decided, or nobody did.
         ran("auto:linear8", None, report("raw", 0, 0));
         ran(inside, None, report("raw", 0, 0));
         let stats = counters.change(|stats| *stats);
         assert_eq!(
-            (stats.exact(Exact::Costs), stats.exact(Exact::NotAsked)),
+            (
+                stats.exact(RawReason::Costs),
+                stats.exact(RawReason::NotAsked)
+            ),
             (1, 1)
         );
         assert_eq!(
@@ -159,7 +162,7 @@ mod tests {
             (3, 4)
         );
         assert_eq!(
-            (stats.exact(Exact::Small), stats.exact(Exact::DType)),
+            (stats.exact(RawReason::Small), stats.exact(RawReason::DType)),
             (1, 1)
         );
         assert_eq!(stats.wire_bytes, 522_110);

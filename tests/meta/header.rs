@@ -1,4 +1,4 @@
-//! `include/cinch.h` is what cbindgen makes of `src/ffi`, every export is guarded, documented,
+//! `include/cinch.h` is what cbindgen makes of `src/capi`, every export is guarded, documented,
 //! in the header, and in the shared library.
 //!
 //! `CINCH_UPDATE_HEADER=1 cargo test --test meta header` rewrites the header.
@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The files of `src/ffi` that hold exports, in the order in which a reader of the header wants
+/// The files of `src/capi` that hold exports, in the order in which a reader of the header wants
 /// them.
 const FILES: &[&str] = &[
     "error",
@@ -32,7 +32,7 @@ fn root() -> &'static Path {
 }
 
 fn sources() -> Vec<(PathBuf, String)> {
-    let directory = root().join("src/ffi");
+    let directory = root().join("src/capi");
     let mut sources: Vec<_> = fs::read_dir(directory)
         .unwrap()
         .map(|entry| entry.unwrap().path())
@@ -110,7 +110,7 @@ fn header() -> String {
     let mut builder = cbindgen::Builder::new()
         .with_config(cbindgen::Config::from_file(root().join("cbindgen.toml")).unwrap());
     for file in FILES {
-        builder = builder.with_src(root().join("src/ffi").join(format!("{file}.rs")));
+        builder = builder.with_src(root().join("src/capi").join(format!("{file}.rs")));
     }
     let mut bytes = Vec::new();
     builder.generate().unwrap().write(&mut bytes);
@@ -130,7 +130,7 @@ fn the_committed_header_is_up_to_date() {
         assert_eq!(
             made,
             committed,
-            "include/cinch.h differs from src/ffi at line {}; run \
+            "include/cinch.h differs from src/capi at line {}; run \
              CINCH_UPDATE_HEADER=1 cargo test --test meta header",
             number + 1
         );

@@ -14,7 +14,7 @@ const UNSAFE: &[&str] = &[
     "mem/",
     "transport/",
     "engine/gpu",
-    "ffi/",
+    "capi/",
     // The tool queues calls on device memory, and calls the library that it compares with.
     "bin/cinch/bench/gpu/device.rs",
     "bin/cinch/bench/gpu/peer.rs",
@@ -260,19 +260,19 @@ fn unsafe_stays_in_its_places() {
 #[test]
 fn the_test_sees_what_it_looks_for() {
     let found =
-        imports("use crate::{error::{Error, Result}, comm::Communicator};\ncrate::ffi::x();");
-    assert_eq!(found, ["error", "comm", "ffi"]);
-    assert!(!code("fn a() {} // crate::ffi\n#[cfg(test)]\nuse crate::ffi;").contains("ffi"));
+        imports("use crate::{error::{Error, Result}, comm::Communicator};\ncrate::capi::x();");
+    assert_eq!(found, ["error", "comm", "capi"]);
+    assert!(!code("fn a() {} // crate::capi\n#[cfg(test)]\nuse crate::capi;").contains("capi"));
     let text = r##"
         #[cfg(test)]
         #[path = "}"]
         mod tests; use crate::one;
         #[cfg(test)]
         fn under<'a>(_: &'a [u8; 2]) -> char { let _ = ("\"}", r#""}"#); if true { '}' } else { '\'' } }
-        fn two() { crate::two(); #[cfg(test)] crate::ffi::x(); crate::three() }
-        /* crate::ffi */ const _: &[u8] = br"\"; const FOUR: &str = "// \\"; use crate::four;
+        fn two() { crate::two(); #[cfg(test)] crate::capi::x(); crate::three() }
+        /* crate::capi */ const _: &[u8] = br"\"; const FOUR: &str = "// \\"; use crate::four;
         #[cfg(test)]
-        impl Five { fn x() { crate::ffi::x() } }
+        impl Five { fn x() { crate::capi::x() } }
         use crate::five;"##;
     assert_eq!(
         imports(&code(text)),

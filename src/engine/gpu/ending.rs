@@ -136,14 +136,14 @@ impl GpuEngine {
 
     /// Takes no more calls, and gives up what ranks of this process own, of which it frees nothing. Returns
     /// whether there was any. Nothing that was launched may run any more.
-    pub fn part_from_near(&mut self) -> bool {
+    pub fn unmap_local_peers(&mut self) -> bool {
         self.closed = true;
-        self.is_only_ours() && self.wiring.part_from_near()
+        self.is_only_ours() && self.wiring.unmap_local_peers()
     }
 
     /// Whether ranks of this process have not given up yet what this one owns.
-    pub fn is_lent(&self) -> bool {
-        self.wiring.is_lent()
+    pub fn is_mapped_by_peers(&self) -> bool {
+        self.wiring.is_mapped_by_peers()
     }
 
     /// Whether no graph has the connections: this value and the watchdog do.

@@ -236,10 +236,10 @@ impl Wiring for Wires {
     fn unmap(&self) {
         self.unmapped.store(true, Ordering::Relaxed);
     }
-    fn part_from_near(&self) -> bool {
+    fn unmap_local_peers(&self) -> bool {
         false
     }
-    fn is_lent(&self) -> bool {
+    fn is_mapped_by_peers(&self) -> bool {
         false
     }
     fn trouble(&self) -> Option<Trouble> {

@@ -26,10 +26,10 @@ pub trait Wiring: Send + Sync + Debug {
 
     /// The same for what ranks of this process own alone, which asks the driver for nothing. Returns
     /// whether there was any.
-    fn part_from_near(&self) -> bool;
+    fn unmap_local_peers(&self) -> bool;
 
     /// Whether ranks of this process have not given up yet what this one owns.
-    fn is_lent(&self) -> bool;
+    fn is_mapped_by_peers(&self) -> bool;
 
     /// What went wrong first, once a kernel has said so.
     fn trouble(&self) -> Option<Trouble>;
@@ -59,12 +59,12 @@ impl Wiring for DeviceLinks {
         DeviceLinks::unmap(self);
     }
 
-    fn part_from_near(&self) -> bool {
-        DeviceLinks::part_from_near(self)
+    fn unmap_local_peers(&self) -> bool {
+        DeviceLinks::unmap_local_peers(self)
     }
 
-    fn is_lent(&self) -> bool {
-        DeviceLinks::is_lent(self)
+    fn is_mapped_by_peers(&self) -> bool {
+        DeviceLinks::is_mapped_by_peers(self)
     }
 
     fn trouble(&self) -> Option<Trouble> {

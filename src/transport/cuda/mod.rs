@@ -147,8 +147,8 @@ impl DeviceLinks {
     }
 
     /// The same for memory of ranks of this process alone. It is theirs to free: see
-    /// [`DeviceLinks::is_lent`]. Returns whether there was any.
-    pub fn part_from_near(&self) -> bool {
+    /// [`DeviceLinks::is_mapped_by_peers`]. Returns whether there was any.
+    pub fn unmap_local_peers(&self) -> bool {
         let mut reached = self.reached.lock().unwrap_or_else(PoisonError::into_inner);
         let all = reached.len();
         reached.retain(|(_, memory)| !matches!(memory, Reached::Near(_)));
@@ -157,7 +157,7 @@ impl DeviceLinks {
 
     /// Whether ranks of this process have not given up this one's memory yet. Links that are dropped
     /// then leave it to the last of them to free it, on whatever GPU that one is.
-    pub fn is_lent(&self) -> bool {
+    pub fn is_mapped_by_peers(&self) -> bool {
         let memory = self.memory.as_ref();
         memory.is_some_and(|memory| Arc::strong_count(memory) > 1)
     }

@@ -547,15 +547,15 @@ fn mappings_of_other_processes_can_go_first() {
 fn ranks_of_a_process_part_from_memory_without_freeing_it() {
     let job = Job::on(Machine::new(2));
     let links = job.links(&[(1, 0), (1, 1), (2, 1)]);
-    let lent = |one: &DeviceLinks| one.is_lent();
+    let lent = |one: &DeviceLinks| one.is_mapped_by_peers();
     assert_eq!(
         [0, 1, 2].map(|rank| lent(&links[rank])),
         [true, true, false]
     );
     let before = job.machine.left();
-    assert!(links[0].part_from_near());
+    assert!(links[0].unmap_local_peers());
     assert_eq!([0, 1].map(|rank| lent(&links[rank])), [true, false]);
-    assert!(links[1].part_from_near() && !links[1].part_from_near());
+    assert!(links[1].unmap_local_peers() && !links[1].unmap_local_peers());
     assert!(!links.iter().any(lent));
     // Neither memory nor mappings of other processes.
     assert_eq!(job.machine.left(), before);

@@ -2,7 +2,7 @@
 
 use super::error::cinch_result_t;
 use super::text;
-use super::types::{Choice, algorithm, algorithm_number, transport, transport_number};
+use super::types::{NumberedSetting, algorithm, algorithm_number, transport, transport_number};
 use super::versioned::{self, Versioned};
 use crate::config::{Config, Origin};
 use crate::error::Result;
@@ -132,11 +132,11 @@ pub(super) unsafe fn read(config: *const cinch_config_t) -> Result<Config> {
     Ok(settings)
 }
 
-fn choice_name<T>(choice: Choice<T>, name: fn(T) -> &'static str) -> Option<String> {
+fn choice_name<T>(choice: NumberedSetting<T>, name: fn(T) -> &'static str) -> Option<String> {
     match choice {
-        Choice::Unset => None,
-        Choice::Auto => Some("auto".into()),
-        Choice::One(one) => Some(name(one).into()),
+        NumberedSetting::Unset => None,
+        NumberedSetting::Auto => Some("auto".into()),
+        NumberedSetting::One(one) => Some(name(one).into()),
     }
 }
 

@@ -8,7 +8,7 @@ use super::error::cinch_result_t;
 use super::group;
 use super::handle::{self, cinch_comm_t, rank_of};
 use super::op;
-use super::report::Target;
+use super::report::ReportTarget;
 use super::types::cinch_collective_t::{self, *};
 use super::types::{self, collective_number, dtype_number, op_number};
 use crate::comm::Call;
@@ -287,7 +287,7 @@ pub(super) struct Request {
     pub(super) algorithm: Option<Algorithm>,
     pub(super) tensor: Option<u64>,
     pub(super) feedback: Option<u64>,
-    pub(super) report: Target,
+    pub(super) report: ReportTarget,
 }
 
 impl Request {
@@ -315,7 +315,7 @@ impl Request {
             algorithm: None,
             tensor: None,
             feedback: None,
-            report: Target::NONE,
+            report: ReportTarget::NONE,
         }
     }
 

@@ -76,22 +76,22 @@ pub unsafe extern "C" fn cinch_report_init(
 
 /// Where a report goes, once the call has run: nowhere, or to a struct that was checked.
 #[derive(Debug)]
-pub(super) struct Target(*mut cinch_report_t);
+pub(super) struct ReportTarget(*mut cinch_report_t);
 
-impl Target {
+impl ReportTarget {
     /// No report.
-    pub(super) const NONE: Target = Target(std::ptr::null_mut());
+    pub(super) const NONE: ReportTarget = ReportTarget(std::ptr::null_mut());
 
     /// The struct at `report`, or nowhere for NULL.
     ///
     /// # Safety
     /// `report` is NULL or readable, and writable until the call (of a group: all calls) has run.
-    pub(super) unsafe fn new(report: *mut cinch_report_t) -> Result<Target> {
+    pub(super) unsafe fn new(report: *mut cinch_report_t) -> Result<ReportTarget> {
         if !report.is_null() {
             // SAFETY: as ours.
             unsafe { versioned::check(report) }?;
         }
-        Ok(Target(report))
+        Ok(ReportTarget(report))
     }
 
     /// Writes the report.
@@ -149,7 +149,7 @@ mod tests {
         // SAFETY: a live struct, initialised by the call.
         let report = unsafe {
             cinch_report_init(report.as_mut_ptr(), size, 1);
-            let target = Target::new(report.as_mut_ptr()).unwrap();
+            let target = ReportTarget::new(report.as_mut_ptr()).unwrap();
             target.fill(&Report {
                 codec: CodecSpec {
                     scale: ScaleRule::Tensor { refresh: 1 << 20 },

@@ -48,7 +48,7 @@ pub unsafe extern "C" fn cinch_wire_bytes(
     })
 }
 
-/// Elements of an encoded array in a published layout, which is all of the `wire_bytes` bytes at
+/// HostElements of an encoded array in a published layout, which is all of the `wire_bytes` bytes at
 /// `wire`, to `*count`. The layout of chunks does not say how many it holds.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cinch_wire_count(
@@ -99,7 +99,7 @@ pub unsafe extern "C" fn cinch_encode(
         // SAFETY: NULL or text, by the documented contract.
         let spec = unsafe { spec_of(codec) }?;
         let layout = layout_of(layout)?;
-        let elements = Elements::new(count, dtype)?;
+        let elements = HostElements::new(count, dtype)?;
         check_extent("src", src, elements.bytes)?;
         check_extent("wire", wire, wire_bytes)?;
         let both = [
@@ -148,7 +148,7 @@ pub unsafe extern "C" fn cinch_decode(
         // SAFETY: NULL or text, by the documented contract.
         let spec = unsafe { spec_of(codec) }?;
         let layout = layout_of(layout)?;
-        let elements = Elements::new(count, dtype)?;
+        let elements = HostElements::new(count, dtype)?;
         check_extent("wire", wire, wire_bytes)?;
         check_extent("dst", dst, elements.bytes)?;
         let both = [
@@ -196,7 +196,7 @@ pub unsafe extern "C" fn cinch_copy(
     guard!("cinch_copy", {
         // SAFETY: NULL or text, by the documented contract.
         let spec = unsafe { spec_of(codec) }?;
-        let elements = Elements::new(count, dtype)?;
+        let elements = HostElements::new(count, dtype)?;
         let bytes = elements.bytes;
         check_extent("src", src, bytes)?;
         check_extent("dst", dst, bytes)?;
@@ -255,14 +255,14 @@ fn check_count(count: usize) -> Result<()> {
 }
 
 /// An array of a type that lossy codecs carry. Its memory may have any alignment.
-struct Elements {
+struct HostElements {
     count: usize,
     dtype: DType,
     bytes: usize,
 }
 
-impl Elements {
-    fn new(count: usize, dtype: dtype_number) -> Result<Elements> {
+impl HostElements {
+    fn new(count: usize, dtype: dtype_number) -> Result<HostElements> {
         check_count(count)?;
         let dtype = types::dtype(dtype)?;
         if !matches!(dtype, DType::F32 | DType::F16 | DType::BF16) {
@@ -271,7 +271,7 @@ impl Elements {
                 format!("codecs encode f32, f16 and bf16, not {dtype}"),
             ));
         }
-        Ok(Elements {
+        Ok(HostElements {
             count,
             dtype,
             bytes: count * dtype.size(),

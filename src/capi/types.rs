@@ -156,28 +156,28 @@ pub(super) fn collective(number: collective_number) -> Result<(Collective, bool)
 
 /// A setting by number: not set, automatic, or one of a list.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Choice<T> {
+pub(super) enum NumberedSetting<T> {
     Unset,
     Auto,
     One(T),
 }
 
 /// The algorithm setting with this number.
-pub(super) fn algorithm(number: algorithm_number) -> Result<Choice<Algorithm>> {
+pub(super) fn algorithm(number: algorithm_number) -> Result<NumberedSetting<Algorithm>> {
     choice("algorithm", number, &Algorithm::ALL)
 }
 
 /// The transport setting with this number.
-pub(super) fn transport(number: transport_number) -> Result<Choice<TransportKind>> {
+pub(super) fn transport(number: transport_number) -> Result<NumberedSetting<TransportKind>> {
     choice("transport", number, &TransportKind::ALL)
 }
 
-fn choice<T: Copy>(what: &str, number: u32, all: &[T]) -> Result<Choice<T>> {
+fn choice<T: Copy>(what: &str, number: u32, all: &[T]) -> Result<NumberedSetting<T>> {
     match number {
-        0 => Ok(Choice::Unset),
-        1 => Ok(Choice::Auto),
+        0 => Ok(NumberedSetting::Unset),
+        1 => Ok(NumberedSetting::Auto),
         _ => match all.get(number as usize - 2) {
-            Some(&one) => Ok(Choice::One(one)),
+            Some(&one) => Ok(NumberedSetting::One(one)),
             None => Err(Error::invalid_argument(format!(
                 "{what} {number} is none; there are 0 to {}",
                 all.len() + 1
@@ -275,7 +275,7 @@ mod tests {
             (CINCH_ALGORITHM_DIRECT, "direct"),
             (CINCH_ALGORITHM_HIERARCHICAL, "hierarchical"),
         ] {
-            let Choice::One(found) = algorithm(number as u32).unwrap() else {
+            let NumberedSetting::One(found) = algorithm(number as u32).unwrap() else {
                 panic!("{name} is not a choice");
             };
             assert_eq!((found.name(), algorithm_of(found)), (name, number as u32));
@@ -287,7 +287,7 @@ mod tests {
             (CINCH_TRANSPORT_CUDA, "cuda"),
             (CINCH_TRANSPORT_RDMA, "rdma"),
         ] {
-            let Choice::One(found) = transport(number as u32).unwrap() else {
+            let NumberedSetting::One(found) = transport(number as u32).unwrap() else {
                 panic!("{name} is not a choice");
             };
             assert_eq!(found.name(), name);
@@ -296,15 +296,15 @@ mod tests {
         assert_eq!(transport_of(None), CINCH_TRANSPORT_UNSET as u32);
         assert_eq!(
             algorithm(CINCH_ALGORITHM_UNSET as u32).unwrap(),
-            Choice::Unset
+            NumberedSetting::Unset
         );
         assert_eq!(
             algorithm(CINCH_ALGORITHM_AUTO as u32).unwrap(),
-            Choice::Auto
+            NumberedSetting::Auto
         );
         assert_eq!(
             transport(CINCH_TRANSPORT_AUTO as u32).unwrap(),
-            Choice::Auto
+            NumberedSetting::Auto
         );
         assert!(algorithm(7).is_err() && transport(7).is_err());
     }

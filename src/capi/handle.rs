@@ -1,8 +1,8 @@
-//! Handles of communicators: a `cinch_comm_t*` is a ticket (see [`Tickets`]).
+//! Handles of communicators: a `cinch_comm_t*` is a ticket (see [`HandleTable`]).
 
 use super::error::cinch_result_t;
+use super::handle_table::HandleTable;
 use super::op::CreatedOps;
-use super::ticket::Tickets;
 use crate::comm::Communicator;
 use crate::error::{Error, Result};
 use std::sync::Arc;
@@ -21,7 +21,7 @@ pub(super) struct Handle {
     pub(super) ops: CreatedOps,
 }
 
-static LIVE: Tickets<Handle> = Tickets::new("comm", "communicator", 0xC1C4);
+static LIVE: HandleTable<Handle> = HandleTable::new("comm", "communicator", 0xC1C4);
 
 /// Gives `comm` a ticket.
 pub(super) fn register(comm: Communicator) -> Result<*mut cinch_comm_t> {

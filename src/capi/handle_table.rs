@@ -1,4 +1,4 @@
-//! Handles that are tickets, not addresses: a tag and a number that is never reused, looked up in
+//! Handles that are handles, not addresses: a tag and a number that is never reused, looked up in
 //! a table of the living. Hence NULL, garbage, and handles that were destroyed are errors for as
 //! long as the process lives, and nothing that a caller passes is dereferenced. The lookup costs a
 //! call some tens of nanoseconds, and waits for a fork that another thread has under way: a child
@@ -10,17 +10,17 @@ use std::sync::Arc;
 
 /// The objects of one kind that C programs hold.
 #[derive(Debug)]
-pub struct Tickets<T> {
+pub struct HandleTable<T> {
     /// The argument's name and what it stands for, for messages.
     name: &'static str,
     kind: &'static str,
     tag: usize,
-    table: Guarded<Table<T>>,
+    table: Guarded<HandleEntries<T>>,
 }
 
 /// Made and freed outside of the guard, as objects are: nothing is allocated in it.
 #[derive(Debug)]
-struct Table<T> {
+struct HandleEntries<T> {
     /// By their numbers, which ascend.
     live: Vec<(usize, Arc<T>)>,
     /// The number of the next one.
@@ -29,23 +29,23 @@ struct Table<T> {
 
 const NUMBER_BITS: u32 = usize::BITS - 16;
 
-impl<T> Tickets<T> {
-    /// None yet. `name` is the argument of C functions that holds a ticket, `kind` what it stands
-    /// for; `tag`, the upper 16 bits of every ticket, is such that no pointer of a 64-bit user
+impl<T> HandleTable<T> {
+    /// None yet. `name` is the argument of C functions that holds a handle, `kind` what it stands
+    /// for; `tag`, the upper 16 bits of every handle, is such that no pointer of a 64-bit user
     /// process looks like one.
-    pub const fn new(name: &'static str, kind: &'static str, tag: u16) -> Tickets<T> {
-        Tickets {
+    pub const fn new(name: &'static str, kind: &'static str, tag: u16) -> HandleTable<T> {
+        HandleTable {
             name,
             kind,
             tag: (tag as usize) << NUMBER_BITS,
-            table: Guarded::new(Table {
+            table: Guarded::new(HandleEntries {
                 live: Vec::new(),
                 next: 1,
             }),
         }
     }
 
-    /// Gives `object` a ticket.
+    /// Gives `object` a handle.
     ///
     /// # Errors
     /// Invalid usage if there are no more numbers.
@@ -69,33 +69,33 @@ impl<T> Tickets<T> {
         }
     }
 
-    /// What the ticket stands for.
+    /// What the handle stands for.
     ///
     /// # Errors
     /// Invalid argument if it stands for nothing, saying whether it once did.
-    pub fn lookup<P>(&self, ticket: *const P) -> Result<Arc<T>> {
-        let number = self.number_of(ticket)?;
+    pub fn lookup<P>(&self, handle: *const P) -> Result<Arc<T>> {
+        let number = self.number_of(handle)?;
         let found = self.table.with(|table| {
             let place = table.place(number)?;
             Some(table.live[place].1.clone())
         });
-        found.ok_or_else(|| self.not_alive(ticket, number))
+        found.ok_or_else(|| self.not_alive(handle, number))
     }
 
-    /// Takes the ticket back.
+    /// Takes the handle back.
     ///
     /// # Errors
-    /// As [`Tickets::lookup`].
-    pub fn remove<P>(&self, ticket: *const P) -> Result<Arc<T>> {
-        let number = self.number_of(ticket)?;
+    /// As [`HandleTable::lookup`].
+    pub fn remove<P>(&self, handle: *const P) -> Result<Arc<T>> {
+        let number = self.number_of(handle)?;
         let found = self.table.with(|table| {
             let place = table.place(number)?;
             Some(table.live.remove(place).1)
         });
-        found.ok_or_else(|| self.not_alive(ticket, number))
+        found.ok_or_else(|| self.not_alive(handle, number))
     }
 
-    /// Whatever a ticket stands for, the oldest first.
+    /// Whatever a handle stands for, the oldest first.
     pub fn all(&self) -> Vec<Arc<T>> {
         let mut all = Vec::new();
         loop {
@@ -114,32 +114,32 @@ impl<T> Tickets<T> {
         }
     }
 
-    fn number_of<P>(&self, ticket: *const P) -> Result<usize> {
+    fn number_of<P>(&self, handle: *const P) -> Result<usize> {
         let name = self.name;
-        if ticket.is_null() {
+        if handle.is_null() {
             return Err(Error::invalid_argument(format!("{name} is NULL")));
         }
-        match ticket.addr() ^ self.tag {
+        match handle.addr() ^ self.tag {
             number if number >> NUMBER_BITS == 0 => Ok(number),
             _ => Err(Error::invalid_argument(format!(
-                "{name} {ticket:?} is not a {}",
+                "{name} {handle:?} is not a {}",
                 self.kind
             ))),
         }
     }
 
-    fn not_alive<P>(&self, ticket: *const P, number: usize) -> Error {
+    fn not_alive<P>(&self, handle: *const P, number: usize) -> Error {
         let next = self.table.with(|table| table.next);
         let why = if (1..next).contains(&number) {
             "was destroyed".into()
         } else {
             format!("is not a {}", self.kind)
         };
-        Error::invalid_argument(format!("{} {ticket:?} {why}", self.name))
+        Error::invalid_argument(format!("{} {handle:?} {why}", self.name))
     }
 }
 
-impl<T> Table<T> {
+impl<T> HandleEntries<T> {
     /// Takes `object` in, and says its number: one that is too large if there are no more. Says how
     /// many there are if they fill their memory and `room`; leaves in `room` what it no longer uses.
     fn add(
@@ -178,7 +178,7 @@ mod tests {
     #[test]
     fn garbage_is_named_and_not_touched() {
         const TAG: u16 = 0xC1C4;
-        static TICKETS: Tickets<u8> = Tickets::new("comm", "communicator", TAG);
+        static HANDLES: HandleTable<u8> = HandleTable::new("comm", "communicator", TAG);
         let tag = usize::from(TAG) << NUMBER_BITS;
         let stack = [0u8; 64];
         for (comm, said) in [
@@ -196,20 +196,20 @@ mod tests {
             ),
         ] {
             for error in [
-                TICKETS.lookup(comm).unwrap_err(),
-                TICKETS.remove(comm).unwrap_err(),
+                HANDLES.lookup(comm).unwrap_err(),
+                HANDLES.remove(comm).unwrap_err(),
             ] {
                 assert!(error.message().contains(said), "{error}");
             }
         }
-        let ticket: *mut u8 = TICKETS.register(Arc::new(7)).unwrap();
-        assert_eq!(*TICKETS.lookup(ticket).unwrap(), 7);
-        let next: *mut u8 = TICKETS.register(Arc::new(8)).unwrap();
-        assert_eq!(TICKETS.all(), [Arc::new(7), Arc::new(8)]);
-        assert_eq!(*TICKETS.remove(next).unwrap(), 8);
-        assert_eq!(*TICKETS.remove(ticket).unwrap(), 7);
+        let handle: *mut u8 = HANDLES.register(Arc::new(7)).unwrap();
+        assert_eq!(*HANDLES.lookup(handle).unwrap(), 7);
+        let next: *mut u8 = HANDLES.register(Arc::new(8)).unwrap();
+        assert_eq!(HANDLES.all(), [Arc::new(7), Arc::new(8)]);
+        assert_eq!(*HANDLES.remove(next).unwrap(), 8);
+        assert_eq!(*HANDLES.remove(handle).unwrap(), 7);
         // A number that was given out and is not in the table belongs to the dead.
-        let error = TICKETS.lookup(ticket).unwrap_err();
+        let error = HANDLES.lookup(handle).unwrap_err();
         assert!(error.message().contains("was destroyed"), "{error}");
     }
 }

@@ -3,7 +3,7 @@
 use super::error::cinch_result_t;
 use super::handle::{self, cinch_comm_t};
 use super::versioned::{self, Versioned};
-use crate::comm::{CodecStats, Exact};
+use crate::comm::{CodecStats, RawReason};
 
 /// Reasons in `cinch_comm_stats_t.exact_calls`; new ones are only ever added at the end, up to 16.
 pub const CINCH_EXACT_REASONS: usize = 16;
@@ -68,17 +68,17 @@ unsafe impl Versioned for cinch_comm_stats_t {
 #[cfg(target_pointer_width = "64")]
 const _: () = assert!(size_of::<cinch_comm_stats_t>() == 192);
 const _: () = {
-    assert!(Exact::ALL.len() <= CINCH_EXACT_REASONS);
-    assert!(CINCH_EXACT_NOT_ASKED == Exact::NotAsked as usize);
-    assert!(CINCH_EXACT_OFF == Exact::Off as usize);
-    assert!(CINCH_EXACT_BY_CALL == Exact::ByCall as usize);
-    assert!(CINCH_EXACT_COLLECTIVE == Exact::Collective as usize);
-    assert!(CINCH_EXACT_DTYPE == Exact::DType as usize);
-    assert!(CINCH_EXACT_OPERATION == Exact::Operation as usize);
-    assert!(CINCH_EXACT_SMALL == Exact::Small as usize);
-    assert!(CINCH_EXACT_NO_TENSOR == Exact::NoTensor as usize);
-    assert!(CINCH_EXACT_SWITCHED_OFF == Exact::SwitchedOff as usize);
-    assert!(CINCH_EXACT_COSTS == Exact::Costs as usize);
+    assert!(RawReason::ALL.len() <= CINCH_EXACT_REASONS);
+    assert!(CINCH_EXACT_NOT_ASKED == RawReason::NotAsked as usize);
+    assert!(CINCH_EXACT_OFF == RawReason::Off as usize);
+    assert!(CINCH_EXACT_BY_CALL == RawReason::ByCall as usize);
+    assert!(CINCH_EXACT_COLLECTIVE == RawReason::Collective as usize);
+    assert!(CINCH_EXACT_DTYPE == RawReason::DType as usize);
+    assert!(CINCH_EXACT_OPERATION == RawReason::Operation as usize);
+    assert!(CINCH_EXACT_SMALL == RawReason::Small as usize);
+    assert!(CINCH_EXACT_NO_TENSOR == RawReason::NoTensor as usize);
+    assert!(CINCH_EXACT_SWITCHED_OFF == RawReason::SwitchedOff as usize);
+    assert!(CINCH_EXACT_COSTS == RawReason::Costs as usize);
 };
 
 /// Empties `*stats`. `size` and `version` are `sizeof(cinch_comm_stats_t)` and `CINCH_API_VERSION`
@@ -116,7 +116,7 @@ pub unsafe extern "C" fn cinch_comm_stats(
 
 fn c_stats(stats: &CodecStats) -> cinch_comm_stats_t {
     let mut exact_calls = [0; CINCH_EXACT_REASONS];
-    exact_calls[..Exact::ALL.len()].copy_from_slice(&stats.exact_calls);
+    exact_calls[..RawReason::ALL.len()].copy_from_slice(&stats.exact_calls);
     cinch_comm_stats_t {
         size: 0,
         magic: 0,

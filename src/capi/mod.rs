@@ -22,15 +22,15 @@ mod error;
 mod feedback;
 mod group;
 mod handle;
+mod handle_table;
 mod id;
 mod op;
 mod report;
 mod stats;
 mod text;
-mod ticket;
 mod types;
 mod versioned;
 
 pub use guard::caught;
+pub use handle_table::HandleTable;
 pub use op::read_scalar;
-pub use ticket::Tickets;

@@ -1,4 +1,4 @@
-//! The turns in which one thread queues the calls of several GPU ranks.
+//! The batches in which one thread queues the calls of several GPU ranks.
 //!
 //! A driver takes some 1,000 launches of a stream, and keeps whoever makes more waiting until some have
 //! ended. Those of one rank may wait for those of another one, which the same thread makes: so each GPU
@@ -9,11 +9,11 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 /// Calls of a turn, unless those that belong together are more.
-const TURN: usize = 64;
+const MIN_BATCH_CALLS: usize = 64;
 
-/// The calls of one communicator, as far as turns go.
+/// The calls of one communicator, as far as batches go.
 #[derive(Debug)]
-pub(super) struct Waiting {
+pub(super) struct GpuCalls {
     /// Which GPU they are for.
     pub gpu: usize,
     /// For each whether a turn may begin with it: where all ranks queue what is before it by itself.
@@ -21,29 +21,33 @@ pub(super) struct Waiting {
 }
 
 /// Which communicator's turn it is, and for which of its calls.
-pub(super) type Turn = (usize, Range<usize>);
+pub(super) type LaunchBatch = (usize, Range<usize>);
 
-/// All turns, in the order in which they are queued.
-pub(super) fn turns(all: &[Waiting]) -> Vec<Turn> {
+/// All batches, in the order in which they are queued.
+pub(super) fn interleave(all: &[GpuCalls]) -> Vec<LaunchBatch> {
     let is_alone = all.iter().all(|waiting| waiting.gpu == all[0].gpu);
-    let mut lanes: Vec<(usize, VecDeque<Turn>)> = Vec::new();
+    let mut queues: Vec<(usize, VecDeque<LaunchBatch>)> = Vec::new();
     for (index, waiting) in all.iter().enumerate() {
-        let least = if is_alone { usize::MAX } else { TURN };
+        let least = if is_alone {
+            usize::MAX
+        } else {
+            MIN_BATCH_CALLS
+        };
         let parts = parts(&waiting.may_begin, least);
-        let lane = lanes.iter().position(|(gpu, _)| *gpu == waiting.gpu);
-        let lane = lane.unwrap_or_else(|| {
-            lanes.push((waiting.gpu, VecDeque::new()));
-            lanes.len() - 1
+        let queue = queues.iter().position(|(gpu, _)| *gpu == waiting.gpu);
+        let queue = queue.unwrap_or_else(|| {
+            queues.push((waiting.gpu, VecDeque::new()));
+            queues.len() - 1
         });
-        lanes[lane]
+        queues[queue]
             .1
             .extend(parts.into_iter().map(|part| (index, part)));
     }
-    let mut turns = Vec::new();
-    while lanes.iter().any(|(_, lane)| !lane.is_empty()) {
-        turns.extend(lanes.iter_mut().filter_map(|(_, lane)| lane.pop_front()));
+    let mut batches = Vec::new();
+    while queues.iter().any(|(_, queue)| !queue.is_empty()) {
+        batches.extend(queues.iter_mut().filter_map(|(_, queue)| queue.pop_front()));
     }
-    turns
+    batches
 }
 
 /// Ranges of at least so many calls, except for the last.
@@ -63,8 +67,8 @@ fn parts(may_begin: &[bool], least: usize) -> Vec<Range<usize>> {
 mod tests {
     use super::*;
 
-    fn of(gpu: usize, calls: usize) -> Waiting {
-        Waiting {
+    fn of(gpu: usize, calls: usize) -> GpuCalls {
+        GpuCalls {
             gpu,
             may_begin: vec![true; calls],
         }
@@ -72,8 +76,11 @@ mod tests {
 
     #[test]
     fn gpus_take_turns_and_communicators_of_one_do_not() {
-        assert_eq!(turns(&[]), []);
-        assert_eq!(turns(&[of(0, 200), of(0, 3)]), [(0, 0..200), (1, 0..3)]);
+        assert_eq!(interleave(&[]), []);
+        assert_eq!(
+            interleave(&[of(0, 200), of(0, 3)]),
+            [(0, 0..200), (1, 0..3)]
+        );
         let all = [of(0, 130), of(1, 64), of(0, 10), of(1, 65)];
         let expected = [
             (0, 0..64),
@@ -84,7 +91,7 @@ mod tests {
             (3, 64..65),
             (2, 0..10),
         ];
-        assert_eq!(turns(&all), expected);
+        assert_eq!(interleave(&all), expected);
     }
 
     #[test]
@@ -93,9 +100,9 @@ mod tests {
         for at in 50..200 {
             messages.may_begin[at] = false;
         }
-        let turns = turns(&[messages, of(1, 1)]);
+        let batches = interleave(&[messages, of(1, 1)]);
         assert_eq!(
-            turns,
+            batches,
             [(0, 0..200), (1, 0..1), (0, 200..264), (0, 264..300)]
         );
     }

@@ -6,7 +6,7 @@
 
 use super::error::cinch_result_t;
 use super::handle::Handle;
-use super::report::Target;
+use super::report::ReportTarget;
 use crate::comm::{Call, Communicator, Group};
 use crate::error::{Error, Result};
 use crate::mem::Buffers;
@@ -70,7 +70,7 @@ struct OpenGroup {
     failure: Option<Error>,
     /// Borrows the communicators of `keep`; declared, and so dropped, before it.
     group: Group<'static>,
-    reports: Vec<Target>,
+    reports: Vec<ReportTarget>,
     keep: Vec<Arc<Handle>>,
 }
 
@@ -80,7 +80,7 @@ impl OpenGroup {
         handle: &Arc<Handle>,
         call: &Call,
         buffers: Buffers<'static>,
-        report: Target,
+        report: ReportTarget,
     ) -> Result<()> {
         // SAFETY: `keep` holds the handle, which does not move, for longer than `group` lives.
         let comm: &'static Communicator = unsafe { &(*Arc::as_ptr(handle)).comm };
@@ -138,7 +138,7 @@ pub(super) fn submit(
     handle: &Arc<Handle>,
     call: &Call,
     buffers: Buffers<'static>,
-    report: Target,
+    report: ReportTarget,
 ) -> Result<()> {
     if OPEN.with_borrow(Option::is_some) {
         return OPEN.with_borrow_mut(|open| {

@@ -3,10 +3,10 @@
 use super::collectives::Request;
 use super::error::cinch_result_t;
 use super::handle::cinch_comm_t;
-use super::report::{Target, cinch_report_t};
+use super::report::{ReportTarget, cinch_report_t};
 use super::text;
 use super::types::{
-    Choice, algorithm, algorithm_number, collective_number, dtype_number, op_number,
+    NumberedSetting, algorithm, algorithm_number, collective_number, dtype_number, op_number,
 };
 use super::versioned::{self, Versioned};
 use crate::error::{Error, Result};
@@ -100,7 +100,7 @@ pub unsafe extern "C" fn cinch_call(
 
 unsafe fn request(call: *const cinch_call_t, report: *mut cinch_report_t) -> Result<Request> {
     // SAFETY: as the caller's.
-    let (call, report) = unsafe { (versioned::read(call)?, Target::new(report)?) };
+    let (call, report) = unsafe { (versioned::read(call)?, ReportTarget::new(report)?) };
     // SAFETY: as the caller's.
     let codec = unsafe { text::read(call.codec, "call.codec") }?;
     Ok(Request {
@@ -124,9 +124,9 @@ unsafe fn request(call: *const cinch_call_t, report: *mut cinch_report_t) -> Res
 
 fn chosen(number: algorithm_number) -> Result<Option<Algorithm>> {
     match algorithm(number)? {
-        Choice::Unset => Ok(None),
-        Choice::One(algorithm) => Ok(Some(algorithm)),
-        Choice::Auto => Err(Error::invalid_argument(
+        NumberedSetting::Unset => Ok(None),
+        NumberedSetting::One(algorithm) => Ok(Some(algorithm)),
+        NumberedSetting::Auto => Err(Error::invalid_argument(
             "CINCH_ALGORITHM_AUTO is for configs; a call leaves its algorithm unset",
         )),
     }

@@ -123,12 +123,12 @@ pub extern "C" fn cinch_last_error() -> *const c_char {
 }
 
 thread_local! {
-    static LAST: RefCell<Last> = RefCell::default();
+    static LAST: RefCell<LastError> = RefCell::default();
 }
 
 /// The sentence of a thread's last error.
 #[derive(Default)]
-struct Last {
+struct LastError {
     text: CString,
     /// Those in whose place calls that succeeded have put others: a program may still read them.
     /// Each once, as programs ask many times what a communicator died of.
@@ -139,7 +139,7 @@ struct Last {
 pub(super) fn remember(error: &Error) -> cinch_result_t {
     let text = sentence(error);
     let _ = LAST.try_with(|last| {
-        *last.borrow_mut() = Last {
+        *last.borrow_mut() = LastError {
             text,
             earlier: Vec::new(),
         };

@@ -12,27 +12,27 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 /// How long a packed copy waits for the stream that it is queued on.
-const PATIENCE: Duration = Duration::from_secs(60);
+const COPY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// What is kept of one GPU as long as the process lives.
-pub(super) struct Gpu {
+pub(super) struct GpuCodecs {
     kernels: Arc<CodecKernels>,
     copier: OnceLock<HostCopier>,
 }
 
 /// The GPUs that anybody used.
-static GPUS: Mutex<Vec<Arc<Gpu>>> = Mutex::new(Vec::new());
+static GPUS: Mutex<Vec<Arc<GpuCodecs>>> = Mutex::new(Vec::new());
 
-impl Gpu {
-    fn at(driver: &Arc<Driver>, ordinal: u32) -> Result<Arc<Gpu>> {
+impl GpuCodecs {
+    fn at(driver: &Arc<Driver>, ordinal: u32) -> Result<Arc<GpuCodecs>> {
         // Held while kernels are loaded, so that they are once.
         let mut all = GPUS.lock().unwrap_or_else(PoisonError::into_inner);
         let context = Context::primary(&Device::at(driver, ordinal)?)?;
-        let same = |gpu: &&Arc<Gpu>| gpu.kernels.context().handle() == context.handle();
+        let same = |gpu: &&Arc<GpuCodecs>| gpu.kernels.context().handle() == context.handle();
         if let Some(known) = all.iter().find(same) {
             return Ok(known.clone());
         }
-        let gpu = Arc::new(Gpu {
+        let gpu = Arc::new(GpuCodecs {
             kernels: Arc::new(CodecKernels::new(&context)?),
             copier: OnceLock::new(),
         });
@@ -82,7 +82,7 @@ impl Gpu {
         if let Some(copier) = self.copier.get() {
             return Ok(copier);
         }
-        let made = HostCopier::new(self.kernels.context(), 0, PATIENCE)?;
+        let made = HostCopier::new(self.kernels.context(), 0, COPY_TIMEOUT)?;
         // Somebody else's, if he was faster.
         Ok(self.copier.get_or_init(|| made))
     }
@@ -108,7 +108,7 @@ fn ordinal_of(driver: Option<&Arc<Driver>>, name: &str, address: usize) -> Resul
 pub(super) fn gpu_of(
     arrays: &[(&str, usize, usize)],
     stream: *mut c_void,
-) -> Result<Option<Arc<Gpu>>> {
+) -> Result<Option<Arc<GpuCodecs>>> {
     let driver = Driver::in_use();
     let mut places = Vec::with_capacity(arrays.len());
     for &(name, address, _) in arrays.iter().filter(|(_, _, bytes)| *bytes > 0) {
@@ -136,7 +136,7 @@ pub(super) fn gpu_of(
         )));
     }
     match place {
-        Some(ordinal) => Gpu::at(driver, ordinal).map(Some),
+        Some(ordinal) => GpuCodecs::at(driver, ordinal).map(Some),
         None => on_host(),
     }
 }
@@ -183,7 +183,7 @@ pub(super) unsafe fn copy(
             )));
         }
     };
-    let gpu = Gpu::at(&driver, ordinal)?;
+    let gpu = GpuCodecs::at(&driver, ordinal)?;
     let copier = gpu.copier()?;
     // SAFETY: as ours; the host's side lives through the call and is the caller's alone.
     unsafe {

@@ -1,10 +1,10 @@
 //! Connecting: it waits for other ranks, so the ranks of one thread connect on threads of their
 //! own when their group ends, and those of a non-blocking communicator in the background.
 
-use crate::boundary::Progress;
+use crate::boundary::CallProgress;
 use crate::comm::{self, Comm};
+use crate::deferred_free;
 use crate::group;
-use crate::remains;
 use crate::types::{ncclComm_t, store};
 use cinch::sync::Fault;
 use cinch::types::DeviceChoice;
@@ -14,16 +14,16 @@ use std::ptr::null_mut;
 use std::sync::{Arc, OnceLock, mpsc};
 
 /// One communicator that is to be connected.
-pub(crate) struct Job {
+pub(crate) struct ConnectJob {
     /// The new communicator; none for a rank that takes part in a split and gets nothing.
-    pub(crate) made: Option<Made>,
+    pub(crate) made: Option<NewComm>,
     /// The communicator that it is made from. Jobs of one parent run one after the other.
     pub(crate) parent: Option<Arc<Comm>>,
     pub(crate) blocking: bool,
     pub(crate) work: Box<dyn FnOnce() -> Result<Option<Communicator>> + Send>,
 }
 
-impl Job {
+impl ConnectJob {
     /// Where the communicator is to be.
     fn device(&self) -> Option<DeviceChoice> {
         let made = self.made.as_ref().map(|made| &made.comm);
@@ -31,27 +31,27 @@ impl Job {
     }
 }
 
-/// A new communicator, whose ticket the program has already.
-pub(crate) struct Made {
+/// A new communicator, whose handle the program has already.
+pub(crate) struct NewComm {
     comm: Arc<Comm>,
-    ticket: ncclComm_t,
+    handle: ncclComm_t,
     /// Where the program has it.
     place: *mut ncclComm_t,
 }
 
-impl Made {
-    /// Gives `comm` a ticket, and writes it to `place`.
+impl NewComm {
+    /// Gives `comm` a handle, and writes it to `place`.
     ///
     /// # Safety
     /// `place` is writable until the job has run, or the thread's group has ended.
-    pub(crate) unsafe fn new(comm: Comm, place: *mut ncclComm_t) -> Result<Made> {
+    pub(crate) unsafe fn new(comm: Comm, place: *mut ncclComm_t) -> Result<NewComm> {
         let comm = Arc::new(comm);
-        let ticket = comm::register(comm.clone())?;
+        let handle = comm::register(comm.clone())?;
         // SAFETY: as the caller's.
-        unsafe { store("newcomm", place, ticket)? };
-        Ok(Made {
+        unsafe { store("newcomm", place, handle)? };
+        Ok(NewComm {
             comm,
-            ticket,
+            handle,
             place,
         })
     }
@@ -59,10 +59,10 @@ impl Made {
     /// Undoes it: the program finds NULL.
     fn withdraw(&self) {
         // The program may have destroyed it meanwhile.
-        if comm::remove(self.ticket).is_ok()
+        if comm::remove(self.handle).is_ok()
             && let Some(communicator) = self.comm.take()
         {
-            remains::part_with(communicator);
+            deferred_free::free_on_destroy(communicator);
         }
         // SAFETY: writable by the contract of `new`.
         let _ = unsafe { store("newcomm", self.place, null_mut()) };
@@ -70,17 +70,17 @@ impl Made {
 }
 
 /// Runs the job, or records it if a group is open.
-pub(crate) fn submit(job: Job) -> Result<Progress> {
+pub(crate) fn submit(job: ConnectJob) -> Result<CallProgress> {
     match group::record_job(job) {
-        None => Ok(Progress::Done),
+        None => Ok(CallProgress::Done),
         Some(job) => run(vec![job]),
     }
 }
 
 /// Runs the jobs of a group, those of different parents at once.
-pub(crate) fn run(jobs: Vec<Job>) -> Result<Progress> {
-    let devices: HashSet<DeviceChoice> = jobs.iter().filter_map(Job::device).collect();
-    remains::clear_away(&Vec::from_iter(devices));
+pub(crate) fn run(jobs: Vec<ConnectJob>) -> Result<CallProgress> {
+    let devices: HashSet<DeviceChoice> = jobs.iter().filter_map(ConnectJob::device).collect();
+    deferred_free::reap_devices(&Vec::from_iter(devices));
     let blocking = jobs.iter().filter(|job| job.blocking).count();
     if blocking != 0 && blocking != jobs.len() {
         withdraw(&jobs);
@@ -91,54 +91,55 @@ pub(crate) fn run(jobs: Vec<Job>) -> Result<Progress> {
         )));
     }
     let mut made = Vec::new();
-    let lanes = lanes(jobs, &mut made);
+    let queues = queues(jobs, &mut made);
     let result = if blocking == 0 {
-        Ok(background(lanes))
+        Ok(background(queues))
     } else {
-        foreground(lanes, &made).map(|()| Progress::Done)
+        foreground(queues, &made).map(|()| CallProgress::Done)
     };
     if result.is_err() {
-        made.iter().for_each(Made::withdraw);
+        made.iter().for_each(NewComm::withdraw);
     }
     result
 }
 
 /// Forgets jobs that will not run.
-pub(crate) fn withdraw(jobs: &[Job]) {
+pub(crate) fn withdraw(jobs: &[ConnectJob]) {
     jobs.iter()
         .filter_map(|job| job.made.as_ref())
-        .for_each(Made::withdraw);
+        .for_each(NewComm::withdraw);
 }
 
 /// What a thread does: the part of jobs that may leave the calling one.
-struct Task {
-    ends: Ends,
+struct ConnectTask {
+    completion: TaskCompletion,
     work: Box<dyn FnOnce() -> Result<Option<Communicator>> + Send>,
 }
 
-impl Task {
+impl ConnectTask {
     fn run(self) -> Result<()> {
-        self.ends.tell(cinch::ffi::caught("connecting", self.work))
+        self.completion
+            .report(cinch::capi::caught("connecting", self.work))
     }
 
     /// Fails it without running it.
     fn fail(self, error: &Error) {
         // Whoever tells it has the error.
-        let _ = self.ends.tell(Err(error.clone()));
+        let _ = self.completion.report(Err(error.clone()));
     }
 }
 
 /// Who hears how a task ended.
-struct Ends {
+struct TaskCompletion {
     comm: Option<Arc<Comm>>,
     parent: Option<Arc<Comm>>,
     blocking: bool,
 }
 
-impl Ends {
+impl TaskCompletion {
     /// Returns the failure, if it is one. The parent is the last to hear: a program that sees it
     /// ready takes what was made of it for ready.
-    fn tell(self, outcome: Result<Option<Communicator>>) -> Result<()> {
+    fn report(self, outcome: Result<Option<Communicator>>) -> Result<()> {
         let none = || Error::internal("a split gave no communicator");
         let said = match self.comm {
             Some(comm) => {
@@ -157,15 +158,15 @@ impl Ends {
 }
 
 /// Sorts jobs by parent, in order. From here on the parents are busy.
-fn lanes(jobs: Vec<Job>, made: &mut Vec<Made>) -> Vec<Vec<Task>> {
-    let mut lanes: Vec<(Option<usize>, Vec<Task>)> = Vec::new();
+fn queues(jobs: Vec<ConnectJob>, made: &mut Vec<NewComm>) -> Vec<Vec<ConnectTask>> {
+    let mut queues: Vec<(Option<usize>, Vec<ConnectTask>)> = Vec::new();
     for job in jobs {
         let key = job.parent.as_ref().map(|parent| Arc::as_ptr(parent).addr());
         if let Some(parent) = &job.parent {
             parent.begin(job.blocking);
         }
-        let task = Task {
-            ends: Ends {
+        let task = ConnectTask {
+            completion: TaskCompletion {
                 comm: job.made.as_ref().map(|made| made.comm.clone()),
                 parent: job.parent,
                 blocking: job.blocking,
@@ -173,19 +174,19 @@ fn lanes(jobs: Vec<Job>, made: &mut Vec<Made>) -> Vec<Vec<Task>> {
             work: job.work,
         };
         made.extend(job.made);
-        let known = lanes
+        let known = queues
             .iter_mut()
             .find(|(other, _)| key.is_some() && *other == key);
         match known {
             Some((_, tasks)) => tasks.push(task),
-            None => lanes.push((key, vec![task])),
+            None => queues.push((key, vec![task])),
         }
     }
-    lanes.into_iter().map(|(_, tasks)| tasks).collect()
+    queues.into_iter().map(|(_, tasks)| tasks).collect()
 }
 
-/// Runs the tasks of one lane; after a failure the rest fails with it.
-fn run_lane(tasks: Vec<Task>) -> Result<()> {
+/// Runs the tasks of one queue; after a failure the rest fails with it.
+fn run_queue(tasks: Vec<ConnectTask>) -> Result<()> {
     let mut failure: Option<Error> = None;
     for task in tasks {
         match &failure {
@@ -198,7 +199,7 @@ fn run_lane(tasks: Vec<Task>) -> Result<()> {
 
 /// Returns when all are connected. A failure ends the others, too: they may wait for the ranks of
 /// the one that failed.
-fn foreground(lanes: Vec<Vec<Task>>, made: &[Made]) -> Result<()> {
+fn foreground(queues: Vec<Vec<ConnectTask>>, made: &[NewComm]) -> Result<()> {
     let faults: Vec<Arc<Fault>> = made.iter().map(|made| made.comm.fault.clone()).collect();
     let first = OnceLock::new();
     let failed = |error: &Error| {
@@ -212,60 +213,60 @@ fn foreground(lanes: Vec<Vec<Task>>, made: &[Made]) -> Result<()> {
         }
     };
     let failed = &failed;
-    let mut lanes = lanes.into_iter();
-    let own = lanes.next();
+    let mut queues = queues.into_iter();
+    let own = queues.next();
     std::thread::scope(|scope| {
-        for lane in lanes {
+        for queue in queues {
             let (give, take) = mpsc::channel();
             let spawned = spawn().spawn_scoped(scope, move || {
-                if let Ok(lane) = take.recv() {
-                    let _ = run_lane(lane).inspect_err(failed);
+                if let Ok(queue) = take.recv() {
+                    let _ = run_queue(queue).inspect_err(failed);
                 }
             });
-            start(spawned, lane, &give, failed);
+            start(spawned, queue, &give, failed);
         }
         if let Some(own) = own {
-            let _ = run_lane(own).inspect_err(failed);
+            let _ = run_queue(own).inspect_err(failed);
         }
     });
     first.into_inner().map_or(Ok(()), Err)
 }
 
 /// Returns at once.
-fn background(lanes: Vec<Vec<Task>>) -> Progress {
-    let progress = match lanes.is_empty() {
-        true => Progress::Done,
-        false => Progress::Underway,
+fn background(queues: Vec<Vec<ConnectTask>>) -> CallProgress {
+    let progress = match queues.is_empty() {
+        true => CallProgress::Done,
+        false => CallProgress::Underway,
     };
-    for lane in lanes {
+    for queue in queues {
         let (give, take) = mpsc::channel();
         let spawned = spawn().spawn(move || {
-            if let Ok(lane) = take.recv() {
+            if let Ok(queue) = take.recv() {
                 // Whoever asks the communicators hears of it.
-                let _ = run_lane(lane);
+                let _ = run_queue(queue);
             }
         });
-        start(spawned, lane, &give, &|_| {});
+        start(spawned, queue, &give, &|_| {});
     }
     progress
 }
 
-/// Gives its lane to a thread, which takes it only now: it must not be lost with a thread that
+/// Gives its queue to a thread, which takes it only now: it must not be lost with a thread that
 /// does not start.
 fn start<T>(
     spawned: std::io::Result<T>,
-    lane: Vec<Task>,
-    give: &mpsc::Sender<Vec<Task>>,
+    queue: Vec<ConnectTask>,
+    give: &mpsc::Sender<Vec<ConnectTask>>,
     failed: &dyn Fn(&Error),
 ) {
     let error = match spawned {
-        Ok(_) => match give.send(lane) {
+        Ok(_) => match give.send(queue) {
             Ok(()) => return,
             Err(_) => Error::internal("a thread that connects ended before it began"),
         },
         Err(cause) => {
             let error = Error::system("cannot start a thread that connects a communicator", cause);
-            lane.into_iter().for_each(|task| task.fail(&error));
+            queue.into_iter().for_each(|task| task.fail(&error));
             error
         }
     };
@@ -279,16 +280,16 @@ fn spawn() -> std::thread::Builder {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Asked;
+    use crate::config::CommOptions;
     use cinch::Config;
     use std::time::Duration;
 
     fn comm() -> Arc<Comm> {
-        let asked = Asked {
+        let options = CommOptions {
             blocking: false,
-            ..Asked::default()
+            ..CommOptions::default()
         };
-        let comm = Comm::connecting(asked, Config::default(), Fault::new());
+        let comm = Comm::connecting(options, Config::default(), Fault::new());
         Arc::new(comm)
     }
 
@@ -296,8 +297,8 @@ mod tests {
     fn a_parent_is_ready_when_its_child_is() {
         for fails in [false, true] {
             let (parent, child) = (comm(), comm());
-            let task = Task {
-                ends: Ends {
+            let task = ConnectTask {
+                completion: TaskCompletion {
                     comm: Some(child.clone()),
                     parent: Some(parent.clone()),
                     blocking: false,

@@ -13,10 +13,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 /// for the few that return text: the body is a pointer to a static or thread-local string.
 macro_rules! guard {
     ($name:literal, $body:block) => {
-        $crate::ffi::guard::enter($name, || -> $crate::error::Result<()> { $body })
+        $crate::capi::guard::enter($name, || -> $crate::error::Result<()> { $body })
     };
     ($name:literal, text $body:block) => {
-        $crate::ffi::guard::enter_text($name, || $body)
+        $crate::capi::guard::enter_text($name, || $body)
     };
 }
 

@@ -1,8 +1,8 @@
 //! Communicators whose buffers are on GPUs: joining, checks, calls on a stream.
 
-use super::check::{self, Places};
-use super::sample::Picked;
-use super::{Call, CommInfo, Communicator, PanicGuard, Report, Side};
+use super::check::{self, BufferRanges};
+use super::sample::Admission;
+use super::{Call, CommInfo, Communicator, DeviceState, PanicGuard, Report};
 use crate::bootstrap::ExchangeRef;
 use crate::config::{CodecPolicy, Config, TuningChoice};
 use crate::engine::gpu::device;
@@ -26,7 +26,7 @@ use std::time::Duration;
 
 /// The part of a communicator that is on a GPU.
 #[derive(Debug)]
-pub(super) struct GpuSide {
+pub(super) struct GpuState {
     context: Arc<Context>,
     engine: Mutex<GpuEngine>,
     /// For samples of coded sums, if there are to be any. Behind the engine, whose kernels use it.
@@ -35,13 +35,13 @@ pub(super) struct GpuSide {
 
 /// Calls that were admitted, and are queued one behind the other.
 #[derive(Debug)]
-pub(super) enum Part<'b> {
+pub(super) enum AdmittedPart<'b> {
     Plain(Vec<GpuCall<'b>>, Admitted),
     /// A coded sum with what it is compared with.
     Sampled(Sampled<'b>),
 }
 
-impl Drop for GpuSide {
+impl Drop for GpuState {
     /// As the engine leaves its memory to a kernel that does not end, so must what goes with it.
     fn drop(&mut self) {
         let engine = self.engine.get_mut();
@@ -52,7 +52,7 @@ impl Drop for GpuSide {
     }
 }
 
-impl GpuSide {
+impl GpuState {
     pub(super) fn engine(&self) -> Result<MutexGuard<'_, GpuEngine>> {
         self.engine.lock().map_err(|_| {
             Error::internal("an earlier call on this communicator panicked; it cannot go on")
@@ -81,16 +81,16 @@ impl GpuSide {
         !runs || self.context.driver().has_ended()
     }
 
-    /// See [`Communicator::part_from_near`].
-    pub(super) fn part_from_near(&self) -> bool {
+    /// See [`Communicator::unmap_local_peers`].
+    pub(super) fn unmap_local_peers(&self) -> bool {
         self.engine_between_calls()
-            .is_some_and(|mut engine| self.is_over(&engine) && engine.part_from_near())
+            .is_some_and(|mut engine| self.is_over(&engine) && engine.unmap_local_peers())
     }
 
-    pub(super) fn is_lent(&self) -> bool {
+    pub(super) fn is_mapped_by_peers(&self) -> bool {
         // Whoever makes a call has it.
         self.engine_between_calls()
-            .is_none_or(|engine| engine.is_lent())
+            .is_none_or(|engine| engine.is_mapped_by_peers())
     }
 
     pub(super) fn slices(&self) -> Result<&Slices> {
@@ -111,7 +111,7 @@ pub(super) fn connect(
     policy: &CodecPolicy,
     isa: Isa,
     table: Option<Arc<Table>>,
-) -> Result<(CommInfo, GpuSide)> {
+) -> Result<(CommInfo, GpuState)> {
     // Told to the others, so that they do not wait for a rank that cannot come.
     try_connect(exchange, fault, config, policy, isa, table)
         .inspect_err(|error| exchange.announce(error))
@@ -124,7 +124,7 @@ fn try_connect(
     policy: &CodecPolicy,
     isa: Isa,
     table: Option<Arc<Table>>,
-) -> Result<(CommInfo, GpuSide)> {
+) -> Result<(CommInfo, GpuState)> {
     let default = Call::new(Collective::AllReduce, DType::F32, 1);
     kernels::check(&default.request(policy.codec))
         .map_err(|error| error.context(format!("the codec of this communicator ({policy})")))?;
@@ -176,12 +176,12 @@ fn try_connect(
     // What a rank still allocates may wait for the kernels of another rank on its GPU, which may
     // wait for this rank: nobody launches before all have what they need.
     exchange.barrier()?;
-    let side = GpuSide {
+    let state = GpuState {
         context,
         engine,
         slices,
     };
-    Ok((info, side))
+    Ok((info, state))
 }
 
 /// What was set and means nothing to buffers on GPUs.
@@ -364,9 +364,9 @@ fn info(links: &DeviceLinks, hosts: Hosts) -> CommInfo {
 impl Communicator {
     /// The GPU that the communicator's buffers are on; `None` if they are in host memory.
     pub fn gpu(&self) -> Option<&Arc<Context>> {
-        match &self.side {
-            Side::Host(_) => None,
-            Side::Gpu(side) => Some(side.context()),
+        match &self.state {
+            DeviceState::Host(_) => None,
+            DeviceState::Gpu(gpu) => Some(gpu.context()),
         }
     }
 
@@ -392,39 +392,39 @@ impl Communicator {
     pub fn call_on(&self, call: &Call, buffers: DeviceBuffers<'_>) -> Result<Report> {
         let _environment = FloatEnvironment::standard();
         self.check_fault()?;
-        let side = self.gpu_side()?;
-        let _bound = side.context().bind()?;
+        let gpu = self.gpu_state()?;
+        let _bound = gpu.context().bind()?;
         self.check_on(call, &buffers)?;
         check::alone(self, call)?;
-        let picked = self.pick_on(call, &buffers)?;
-        let mut engine = side.engine()?;
+        let admission = self.admit_on(call, &buffers)?;
+        let mut engine = gpu.engine()?;
         let _guard = PanicGuard(self);
         let queued = GpuCall {
-            request: call.request(picked.choice.codec),
+            request: call.request(admission.decision.codec),
             buffers,
         };
         let parts = self
-            .admit(side, &mut engine, &[(queued, picked)])
-            .inspect_err(|_| self.unpick(&picked))?;
-        let mut reports = self.start(side, &mut engine, &parts)?;
+            .prepare_on(gpu, &mut engine, &[(queued, admission)])
+            .inspect_err(|_| self.rollback(&admission))?;
+        let mut reports = self.launch_on(gpu, &mut engine, &parts)?;
         let none = || Error::internal("a call has no report");
         let report = reports.pop().ok_or_else(none)?;
-        self.counters.ran(&picked.choice, &report);
+        self.counters.ran(&admission.decision, &report);
         Ok(report)
     }
 
     /// Decides about a call on this GPU that is to run, in the order of calls.
-    pub(super) fn pick_on(&self, call: &Call, buffers: &DeviceBuffers<'_>) -> Result<Picked> {
+    pub(super) fn admit_on(&self, call: &Call, buffers: &DeviceBuffers<'_>) -> Result<Admission> {
         // What a graph replays cannot be looked at in between.
         let sampled =
-            self.policy.sample > 0 && !device::is_capturing(self.gpu_side()?.context(), buffers)?;
-        self.pick(call, sampled)
+            self.policy.sample > 0 && !device::is_capturing(self.gpu_state()?.context(), buffers)?;
+        self.admit(call, sampled)
     }
 
     /// Everything that can be said of a call on this GPU.
     pub(super) fn check_on(&self, call: &Call, buffers: &DeviceBuffers<'_>) -> Result<()> {
-        let side = self.gpu_side()?;
-        check::call(self, call, &Places::from(buffers))?;
+        let gpu = self.gpu_state()?;
+        check::call(self, call, &BufferRanges::from(buffers))?;
         let size = call.dtype.size();
         for (what, (address, bytes)) in [("input", buffers.input()), ("output", buffers.output())] {
             if bytes == 0 {
@@ -438,7 +438,7 @@ impl Communicator {
                     call.dtype
                 )));
             }
-            device::check_address(side.context(), what, address)?;
+            device::check_address(gpu.context(), what, address)?;
         }
         if call.collective.reduces()
             && let ReduceOp::PreMulSum(Scalar::Device(address)) = call.op
@@ -451,19 +451,19 @@ impl Communicator {
                     call.dtype
                 )));
             }
-            device::check_factor(side.context(), what, address)?;
+            device::check_factor(gpu.context(), what, address)?;
         }
         Ok(())
     }
 
     /// Refuses what cannot be queued of calls that were checked; nothing is yet.
-    pub(super) fn admit<'b>(
+    pub(super) fn prepare_on<'b>(
         &self,
-        side: &GpuSide,
+        gpu: &GpuState,
         engine: &mut GpuEngine,
-        calls: &[(GpuCall<'b>, Picked)],
-    ) -> Result<Vec<Part<'b>>> {
-        let _bound = side.context().bind()?;
+        calls: &[(GpuCall<'b>, Admission)],
+    ) -> Result<Vec<AdmittedPart<'b>>> {
+        let _bound = gpu.context().bind()?;
         // A sampled call runs by itself, with what it is compared with right behind it: the place
         // of that in the order of calls must not depend on what is grouped with it.
         let parts = calls.chunk_by(|one, next| one.1.slice.is_none() && next.1.slice.is_none());
@@ -471,46 +471,46 @@ impl Communicator {
             [
                 (
                     call,
-                    Picked {
+                    Admission {
                         slice: Some(slice), ..
                     },
                 ),
             ] => {
-                let sampled = side.slices()?.admit(engine, call, slice)?;
-                Ok(Part::Sampled(sampled))
+                let sampled = gpu.slices()?.admit(engine, call, slice)?;
+                Ok(AdmittedPart::Sampled(sampled))
             }
             part => {
                 let calls: Vec<GpuCall<'_>> = part.iter().map(|(call, _)| *call).collect();
                 let admitted = engine.admit(&calls)?;
-                Ok(Part::Plain(calls, admitted))
+                Ok(AdmittedPart::Plain(calls, admitted))
             }
         });
         admitted.collect()
     }
 
     /// Queues calls that were admitted.
-    pub(super) fn start(
+    pub(super) fn launch_on(
         &self,
-        side: &GpuSide,
+        gpu: &GpuState,
         engine: &mut GpuEngine,
-        parts: &[Part<'_>],
+        parts: &[AdmittedPart<'_>],
     ) -> Result<Vec<Report>> {
         let mut queue = || {
-            let _bound = side.context().bind()?;
+            let _bound = gpu.context().bind()?;
             let mut reports = Vec::new();
             for part in parts {
                 match part {
-                    Part::Plain(calls, admitted) => {
+                    AdmittedPart::Plain(calls, admitted) => {
                         reports.extend(engine.start(calls, admitted)?);
                     }
-                    Part::Sampled(sampled) => {
-                        reports.push(self.sample_on(side.slices()?, engine, sampled)?);
+                    AdmittedPart::Sampled(sampled) => {
+                        reports.push(self.sample_on(gpu.slices()?, engine, sampled)?);
                     }
                 }
             }
             Ok(reports)
         };
-        self.settle(queue())
+        self.fail_on_error(queue())
     }
 
     /// The GPUs of this communicator as tuning tables name them, if its buffers are on GPUs.
@@ -526,7 +526,7 @@ impl Communicator {
     pub fn ways(&self, call: &Call) -> Result<Vec<Way>> {
         check::shape(self, call)?;
         let request = call.request(self.choose(call)?.codec);
-        self.gpu_side()?.engine()?.ways(&request)
+        self.gpu_state()?.engine()?.ways(&request)
     }
 
     /// Whether `call` can go this way.
@@ -536,7 +536,7 @@ impl Communicator {
     pub fn can_go(&self, call: &Call, way: &Way) -> Result<bool> {
         check::shape(self, call)?;
         let request = call.request(self.choose(call)?.codec);
-        self.gpu_side()?.engine()?.can_go(&request, *way)
+        self.gpu_state()?.engine()?.can_go(&request, *way)
     }
 
     /// Runs calls this way from now on, those that can go it; with `None`, as before. All ranks do so
@@ -545,14 +545,14 @@ impl Communicator {
     /// # Errors
     /// Invalid usage on a communicator of host memory.
     pub fn go_way(&self, way: Option<Way>) -> Result<()> {
-        self.gpu_side()?.engine()?.go_way(way);
+        self.gpu_state()?.engine()?.go_way(way);
         Ok(())
     }
 
-    pub(super) fn gpu_side(&self) -> Result<&GpuSide> {
-        match &self.side {
-            Side::Gpu(side) => Ok(side),
-            Side::Host(_) => Err(Error::invalid_usage(
+    pub(super) fn gpu_state(&self) -> Result<&GpuState> {
+        match &self.state {
+            DeviceState::Gpu(gpu) => Ok(gpu),
+            DeviceState::Host(_) => Err(Error::invalid_usage(
                 "device buffers or a stream on a communicator of host memory: pass NULL for the \
                  stream, or join with CINCH_DEVICE=cuda",
             )),
@@ -561,5 +561,5 @@ impl Communicator {
 }
 
 #[cfg(test)]
-#[path = "device_tests.rs"]
+#[path = "gpu_tests.rs"]
 mod tests;

@@ -1,15 +1,15 @@
 //! The end of a communicator: together with the other ranks, or for this one alone.
 
-use super::{Communicator, Side};
+use super::{Communicator, DeviceState};
 use crate::error::{Error, ErrorKind, Result};
 use crate::sys::log::{self, Level};
 use std::time::{Duration, Instant};
 
 /// How long a rank keeps the memory that others may still write to when they cannot meet any more.
-const LINGER: Duration = Duration::from_secs(10);
+const PEER_MEMORY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Time between two looks at who is still there.
-const LOOK: Duration = Duration::from_millis(20);
+const PEER_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 impl Communicator {
     /// Waits until every rank has finalized: no rank's data is lost by the drop that follows. On a GPU
@@ -21,14 +21,14 @@ impl Communicator {
     /// As [`Communicator::call`].
     pub fn finalize(&self) -> Result<()> {
         self.check_fault()?;
-        let result = match &self.side {
-            Side::Host(_) => {
+        let result = match &self.state {
+            DeviceState::Host(_) => {
                 let _engine = self.engine()?;
                 self.exchange.barrier()
             }
             // Whatever any rank has queued writes to the memory of others.
-            Side::Gpu(side) => {
-                let mut engine = side.engine()?;
+            DeviceState::Gpu(gpu) => {
+                let mut engine = gpu.engine()?;
                 let ended = engine.drain().and_then(|()| self.exchange.barrier());
                 ended.and_then(|()| {
                     engine.close();
@@ -36,7 +36,7 @@ impl Communicator {
                 })
             }
         };
-        self.settle(result)
+        self.fail_on_error(result)
     }
 
     /// Waits until the calls of this rank have ended, however long the work takes that is ahead of them
@@ -46,24 +46,26 @@ impl Communicator {
     /// # Errors
     /// The reason why the communicator has failed; but that other ranks are gone is none where it cut no
     /// call short.
-    pub fn retire(&self) -> Result<()> {
+    pub fn close(&self) -> Result<()> {
         self.owner.check()?;
         if let Err(error) = self.fault.check()
-            && !tells_of_an_end(&error)
+            && !is_peer_exit(&error)
         {
-            return self.settle(Err(error));
+            return self.fail_on_error(Err(error));
         }
         // Of this rank's own calls: others may look at the engine for a moment.
-        let (was_idle, ended) = match &self.side {
-            Side::Host(_) => (self.is_idle(), self.engine().map(drop)),
-            Side::Gpu(side) => match side.engine() {
-                Ok(engine) => (side.is_over(&engine), engine.finish()),
+        let (was_idle, ended) = match &self.state {
+            DeviceState::Host(_) => (self.is_idle(), self.engine().map(drop)),
+            DeviceState::Gpu(gpu) => match gpu.engine() {
+                Ok(engine) => (gpu.is_over(&engine), engine.finish()),
                 Err(error) => (false, Err(error)),
             },
         };
         // What has only been heard of so far has ended no call.
         match ended.and_then(|()| self.fault.ends_waits()) {
-            Err(error) if !(was_idle && tells_of_an_end(&error)) => return self.settle(Err(error)),
+            Err(error) if !(was_idle && is_peer_exit(&error)) => {
+                return self.fail_on_error(Err(error));
+            }
             _ => {}
         }
         self.unmap();
@@ -77,9 +79,9 @@ impl Communicator {
     /// The driver may wait for kernels of this GPU here. The engine is held meanwhile, which nobody needs
     /// any more: an abort does without it, and so do the threads that serve running kernels.
     fn unmap(&self) {
-        if let Side::Gpu(side) = &self.side
-            && !side.context().driver().has_ended()
-            && let Ok(mut engine) = side.engine()
+        if let DeviceState::Gpu(gpu) = &self.state
+            && !gpu.context().driver().has_ended()
+            && let Ok(mut engine) = gpu.engine()
         {
             engine.close();
         }
@@ -88,36 +90,36 @@ impl Communicator {
     /// For a communicator that ends in a process that has others of its ranks: takes no more calls, and
     /// gives up the memory of those ranks, none of which it frees then. Returns whether there was any.
     /// Does nothing while calls of this rank go on.
-    pub fn part_from_near(&self) -> bool {
-        match &self.side {
-            Side::Host(_) => false,
-            Side::Gpu(side) => side.part_from_near(),
+    pub fn unmap_local_peers(&self) -> bool {
+        match &self.state {
+            DeviceState::Host(_) => false,
+            DeviceState::Gpu(gpu) => gpu.unmap_local_peers(),
         }
     }
 
     /// Whether other ranks of this process have not given up the memory of this one's GPU yet. If it ends
     /// now, the last of them frees that, at whatever time it ends itself.
-    pub fn is_lent(&self) -> bool {
-        match &self.side {
-            Side::Host(_) => false,
-            Side::Gpu(side) => side.is_lent(),
+    pub fn is_mapped_by_peers(&self) -> bool {
+        match &self.state {
+            DeviceState::Host(_) => false,
+            DeviceState::Gpu(gpu) => gpu.is_mapped_by_peers(),
         }
     }
 
-    /// Behind [`Communicator::retire`]: returns when the other ranks have retired, too, however late, or
+    /// Behind [`Communicator::close`]: returns when the other ranks have retired, too, however late, or
     /// are gone, and nobody uses memory of this rank any more.
-    pub fn outlast(&self) {
-        self.outlast_others(LINGER);
+    pub fn wait_closed(&self) {
+        self.wait_peers_closed(PEER_MEMORY_TIMEOUT);
     }
 
     /// The same, where others that cannot meet any more get so long.
-    pub(super) fn outlast_others(&self, linger: Duration) {
+    pub(super) fn wait_peers_closed(&self, timeout: Duration) {
         loop {
             match self.exchange.await_retired() {
                 Ok(()) => return,
                 // Who has not come may have work queued that takes longer.
-                Err(error) if error.kind() == ErrorKind::Timeout && self.may_still_meet() => {
-                    std::thread::sleep(LOOK);
+                Err(error) if error.kind() == ErrorKind::Timeout && self.peers_may_close() => {
+                    std::thread::sleep(PEER_POLL_INTERVAL);
                 }
                 Err(_) => break,
             }
@@ -126,25 +128,25 @@ impl Communicator {
             return;
         }
         // Nobody says any more when kernels of those that are left have ended.
-        let until = Instant::now() + linger;
-        while self.owner.is_this() && self.others_are_there() && Instant::now() < until {
-            std::thread::sleep(LOOK);
+        let until = Instant::now() + timeout;
+        while self.owner.is_this() && self.has_live_peers() && Instant::now() < until {
+            std::thread::sleep(PEER_POLL_INTERVAL);
         }
     }
 
     /// Whether ranks that have not left may still say that they have retired.
-    fn may_still_meet(&self) -> bool {
-        self.owner.is_this() && !self.fault.is_raised() && self.others_are_there()
+    fn peers_may_close(&self) -> bool {
+        self.owner.is_this() && !self.fault.is_raised() && self.has_live_peers()
     }
 
-    fn others_are_there(&self) -> bool {
+    fn has_live_peers(&self) -> bool {
         let mut others = (0..self.nranks()).filter(|&rank| rank != self.rank());
         others.any(|rank| !self.exchange.departed(rank))
     }
 }
 
 /// Whether `error` is the end of another rank, which is its own business unless something is missed.
-fn tells_of_an_end(error: &Error) -> bool {
+fn is_peer_exit(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Remote | ErrorKind::Aborted)
 }
 
@@ -164,8 +166,8 @@ impl Drop for Communicator {
                 ),
             );
         }
-        if let Side::Gpu(side) = &self.side
-            && let Ok(mut engine) = side.engine()
+        if let DeviceState::Gpu(gpu) = &self.state
+            && let Ok(mut engine) = gpu.engine()
         {
             // Peers that still wait for this rank's part get it before they hear that it left.
             engine.end();

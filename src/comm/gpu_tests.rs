@@ -46,13 +46,13 @@ fn communicators_with(bench: &Bench, timeout: Duration) -> Vec<Communicator> {
         config: config.clone(),
         sampler: Default::default(),
         counters: Default::default(),
-        side: Side::Gpu(Ours::new(Box::new(GpuSide {
+        state: DeviceState::Gpu(Ours::new(Box::new(GpuState {
             context: bench.context.clone(),
             engine: Mutex::new(rank.engine),
             slices: Some(Slices::new(&bench.context, WAIT).unwrap()),
         }))),
-        spare: Mutex::default(),
-        refuge: OnceLock::new(),
+        spare_buffers: Mutex::default(),
+        shrink_rendezvous: OnceLock::new(),
     });
     comms.collect()
 }
@@ -485,7 +485,7 @@ fn a_rank_that_retires_waits_for_what_is_ahead_of_its_calls() {
         run().unwrap();
         bench.process.hang(true);
         let retired = std::thread::scope(|scope| {
-            let retires = scope.spawn(|| comms[0].retire());
+            let retires = scope.spawn(|| comms[0].close());
             std::thread::sleep(20 * timeout);
             assert!(!retires.is_finished());
             assert_eq!(comms[1].async_error(), None);
@@ -518,7 +518,7 @@ fn a_death_that_cuts_no_call_short_fails_no_rank_that_retires() {
     call().unwrap();
     bench.process.hang(true);
     std::thread::scope(|scope| {
-        let retires = scope.spawn(|| comms[0].retire());
+        let retires = scope.spawn(|| comms[0].close());
         std::thread::sleep(Duration::from_millis(50));
         let died = Error::new(ErrorKind::Remote, "rank 1 died");
         comms[0].fault().hear(died, Instant::now() + WAIT);
@@ -534,9 +534,9 @@ fn a_rank_outlasts_those_that_are_late() {
     let bench = Bench::new();
     let timeout = Duration::from_millis(10);
     let comms = communicators_with(&bench, timeout);
-    comms[0].retire().unwrap();
+    comms[0].close().unwrap();
     std::thread::scope(|scope| {
-        let outlasts = scope.spawn(|| comms[0].outlast_others(Duration::ZERO));
+        let outlasts = scope.spawn(|| comms[0].wait_peers_closed(Duration::ZERO));
         std::thread::sleep(20 * timeout);
         assert!(!outlasts.is_finished());
         comms[1].exchange.leave();
