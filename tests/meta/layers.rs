@@ -9,10 +9,11 @@ use std::path::{Path, PathBuf};
 const UNSAFE: &[&str] = &[
     "sys/",
     "sync/",
-    "simd/",
+    "cpu/",
     "gpu/",
     "mem/",
     "transport/",
+    "gpu_links/",
     "engine/gpu",
     "capi/",
     // The tool queues calls on device memory, and calls the library that it compares with.
