@@ -31,7 +31,7 @@ def machine():
 
 def build():
     """Builds the tool; leaves the script if that fails."""
-    command = ["cargo", "build", "--release", "--locked", "--quiet"]
+    command = ["cargo", "build", "--release", "--locked", "--quiet", "-p", "cinch-cli"]
     if subprocess.run(command, cwd=ROOT).returncode != 0:
         sys.exit("the release build failed")
 

@@ -5,9 +5,6 @@
 //! full measurement: that many fp32 patterns a codec, and every pattern where dynamic8 decides.
 #![allow(unsafe_code)]
 
-#[path = "../src/bin/cinch/codecs.rs"]
-#[allow(dead_code)]
-mod codecs;
 mod common;
 #[path = "cuda/elements.rs"]
 mod elements;
@@ -16,7 +13,8 @@ mod host;
 #[path = "cuda/library.rs"]
 mod library;
 
-use cinch::codec::{Random, kernel_params};
+use cinch::codec::{self, kernel_params};
+use cinch::testing::Random;
 use cinch::types::CodecSpec;
 use host::{Bytes, Reference, abs_max, all};
 
@@ -96,7 +94,7 @@ fn has_second(spec: &str) -> bool {
 fn random_patterns() {
     let (seed, patterns) = (common::seed(), patterns());
     for_all(|host, reference, what| {
-        let mut random = codecs::Random::new(seed);
+        let mut random = Random::new(seed);
         let mut done = 0;
         while done < patterns {
             let n = (patterns - done).min(65_536 - done % 97) as usize;
@@ -346,7 +344,7 @@ fn decimal_codecs_at_every_offset() {
 #[test]
 fn parameters_are_where_kernels_read_them() {
     let spec = |text: &str| text.parse::<CodecSpec>().unwrap();
-    let draws = [Random::new(1, 2, 3), Random::new(4, 5, 6)];
+    let draws = [codec::Random::new(1, 2, 3), codec::Random::new(4, 5, 6)];
     let words = |text: &str, scale: f32| kernel_params(spec(text), scale, draws);
     assert_eq!(words("linear8:block=512", 3.0), [9, 0, 0, 0, 0, 0, 0, 0]);
     assert_eq!(

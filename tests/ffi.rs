@@ -84,8 +84,6 @@ fn newest_source(directory: &Path, modified: &dyn Fn(&Path) -> SystemTime) -> Sy
         .unwrap()
         .map(|entry| entry.unwrap().path());
     entries
-        // The tool is not part of the library.
-        .filter(|path| path.file_name().is_none_or(|name| name != "bin"))
         .map(|path| match path.is_dir() {
             true => newest_source(&path, modified),
             false => modified(&path),
@@ -383,31 +381,4 @@ fn the_example_compiles_as_printed() {
     compile_example(&program);
     assert!(program.exists());
     let _ = fs::remove_file(program);
-}
-
-/// The README prints this program and this way of starting it.
-#[test]
-fn live_example() {
-    let Some(tool) = option_env!("CARGO_BIN_EXE_cinch") else {
-        return println!("SKIPPED: built without the cinch tool");
-    };
-    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("example");
-    compile_example(&program);
-    for nranks in [1, 4] {
-        let name = format!("example-{nranks}");
-        let arguments = [
-            "run",
-            "-n",
-            &nranks.to_string(),
-            "--",
-            &program.display().to_string(),
-        ];
-        let arguments = vec![arguments.map(str::to_string).to_vec()];
-        let logs = Ranks::start(Path::new(tool), &name, &arguments).join(&name);
-        let sum = nranks * (nranks + 1) / 2;
-        for rank in 0..nranks {
-            let line = format!("rank {rank} of {nranks}: {sum}");
-            assert!(logs[0].contains(&line), "no \"{line}\" in:\n{}", logs[0]);
-        }
-    }
 }

@@ -10,7 +10,6 @@ mod geometry;
 mod gpu;
 mod gpu_costs;
 mod measured;
-pub mod predict;
 mod sample_window;
 mod select;
 mod tuning;

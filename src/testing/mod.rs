@@ -5,6 +5,7 @@ mod compare;
 mod data;
 mod local_world;
 mod numbers;
+mod random;
 mod reference;
 
 pub use crate::config::on_rdma_devices;
@@ -12,4 +13,5 @@ pub use bound::RawBound;
 pub use compare::Comparison;
 pub use data::{Data, Pattern, gaussian, random_word, uniform};
 pub use local_world::{local_world, try_local_world};
+pub use random::Random;
 pub use reference::{Expected, Inputs, Problem};

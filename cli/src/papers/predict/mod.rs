@@ -7,7 +7,7 @@ mod output;
 mod tables;
 
 use crate::bench::options::different;
-use cinch::plan::predict::{Layer, Outcome, predict};
+use crate::papers::model::{Layer, Outcome, predict};
 use std::io::{self, Write};
 use std::path::PathBuf;
 

@@ -162,7 +162,11 @@ mod tests {
             let error = plan(line, nranks).err().unwrap();
             assert!(error.contains(word), "{line}: {error}");
         }
-        let data = "all_reduce --data benches/data -e";
+        let data = concat!(
+            "all_reduce --data ",
+            env!("CARGO_MANIFEST_DIR"),
+            "/../benches/data -e"
+        );
         assert_eq!(plan(&format!("{data} 4K"), 4).unwrap().repeats(4), None);
         let repeats = plan(&format!("{data} 1M -b 1M"), 4).unwrap().repeats(4);
         assert!(repeats.unwrap().contains("262144 elements"));

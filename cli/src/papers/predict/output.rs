@@ -1,8 +1,8 @@
 //! Predictions as a table, JSON, CSV and a drawing.
 
 use super::costs::to_json;
+use crate::papers::model::{Costs, Layer, Outcome};
 use crate::plot::{Panel, Series, svg_over};
-use cinch::plan::predict::{Costs, Layer, Outcome};
 use serde_json::json;
 use std::fmt::Write as _;
 use std::io::{Result, Write};
@@ -172,8 +172,8 @@ pub fn svg(layers: &[Layer], costs: &Costs, outcomes: &[Vec<Outcome>]) -> String
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::papers::model::{CodecCost, Link, predict};
     use cinch::CodecSpec;
-    use cinch::plan::predict::{CodecCost, Link, predict};
     use cinch::types::CodecKind;
 
     #[test]

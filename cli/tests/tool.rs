@@ -1,16 +1,18 @@
 //! The command line tool as a user meets it: exit codes, sentences, and no process left behind.
-#![cfg(feature = "cli")]
 
 mod launcher;
 
 use launcher::{Deadline, alive, end, signal, wait_until};
 use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
 fn cinch(line: &[&str]) -> Command {
     let mut command = launcher::cinch();
-    command.args(line).current_dir(env!("CARGO_MANIFEST_DIR"));
+    command
+        .args(line)
+        .current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
     command
 }
 
@@ -459,7 +461,7 @@ fn predictions_come_as_tables_and_files() {
 
 /// The smallest library that passes for ours.
 fn stand_in(name: &str) -> std::path::PathBuf {
-    let folder = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     std::fs::create_dir_all(&folder).unwrap();
     let (source, library) = (folder.join("nccl.c"), folder.join("libnccl.so.2"));
     let text = "const char nccl_mark[] = \"CINCH_CODEC_RULES\";\nint ncclGetUniqueId(void) { return 0; }\n";
@@ -509,4 +511,39 @@ fn preloading_puts_the_library_in_front_and_proves_it() {
     assert!(error.contains("/no/such"), "{error}");
     let (code, _, error) = output(&["run", "--", "true"]);
     assert_eq!(code, 2, "{error}");
+}
+
+/// Compiles the example with the command that stands in it, and starts it as the README does.
+#[test]
+fn example_of_the_readme_runs_under_the_launcher() {
+    let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
+    let source = std::fs::read_to_string(root.join("examples/allreduce.c")).unwrap();
+    let command = source
+        .lines()
+        .find_map(|line| line.strip_prefix(" *   cc "))
+        .expect("the example says how to compile it");
+    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("example");
+    // Cargo puts the static library beside the test that it was built for.
+    let archive = std::env::current_exe()
+        .unwrap()
+        .with_file_name("libcinch.a");
+    let arguments = command.split_whitespace().map(|word| match word {
+        "allreduce" => program.as_os_str(),
+        "target/release/libcinch.a" => archive.as_os_str(),
+        word => word.as_ref(),
+    });
+    let mut compiler = Command::new("cc");
+    let compiled = compiler.args(arguments).current_dir(root).output().unwrap();
+    let complaints = String::from_utf8_lossy(&compiled.stderr);
+    assert!(compiled.status.success(), "{complaints}");
+    for nranks in [1, 4] {
+        let count = nranks.to_string();
+        let (code, out, err) = output(&["run", "-n", &count, "--", program.to_str().unwrap()]);
+        assert_eq!(code, 0, "{err}");
+        let sum = nranks * (nranks + 1) / 2;
+        for rank in 0..nranks {
+            let line = format!("rank {rank} of {nranks}: {sum}");
+            assert!(out.contains(&line), "no \"{line}\" in:\n{out}");
+        }
+    }
 }

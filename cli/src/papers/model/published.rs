@@ -40,12 +40,6 @@ impl Figure {
         let unit = unit(self.printed);
         ((self.computed / unit).round() - (self.value() / unit).round()).abs() < 0.5
     }
-
-    /// Whether the computed figure is within one unit of the last printed digit: the paper cuts
-    /// digits off as often as it rounds.
-    pub fn follows(&self) -> bool {
-        (self.computed - self.value()).abs() < unit(self.printed)
-    }
 }
 
 fn number(printed: &str) -> f64 {
@@ -311,6 +305,12 @@ impl Row {
 mod tests {
     use super::*;
 
+    /// Tells if the computed figure is within one unit of the last printed digit: the paper cuts
+    /// digits off as often as it rounds.
+    fn follows(figure: &Figure) -> bool {
+        (figure.computed - figure.value()).abs() < unit(figure.printed)
+    }
+
     fn table(number: u32) -> Vec<Figure> {
         let mut figures = figures();
         figures.retain(|figure| figure.table == number);
@@ -339,7 +339,7 @@ mod tests {
         let figures = table(3);
         let expected = [0.0495, 0.458, 0.989, 1.318, 0.879, 0.879, 1.172, 0.406];
         assert_close(&figures, &expected, |f| f.computed);
-        assert!(figures.iter().all(Figure::follows));
+        assert!(figures.iter().all(follows));
     }
 
     #[test]
@@ -357,7 +357,7 @@ mod tests {
         assert_close(&figures, &computed, |f| f.computed);
         let mut exceptions = Vec::new();
         for figure in &figures {
-            assert_eq!(figure.follows(), figure.exception.is_none(), "{figure:?}");
+            assert_eq!(follows(figure), figure.exception.is_none(), "{figure:?}");
             if figure.exception.is_some() {
                 exceptions.push(format!("{}, {}", figure.row, figure.column));
             }
@@ -385,7 +385,7 @@ mod tests {
             let mut figure = table(6).remove(0);
             figure.printed = printed;
             figure.computed = single(sub_batch, size, latency);
-            assert!(figure.follows(), "{figure:?}");
+            assert!(follows(&figure), "{figure:?}");
         }
         assert_eq!(31.0 * 250.0, 7750.0);
     }

@@ -1,6 +1,6 @@
 //! The source's tables: printed, computed, corrected.
 
-use cinch::plan::predict::published::{Figure, NOTES, figures};
+use crate::papers::model::published::{Figure, NOTES, figures};
 use serde_json::json;
 use std::fmt::Write as _;
 use std::io::{Result, Write};

@@ -1,6 +1,5 @@
 //! `cinch run --hosts` over a stand-in for ssh that runs the command here: who the ranks are, what
 //! they are told, and that failures, interrupts and a killed launcher leave none behind.
-#![cfg(feature = "cli")]
 
 mod launcher;
 

@@ -320,7 +320,7 @@ mod tests {
     use super::*;
 
     fn baseline(name: &str) -> std::path::PathBuf {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/baselines");
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../benches/baselines");
         folder.join(name)
     }
 

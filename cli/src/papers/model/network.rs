@@ -1,6 +1,6 @@
 //! A network as a list of layers.
 
-use crate::error::{Error, Result};
+use cinch::error::{Error, Result};
 
 /// One tensor whose gradient is summed over all ranks.
 #[derive(Clone, Debug, PartialEq)]

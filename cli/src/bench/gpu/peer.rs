@@ -1,8 +1,8 @@
 //! The library to compare with.
 
+use super::nccl::{Nccl, NcclComm, NcclId, WINDOW_SYMMETRIC};
 use crate::bench::row::Row;
 use cinch::gpu::{Context, DeviceMemory, Stream};
-use cinch::sys::nccl::{Nccl, NcclComm, NcclId, WINDOW_SYMMETRIC};
 use cinch::{Collective, DType, Error, ErrorKind, ReduceOp, Result};
 use std::ffi::c_int;
 use std::path::Path;

@@ -3,6 +3,7 @@
 
 use super::device::GpuLane;
 use super::layout::Layout;
+use super::nccl::Nccl;
 use super::options::GpuOptions;
 use super::output::Output;
 use super::peer::{self, PeerComm};
@@ -14,7 +15,6 @@ use crate::launch::Launch;
 use crate::{FAILURE, USAGE, WRONG};
 use cinch::config::Origin;
 use cinch::gpu::{Context, Device, Driver};
-use cinch::sys::nccl::Nccl;
 use cinch::types::{DeviceChoice, TransportKind};
 use cinch::{Communicator, Config, Error, ErrorKind, Result, UniqueId};
 use std::path::Path;

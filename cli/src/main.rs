@@ -6,7 +6,6 @@
 #[allow(unsafe_code)]
 mod arrays;
 mod bench;
-mod codecs;
 mod elf;
 mod forward;
 mod gpus;
@@ -16,16 +15,16 @@ mod join;
 mod launch;
 mod machine;
 mod npy;
+mod papers;
 mod plot;
-mod predict;
 mod preload;
 mod run;
-mod table2;
 #[cfg(test)]
 mod testing;
 
 use cinch::Config;
 use clap::{Parser, Subcommand};
+use papers::{codecs, predict, table2};
 use std::ffi::OsString;
 use std::io::{self, Write};
 use std::os::unix::process::ExitStatusExt;

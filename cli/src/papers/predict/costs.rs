@@ -1,7 +1,7 @@
 //! Costs of a machine: from a file, from this host, from options.
 
 use super::{PredictOptions, measure};
-use cinch::plan::predict::{CodecCost, Costs, Link};
+use crate::papers::model::{CodecCost, Costs, Link};
 use serde::{Deserialize, Serialize};
 use std::io::{Result as Written, Write};
 use std::path::Path;

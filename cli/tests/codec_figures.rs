@@ -2,14 +2,14 @@
 //! forms equal to the scalar one. With optimisation the sample sizes are the promised ones
 //! (`cargo test --release --test codec_figures`), without it they are small.
 
-#[path = "../src/bin/cinch/codecs.rs"]
+#[path = "../src/papers/codecs.rs"]
 mod codecs;
-
-#[path = "../src/bin/cinch/table2.rs"]
+#[path = "../src/papers/table2.rs"]
 mod table2;
 
 use cinch::codec::{Span, build};
 use cinch::cpu::Isa;
+use cinch::testing::Random;
 
 const SEED: u64 = 2015;
 
@@ -67,7 +67,7 @@ fn block_formats_have_their_errors() {
         ("linear8", 4096, [0.00747, 0.00866, 3.77]),
     ];
     let n = size(1 << 20, 1 << 24);
-    let x = codecs::Random::new(SEED).gaussian(n, 1.0);
+    let x = Random::new(SEED).gaussian(n, 1.0);
     for (name, block, reference) in references {
         let spec = format!("{name}:block={block}").parse().unwrap();
         let codec = build(spec, Isa::detect()).unwrap().unwrap();
@@ -115,7 +115,7 @@ fn formats_have_their_errors_on_normal_and_heavy_tailed_data() {
         ("trunc24", [1.29e-5, 1.29e-5], 5e-7),
     ];
     let n = size(1 << 20, 1 << 24);
-    let mut random = codecs::Random::new(SEED);
+    let mut random = Random::new(SEED);
     let normal = random.gaussian(n, 1.0);
     let wide = random.gaussian(n, 1.5);
     let heavy: Vec<f32> = normal.iter().zip(&wide).map(|(a, b)| a * b.exp()).collect();
@@ -150,7 +150,7 @@ fn formats_have_their_errors_on_normal_and_heavy_tailed_data() {
 #[test]
 fn truncation_is_biased_as_the_source_says() {
     let n = size(1 << 20, 1 << 24);
-    let x = codecs::Random::new(SEED).gaussian(n, 1.0);
+    let x = Random::new(SEED).gaussian(n, 1.0);
     for (text, shrinks) in [("trunc24", 1.1e-5), ("trunc16", 0.0028), ("trunc8", 0.48)] {
         let codec = build(text.parse().unwrap(), Isa::detect())
             .unwrap()

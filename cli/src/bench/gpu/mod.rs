@@ -6,6 +6,8 @@
 #[allow(unsafe_code)]
 mod device;
 mod layout;
+#[allow(unsafe_code)]
+mod nccl;
 pub mod options;
 pub mod output;
 #[allow(unsafe_code)]

@@ -12,10 +12,11 @@
 //! - linear quantisation decodes code 126 to 0, as the tree's table has it;
 //! - mantissa and static tree have no scale and the offset 10^1 on all data, the search begins at 64.
 
-use crate::codecs::{DEVIATIONS, Mean, Random};
+use super::codecs::{DEVIATIONS, Mean};
 use cinch::CodecSpec;
 use cinch::codec::{Span, build};
 use cinch::cpu::Isa;
+use cinch::testing::Random;
 use std::io::{Error, Result, Write};
 
 /// Samples that go through a search together.

@@ -9,6 +9,7 @@
 use cinch::CodecSpec;
 use cinch::codec::{Codec, EncodeStats, Span, build};
 use cinch::cpu::Isa;
+use cinch::testing::Random;
 use cinch::types::ScaleRule;
 use std::io::{Error, Result, Write};
 use std::sync::Arc;
@@ -351,85 +352,6 @@ impl Data {
             [absolute, square.root(), relative]
         });
         means.collect()
-    }
-}
-
-/// A seeded generator: SplitMix64.
-pub struct Random(u64);
-
-impl Random {
-    /// A generator of its own sequence.
-    pub fn new(seed: u64) -> Random {
-        Random(seed)
-    }
-
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, n: usize) -> usize {
-        (self.next() % n as u64) as usize
-    }
-
-    /// In (0, 1], never 0: logarithms are taken of it.
-    fn open_unit(&mut self) -> f64 {
-        ((self.next() >> 11) + 1) as f64 / (1u64 << 53) as f64
-    }
-
-    /// Uniform on (0, 1].
-    pub fn uniform(&mut self, n: usize) -> Vec<f32> {
-        // Rounded to fp32 the largest may be 1, which is the scale: no harm.
-        (0..n).map(|_| self.open_unit() as f32).collect()
-    }
-
-    /// Box-Muller in fp64, then rounded.
-    pub fn gaussian(&mut self, n: usize, sigma: f64) -> Vec<f32> {
-        let mut x = Vec::with_capacity(n + 1);
-        while x.len() < n {
-            let radius = sigma * (-2.0 * self.open_unit().ln()).sqrt();
-            let (sin, cos) = (std::f64::consts::TAU * self.open_unit()).sin_cos();
-            x.extend([(radius * cos) as f32, (radius * sin) as f32]);
-        }
-        x.truncate(n);
-        x
-    }
-
-    /// Bit patterns in runs, each run of its own kind: any pattern, finite ones, ones of similar
-    /// size (else all but the largest of a block would become 0), subnormals, and finite ones
-    /// with a rare special value among them.
-    pub fn patterns(&mut self, n: usize) -> Vec<f32> {
-        const SPECIAL: [f32; 6] = [
-            f32::NAN,
-            f32::INFINITY,
-            f32::NEG_INFINITY,
-            0.0,
-            -0.0,
-            f32::MIN_POSITIVE,
-        ];
-        let mut x = Vec::with_capacity(n);
-        while x.len() < n {
-            let (kind, run) = (self.next() % 8, 1 + self.below(2000));
-            // Sizes from subnormal to infinite.
-            let exponent = self.below(256) as u32;
-            let spread = 1 << self.below(6);
-            for _ in 0..run.min(n - x.len()) {
-                let bits = self.next();
-                let pattern = bits as u32;
-                let lowered = exponent.saturating_sub((bits >> 32) as u32 % spread);
-                let similar = f32::from_bits(pattern & 0x807f_ffff | lowered << 23);
-                x.push(match kind {
-                    0 => f32::from_bits(pattern),
-                    1 => f32::from_bits(pattern & 0xff7f_ffff),
-                    2 => f32::from_bits(pattern & 0x807f_ffff),
-                    3 if bits >> 32 & 0x3ff == 0 => SPECIAL[(bits >> 42) as usize % 6],
-                    _ => similar,
-                });
-            }
-        }
-        x
     }
 }
 

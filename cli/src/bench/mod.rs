@@ -310,7 +310,11 @@ mod tests {
 
     #[test]
     fn real_data_runs_and_wrong_results_fail() {
-        let line = "all_reduce --data benches/data -n 1 -w 0 -b 1K -e 4K -f 4";
+        let line = concat!(
+            "all_reduce --data ",
+            env!("CARGO_MANIFEST_DIR"),
+            "/../benches/data -n 1 -w 0 -b 1K -e 4K -f 4"
+        );
         assert!(
             entries(line, Flaw::None)[3]
                 .iter()

@@ -394,7 +394,7 @@ mod tests {
 
     #[test]
     fn the_shipped_gradients_are_one_shard_a_rank() {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/data");
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../benches/data");
         let source = Source::from_files(std::slice::from_ref(&folder), 4).unwrap();
         let (dtype, bytes) = source.native().unwrap();
         assert_eq!(dtype, DType::F32);

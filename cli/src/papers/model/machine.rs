@@ -13,11 +13,11 @@
 //! time to the backward times.
 
 use super::network::Layer;
-use crate::codec::{self, Codec, Reencode};
-use crate::cpu::Isa;
-use crate::error::{Error, Result};
-use crate::schedule::{self, Pattern};
-use crate::types::{Algorithm, CodecKind, CodecSpec, Collective, DType};
+use cinch::codec::{self, Codec, Reencode};
+use cinch::cpu::Isa;
+use cinch::error::{Error, Result};
+use cinch::schedule::{self, Pattern};
+use cinch::types::{Algorithm, CodecKind, CodecSpec, Collective, DType};
 
 /// Most passes that a message is cut into.
 const MOST_PASSES: usize = 64;
@@ -197,25 +197,6 @@ pub fn predict(layers: &[Layer], costs: &Costs, nranks: usize) -> Result<Vec<Out
     Ok(outcomes)
 }
 
-/// Seconds and the busiest rank's wire bytes of one all_reduce of `elements` fp32, by the cheapest
-/// algorithm that the library would use.
-///
-/// # Errors
-/// Invalid argument if the codec's parameters cannot be.
-pub fn sum_seconds(
-    elements: usize,
-    cost: &CodecCost,
-    costs: &Costs,
-    nranks: usize,
-) -> Result<(f64, f64)> {
-    Ok(cheapest(
-        &Shape::of_all(cost, nranks)?,
-        elements,
-        cost,
-        costs,
-    ))
-}
-
 fn ratio(other: f64, own: f64) -> f64 {
     if own > 0.0 { other / own } else { 1.0 }
 }
@@ -339,6 +320,22 @@ mod tests {
                 cost(CodecKind::Linear8, 0.4e-9, 0.2e-9),
             ],
         }
+    }
+
+    /// Returns the seconds and the busiest rank's wire bytes of one all_reduce of `elements` fp32 by
+    /// the cheapest algorithm that the library would use.
+    fn sum_seconds(
+        elements: usize,
+        cost: &CodecCost,
+        costs: &Costs,
+        nranks: usize,
+    ) -> Result<(f64, f64)> {
+        Ok(cheapest(
+            &Shape::of_all(cost, nranks)?,
+            elements,
+            cost,
+            costs,
+        ))
     }
 
     fn layers(elements: usize, backward: f64) -> Vec<Layer> {

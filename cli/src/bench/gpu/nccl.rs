@@ -1,12 +1,45 @@
-//! Another collective library with NCCL's interface, opened at run time to be compared with. Never
-//! part of a communicator of our own.
+//! A library with NCCL's interface, opened at run time so that the benchmark can compare with it.
 
-use crate::error::{Error, ErrorKind, Result};
-use crate::sys::loader::{Library, function_table};
-use std::ffi::{CStr, CString, c_char, c_int};
+use cinch::{Error, ErrorKind, Result};
+use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+use std::ffi::{CStr, c_char, c_int};
 use std::fmt;
-use std::os::unix::ffi::OsStrExt;
+use std::mem::ManuallyDrop;
 use std::path::Path;
+
+/// Makes a struct of C functions, and `find`, which looks all of them up in a library.
+macro_rules! functions {
+    ($(#[$doc:meta])* $table:ident {
+        $($name:ident = $symbol:literal: fn($($type:ty),*) -> $result:ty;)*
+    }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy)]
+        pub struct $table {
+            $(pub $name: unsafe extern "C" fn($($type),*) -> $result,)*
+        }
+
+        impl $table {
+            /// Looks every name up; `Err` names the missing ones.
+            ///
+            /// # Safety
+            /// `library` is never closed, and each of its symbols is the C function of that name and type.
+            unsafe fn find(library: &Library) -> std::result::Result<$table, Vec<&'static str>> {
+                let mut missing = Vec::new();
+                $(
+                    // SAFETY: the caller vouches for the symbol's type.
+                    let $name = unsafe { library.get(concat!($symbol, "\0").as_bytes()) };
+                    if $name.is_err() {
+                        missing.push($symbol);
+                    }
+                )*
+                match ($($name,)*) {
+                    ($(Ok($name),)*) => Ok($table { $($name: *$name,)* }),
+                    _ => Err(missing),
+                }
+            }
+        }
+    };
+}
 
 /// `ncclUniqueId`.
 #[repr(C)]
@@ -21,11 +54,10 @@ pub struct NcclComm(pub usize);
 /// `ncclResult_t`; 0 is success.
 pub type NcclResult = c_int;
 
-function_table! {
-    /// The functions that every version has, with NCCL's types; streams are `CUstream`, addresses device
+functions! {
+    /// The functions of every version, with NCCL's types; streams are `CUstream`, addresses device
     /// addresses.
-    pub struct Functions;
-    required {
+    Functions {
         version = "ncclGetVersion": fn(*mut c_int) -> NcclResult;
         error_string = "ncclGetErrorString": fn(NcclResult) -> *const c_char;
         unique_id = "ncclGetUniqueId": fn(*mut NcclId) -> NcclResult;
@@ -41,26 +73,22 @@ function_table! {
         group_start = "ncclGroupStart": fn() -> NcclResult;
         group_end = "ncclGroupEnd": fn() -> NcclResult;
     }
-    optional {}
 }
 
-function_table! {
-    /// Those of symmetric windows, from version 2.27 on; a window is a pointer.
-    #[derive(Clone, Copy)]
-    pub struct WindowFunctions;
-    required {
+functions! {
+    /// The functions of symmetric windows, from version 2.27 on; a window is a pointer.
+    WindowFunctions {
         mem_alloc = "ncclMemAlloc": fn(*mut u64, usize) -> NcclResult;
         mem_free = "ncclMemFree": fn(u64) -> NcclResult;
         register = "ncclCommWindowRegister": fn(NcclComm, u64, usize, *mut usize, c_int) -> NcclResult;
         deregister = "ncclCommWindowDeregister": fn(NcclComm, usize) -> NcclResult;
     }
-    optional {}
 }
 
 /// `NCCL_WIN_COLL_SYMMETRIC`: all ranks use the buffer at the same offset in each call.
 pub const WINDOW_SYMMETRIC: c_int = 1;
 
-/// The library. It is never closed: it keeps threads of its own.
+/// The library. Nothing closes it, because it keeps threads of its own.
 pub struct Nccl {
     functions: Functions,
     windows: std::result::Result<WindowFunctions, Vec<&'static str>>,
@@ -69,26 +97,26 @@ pub struct Nccl {
 }
 
 impl Nccl {
-    /// Opens the library at `path`. Its names stay its own.
+    /// Opens the library at `path`; its symbols are visible to itself alone.
     ///
     /// # Errors
     /// Unsupported if it cannot be opened or lacks a function.
     pub fn open(path: &Path) -> Result<Nccl> {
         let shown = path.display().to_string();
         let unsupported = |why: String| Error::new(ErrorKind::Unsupported, why);
-        let name = CString::new(path.as_os_str().as_bytes())
-            .map_err(|_| Error::invalid_argument(format!("{shown}: a zero byte in a path")))?;
-        let library = Library::open(&name)
+        // SAFETY: the user chose the file, whose initialisers run as those of any library do.
+        let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }
             .map_err(|why| unsupported(format!("cannot open {shown}: {why}")))?;
-        // SAFETY: the names are those of NCCL's interface, with its types.
+        let library = ManuallyDrop::new(library);
+        // SAFETY: `ManuallyDrop` keeps the library open; the names are NCCL's, with NCCL's types.
         let functions = unsafe { Functions::find(&library) }.map_err(|missing| {
             let missing = missing.join(", ");
             unsupported(format!("{shown} has no {missing}: it is no libnccl.so.2"))
         })?;
-        // SAFETY: as above.
+        // SAFETY: `ManuallyDrop` keeps the library open; the names are NCCL's, with NCCL's types.
         let windows = unsafe { WindowFunctions::find(&library) };
         let mut version: c_int = 0;
-        // SAFETY: writes one integer.
+        // SAFETY: `ncclGetVersion` writes one integer, which is ours.
         let asked = unsafe { (functions.version)(&mut version) };
         let nccl = Nccl {
             functions,
@@ -100,15 +128,15 @@ impl Nccl {
         Ok(nccl)
     }
 
-    /// The functions, for whoever keeps their contracts.
+    /// Returns the functions; each caller keeps their contracts.
     pub fn functions(&self) -> &Functions {
         &self.functions
     }
 
-    /// The functions of symmetric windows, for whoever keeps their contracts.
+    /// Returns the functions of symmetric windows; each caller keeps their contracts.
     ///
     /// # Errors
-    /// Unsupported, naming what is missing, if the library is older.
+    /// Unsupported if the library is older; the error names the missing functions.
     pub fn windows(&self) -> Result<&WindowFunctions> {
         self.windows.as_ref().map_err(|missing| {
             let missing = missing.join(", ");
@@ -117,12 +145,12 @@ impl Nccl {
         })
     }
 
-    /// Its version, as people write it.
+    /// Returns the version as `major.minor.patch`.
     pub fn version(&self) -> String {
         written(self.version)
     }
 
-    /// `Ok` for success, otherwise the error of `function` in the library's words.
+    /// Turns the result of `function` into an error with the library's own sentence.
     ///
     /// # Errors
     /// System.
@@ -130,12 +158,12 @@ impl Nccl {
         if result == 0 {
             return Ok(());
         }
-        // SAFETY: takes any code; returns NULL or a text that lasts.
+        // SAFETY: `ncclGetErrorString` takes any code and returns NULL or a static C string.
         let text = unsafe { (self.functions.error_string)(result) };
         let text = if text.is_null() {
             "no words for it".into()
         } else {
-            // SAFETY: as above.
+            // SAFETY: it is not NULL, so the library returned a static C string.
             unsafe { CStr::from_ptr(text) }.to_string_lossy()
         };
         Err(Error::new(
@@ -154,7 +182,7 @@ impl fmt::Debug for Nccl {
     }
 }
 
-/// A version's number as people write it.
+/// Formats NCCL's version code as `major.minor.patch`.
 fn written(code: u32) -> String {
     // Until 2.8 the number had a digit less for the minor version.
     let (major, minor) = match code {
