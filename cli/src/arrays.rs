@@ -1,9 +1,9 @@
 //! `cinch arrays`: how fast codecs are on arrays in a GPU's memory, and packed copies between it and
 //! the host, beside plain copies in the same run.
 
-use super::bench::gpu::output::Output;
 use super::bench::options::{parse_datatype, parse_size};
-use super::bench::record::RunRecord;
+use super::bench::output::Output;
+use super::bench::record::RunInfo;
 use super::bench::verify::POISON;
 use super::{FAILURE, USAGE, WRONG};
 use cinch::codec::{KERNEL_CODECS, Layout, StandAlone};
@@ -104,9 +104,9 @@ pub fn main(options: &ArraysOptions) -> Outcome<i32> {
     let failed = |error: Error| (FAILURE, error.to_string());
     let bench = Bench::new(options).map_err(failed)?;
     let gpus = bench.context.driver().device_count().map_err(failed)?;
-    let run = RunRecord::new(bench.context.device(), gpus);
+    let run = RunInfo::on_gpus(bench.context.device(), gpus);
     // Only now: earlier rows are not lost where there is no GPU.
-    let mut rows = Output::new(options.json.as_deref()).map_err(bad)?;
+    let mut rows = Output::of_rows(options.json.clone()).map_err(bad)?;
     let mut wrong = 0;
     let heads = "codec            type   wire%   encode GB/s  of copy   decode GB/s  of copy";
     rows.line(&format!(
@@ -228,7 +228,7 @@ struct Record {
     #[serde(flatten)]
     work: Work,
     /// Where, when and how.
-    run: RunRecord,
+    run: RunInfo,
 }
 
 /// What was measured; rates in 10^9 bytes a second, ratios to a plain copy of the same run.
@@ -522,7 +522,7 @@ mod tests {
     fn rows_for_machines_say_where_they_are_from() {
         let path = std::env::temp_dir().join(format!("cinch-arrays-{}", std::process::id()));
         let options: ArraysOptions = parsed(&format!("--json {}", path.display())).unwrap();
-        let mut rows = Output::new(options.json.as_deref()).unwrap();
+        let mut rows = Output::of_rows(options.json.clone()).unwrap();
         let array = DeviceRow {
             wire_percent: 26.5,
             encode: 2e12,
@@ -545,7 +545,7 @@ mod tests {
                 bytes: 4096,
                 right,
                 work,
-                run: RunRecord::on_host(),
+                run: RunInfo::on_host(),
             };
             rows.record(&record).unwrap();
         }

@@ -1,17 +1,39 @@
-//! What every rank saw, made one.
+//! Combines what each rank measured.
 
 use super::measure::Measured;
 use super::metrics::{median, quantile};
 use super::row::Row;
-use super::verify::{Outcome, same_on_all_ranks};
+use super::verify::{CheckOutcome, same_on_all_ranks};
 use super::world::World;
 use cinch::types::TransportKind;
 use cinch::{Report, Result};
 
-/// Each iteration's time on its slowest rank, in seconds, sorted. All ranks give equally many.
+/// Times of a call, in seconds, over iterations or repetitions.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Times {
+    /// Median.
+    pub median: f64,
+    /// Shortest.
+    pub least: f64,
+    /// 99th percentile.
+    pub p99: f64,
+}
+
+impl Times {
+    /// Summarises sorted times.
+    pub fn of(sorted: &[f64]) -> Times {
+        Times {
+            median: median(sorted),
+            least: quantile(sorted, 0.0),
+            p99: quantile(sorted, 0.99),
+        }
+    }
+}
+
+/// Returns each iteration's time on its slowest rank, in seconds, sorted. All ranks pass equally many.
 ///
 /// # Errors
-/// Those of the exchange.
+/// Returns the errors of the all_gather.
 pub fn slowest<W: World>(world: &W, times: &[f64]) -> Result<Vec<f64>> {
     let words: Vec<u64> = times.iter().map(|time| time.to_bits()).collect();
     let all = world.gather_words(&words)?;
@@ -25,16 +47,16 @@ pub fn slowest<W: World>(world: &W, times: &[f64]) -> Result<Vec<f64>> {
     Ok(slowest)
 }
 
-/// Combines reports, times and comparisons; every rank gets the same.
+/// Combines reports, times and comparisons of all ranks; every rank gets the same result.
 ///
 /// # Errors
-/// Those of the exchange.
+/// Returns the errors of the all_gather.
 pub fn share<W: World>(
     world: &W,
     row: &Row,
     report: &Report,
     times: &[f64],
-    outcome: Option<Outcome>,
+    outcome: Option<CheckOutcome>,
 ) -> Result<Measured> {
     let found = outcome.unwrap_or_default();
     let transport = report.transport.map_or(0, |kind| kind as u64 + 1);
@@ -64,9 +86,7 @@ pub fn share<W: World>(
     let same = || ranks.iter().all(|words| words[4] == ranks[0][4]);
     let transport = ranks.iter().map(|words| words[6]).max().unwrap_or(0);
     Ok(Measured {
-        median: median(&slowest),
-        least: quantile(&slowest, 0.0),
-        p99: quantile(&slowest, 0.99),
+        times: Times::of(&slowest),
         iterations: slowest.len(),
         wrong: outcome.map(|_| ranks.iter().map(|words| words[0]).sum()),
         max_abs_err: outcome.map(|_| ranks.iter().map(|words| real(words[1])).fold(0.0, f64::max)),

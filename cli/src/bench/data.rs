@@ -25,7 +25,7 @@ pub enum Distribution {
 const TABLE: usize = 1 << 16;
 
 /// Where input comes from.
-pub struct Source {
+pub struct InputSource {
     seed: u64,
     nranks: usize,
     distribution: Distribution,
@@ -37,22 +37,22 @@ pub struct Source {
 }
 
 /// Input of one rank in one set.
-pub struct Stream<'a> {
-    source: &'a Source,
+pub struct RankInput<'a> {
+    source: &'a InputSource,
     dtype: DType,
     op: Option<ReduceOp>,
     key: u64,
     file: Option<(&'a Array, usize)>,
 }
 
-impl Source {
+impl InputSource {
     /// Generated input for `nranks` ranks.
-    pub fn generated(seed: u64, distribution: Distribution, nranks: usize) -> Source {
+    pub fn generated(seed: u64, distribution: Distribution, nranks: usize) -> InputSource {
         let normal: Vec<f32> = (0..TABLE)
             .map(|k| normal_quantile((k as f64 + 0.5) / TABLE as f64) as f32)
             .collect();
         let spread = normal.iter().map(|&x| (1.5 * x).exp()).collect();
-        Source {
+        InputSource {
             seed,
             nranks,
             distribution,
@@ -65,15 +65,15 @@ impl Source {
 
     /// The same, beginning anew after `period` elements: memory that is filled with one period
     /// again and again can be checked everywhere.
-    pub fn repeating(self, period: usize) -> Source {
-        Source { period, ..self }
+    pub fn repeating(self, period: usize) -> InputSource {
+        InputSource { period, ..self }
     }
 
     /// Real arrays: one for all ranks, or one for each.
     ///
     /// # Errors
     /// A sentence, if the files do not fit the ranks or cannot be read.
-    pub fn from_files(paths: &[PathBuf], nranks: usize) -> Result<Source, String> {
+    pub fn from_files(paths: &[PathBuf], nranks: usize) -> Result<InputSource, String> {
         let files = rank_files(paths, nranks)?;
         let arrays = files
             .iter()
@@ -93,7 +93,7 @@ impl Source {
                 ));
             }
         }
-        let mut source = Source::generated(0, Distribution::Gaussian, nranks);
+        let mut source = InputSource::generated(0, Distribution::Gaussian, nranks);
         source.files = arrays;
         Ok(source)
     }
@@ -127,7 +127,7 @@ impl Source {
         op: Option<ReduceOp>,
         rank: usize,
         set: usize,
-    ) -> Stream<'_> {
+    ) -> RankInput<'_> {
         // Sets of a file begin at different places of it.
         let file = match self.files.len() {
             0 => None,
@@ -137,7 +137,7 @@ impl Source {
                 Some((array, set.wrapping_mul(4099) % length))
             }
         };
-        Stream {
+        RankInput {
             source: self,
             dtype,
             op,
@@ -147,7 +147,7 @@ impl Source {
     }
 }
 
-impl Stream<'_> {
+impl RankInput<'_> {
     /// Writes elements from number `start` on.
     pub fn fill(&self, start: usize, bytes: &mut [u8]) {
         let size = self.dtype.size();
@@ -329,7 +329,7 @@ fn normal_quantile(p: f64) -> f64 {
 mod tests {
     use super::*;
 
-    fn values(source: &Source, rank: usize, set: usize, count: usize) -> Vec<f64> {
+    fn values(source: &InputSource, rank: usize, set: usize, count: usize) -> Vec<f64> {
         let mut bytes = vec![0; 4 * count];
         let stream = source.stream(DType::F32, Some(ReduceOp::Sum), rank, set);
         stream.fill(0, &mut bytes);
@@ -343,7 +343,7 @@ mod tests {
             (Distribution::Gaussian, 1.0),
             (Distribution::Uniform, 1.0 / 3.0),
         ] {
-            let data = values(&Source::generated(3, distribution, 4), 1, 0, count);
+            let data = values(&InputSource::generated(3, distribution, 4), 1, 0, count);
             let mean = data.iter().sum::<f64>() / count as f64;
             let square = data.iter().map(|x| x * x).sum::<f64>() / count as f64;
             assert!(mean.abs() < 0.01, "{distribution:?}: mean {mean}");
@@ -353,7 +353,12 @@ mod tests {
             );
         }
         // E|n1 exp(1.5 n2)| = sqrt(2/pi) exp(9/8).
-        let data = values(&Source::generated(3, Distribution::Heavy, 4), 1, 0, count);
+        let data = values(
+            &InputSource::generated(3, Distribution::Heavy, 4),
+            1,
+            0,
+            count,
+        );
         let mean = data.iter().map(|x| x.abs()).sum::<f64>() / count as f64;
         let expected = (2.0 / std::f64::consts::PI).sqrt() * 1.125f64.exp();
         assert!(
@@ -364,7 +369,7 @@ mod tests {
 
     #[test]
     fn streams_are_random_access_and_independent() {
-        let source = Source::generated(1, Distribution::Gaussian, 4);
+        let source = InputSource::generated(1, Distribution::Gaussian, 4);
         for dtype in DType::ALL {
             let stream = source.stream(dtype, Some(ReduceOp::Sum), 2, 1);
             let mut whole = vec![0; 1000 * dtype.size()];
@@ -381,7 +386,7 @@ mod tests {
         let base = values(&source, 0, 0, 1000);
         assert_ne!(base, values(&source, 1, 0, 1000));
         assert_ne!(base, values(&source, 0, 1, 1000));
-        let other = Source::generated(2, Distribution::Gaussian, 4);
+        let other = InputSource::generated(2, Distribution::Gaussian, 4);
         assert_ne!(base, values(&other, 0, 0, 1000));
     }
 
@@ -395,7 +400,7 @@ mod tests {
     #[test]
     fn the_shipped_gradients_are_one_shard_a_rank() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../benches/data");
-        let source = Source::from_files(std::slice::from_ref(&folder), 4).unwrap();
+        let source = InputSource::from_files(std::slice::from_ref(&folder), 4).unwrap();
         let (dtype, bytes) = source.native().unwrap();
         assert_eq!(dtype, DType::F32);
         assert!(bytes > 400_000, "{bytes}");
@@ -405,15 +410,15 @@ mod tests {
         let zeros = shard(1).iter().filter(|x| **x == 0.0).count();
         assert!(zeros * 4 < bytes / 4, "{zeros} zeros");
         for nranks in [1, 3, 5] {
-            let error = Source::from_files(std::slice::from_ref(&folder), nranks)
+            let error = InputSource::from_files(std::slice::from_ref(&folder), nranks)
                 .err()
                 .unwrap();
             let words = format!("4 files for {nranks} ranks");
             assert!(error.contains(&words), "{error}");
         }
-        let named = Source::from_files(&[folder.join("gradients-rank{rank}.npy")], 3).unwrap();
+        let named = InputSource::from_files(&[folder.join("gradients-rank{rank}.npy")], 3).unwrap();
         assert_eq!(values(&named, 2, 0, 99), values(&source, 2, 0, 99));
-        let one = Source::from_files(&[folder.join("gradients-rank1.npy")], 9).unwrap();
+        let one = InputSource::from_files(&[folder.join("gradients-rank1.npy")], 9).unwrap();
         assert_eq!(values(&one, 8, 0, 99), values(&source, 1, 0, 99));
         assert!(one.admits(DType::BF16).is_ok());
         assert!(one.admits(DType::I32).is_err());

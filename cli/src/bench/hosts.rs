@@ -1,8 +1,8 @@
 //! `--explain-hosts`: what would run on hosts that are not here, and the proof of its schedules.
 
 use super::options::BenchOptions;
-use super::plan::Plan;
 use super::row::{call_of, keeps_scales};
+use super::workload::Workload;
 use crate::{FAILURE, USAGE};
 use cinch::codec;
 use cinch::comm::Call;
@@ -29,10 +29,10 @@ pub fn main(
     (nranks, hosts): (usize, Hosts),
     out: &mut impl Write,
 ) -> Result<i32, (i32, String)> {
-    let plan = Plan::new(options, nranks).map_err(|sentence| (USAGE, sentence))?;
+    let workload = Workload::new(options, nranks).map_err(|sentence| (USAGE, sentence))?;
     let policy = CodecPolicy::new(config, hosts.count() == 1);
     let failure = |error: cinch::Error| (FAILURE, error.to_string());
-    for row in &plan.rows {
+    for row in &workload.rows {
         let call = Call {
             // As the bench does: any name will do.
             tensor: keeps_scales(row).then_some(0),

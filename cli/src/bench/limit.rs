@@ -74,9 +74,9 @@ pub fn of_record(record: &Record) -> Option<f64> {
         return None;
     }
     let collective = Collective::from_name(&record.collective)?;
-    let dtype = DType::from_name(&record.entry.dtype)?;
-    let codec = record.entry.codec.parse().ok()?;
-    Some(seconds(collective, record.ranks, record.entry.size, (dtype, codec)) * 1e6)
+    let dtype = DType::from_name(&record.dtype)?;
+    let codec = record.codec.parse().ok()?;
+    Some(seconds(collective, record.ranks, record.size, (dtype, codec)) * 1e6)
 }
 
 #[cfg(test)]

@@ -1,12 +1,14 @@
-//! One row: buffers, the timed loop, the exchange of what every rank saw.
+//! A row on host memory: buffers, the timed loop, the comparison.
 //!
-//! The time of an iteration is that of its slowest rank, from a barrier before the call to the
-//! return of the call; the row's time is the median over iterations.
+//! The time of an iteration is the slowest rank's, from a barrier before the call to the return of the
+//! call; the row's time is the median over iterations.
 
-use super::combine::share;
-use super::data::Source;
+use super::combine::{Times, share};
+use super::data::InputSource;
+use super::pipeline::Backend;
+use super::record::{RankSetup, Record, RunInfo};
 use super::row::{Row, buffer_bytes, call_of, is_root, keeps_scales, set_count};
-use super::verify::{Check, Outcome, POISON, coarser};
+use super::verify::{Check, CheckOutcome, POISON, coarser};
 use super::world::World;
 use cinch::comm::Call;
 use cinch::mem::{UserBuffers, bytes_of_mut};
@@ -16,21 +18,21 @@ use std::hash::{Hash, Hasher};
 use std::ops::Range;
 use std::time::Instant;
 
-/// How long and how thoroughly.
+/// How long and how thoroughly a row is measured.
 #[derive(Clone, Copy, Debug)]
 pub struct Effort {
     /// Timed iterations.
     pub iterations: u32,
-    /// Untimed ones before.
+    /// Untimed iterations before.
     pub warmup: u32,
-    /// Whether results are compared.
+    /// Compares results with the exact ones.
     pub check: bool,
-    /// When the whole bench should end, if it should. Rank 0's clock decides.
+    /// When the row should end, if there is a limit. Rank 0's clock decides.
     pub deadline: Option<Instant>,
 }
 
 impl Effort {
-    /// When half of what is left now will be over: until then a row may warm up.
+    /// Returns when half of the remaining time will be over: until then a row may warm up.
     pub fn half(&self) -> Option<Instant> {
         let now = Instant::now();
         let left = self.deadline?.saturating_duration_since(now);
@@ -38,10 +40,10 @@ impl Effort {
     }
 }
 
-/// Whether it is later than `by`, agreed by all ranks: rank 0's clock decides.
+/// Tells all ranks alike if it is later than `by`: rank 0's clock decides.
 ///
 /// # Errors
-/// Those of the exchange.
+/// Returns the errors of the all_gather.
 pub fn is_late<W: World>(world: &W, by: Option<Instant>) -> Result<bool> {
     let Some(by) = by else { return Ok(false) };
     let late = u64::from(Instant::now() >= by);
@@ -51,39 +53,35 @@ pub fn is_late<W: World>(world: &W, by: Option<Instant>) -> Result<bool> {
 /// Results of a row in one placement, the same on all ranks.
 #[derive(Clone, Debug)]
 pub struct Measured {
-    /// Median, least and 99th percentile of the iterations' times, in seconds.
-    pub median: f64,
-    /// Least.
-    pub least: f64,
-    /// 99th percentile.
-    pub p99: f64,
+    /// Times of the slowest rank.
+    pub times: Times,
     /// Timed iterations.
     pub iterations: usize,
-    /// Elements outside their bound, over all ranks; `None` = not compared.
+    /// Elements outside their bound, over all ranks; `None` if not compared.
     pub wrong: Option<u64>,
     /// Largest difference from the exact result.
     pub max_abs_err: Option<f64>,
     /// RMS difference relative to the RMS of the exact result.
     pub rms_rel_err: Option<f64>,
-    /// Whether all ranks hold the same bits, where they must.
+    /// All ranks hold the same bits, where they must.
     pub identical: Option<bool>,
     /// Hash of all ranks' outputs, in rank order.
     pub bits: Option<u64>,
-    /// What ran.
+    /// Codecs that ran.
     pub codecs: LevelCodecs,
-    /// What ran.
+    /// Algorithm that ran.
     pub algorithm: Algorithm,
     /// The slowest transport of any rank.
     pub transport: Option<TransportKind>,
-    /// Lanes.
+    /// Channels.
     pub channels: usize,
     /// Payload bytes that the busiest rank sent.
     pub wire_bytes: u64,
-    /// Bytes of the same messages without a codec over those that travelled; `None` if nothing did.
+    /// Bytes of an exact run over the bytes that travelled; `None` if nothing travelled.
     pub ratio: Option<f64>,
 }
 
-/// Whether input and output are the same memory.
+/// Whether input and output are in one buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Placement {
     /// Separate buffers.
@@ -92,33 +90,91 @@ pub enum Placement {
     InPlace,
 }
 
+/// The backend for host memory.
+pub struct HostBackend<'a, W: World> {
+    /// The ranks.
+    pub world: &'a W,
+    /// Inputs.
+    pub source: &'a InputSource,
+    /// Number and places of the ranks.
+    pub ranks: RankSetup,
+    /// Machine, versions, date and command.
+    pub run: RunInfo,
+    /// Measures in place too, where the call has that form.
+    pub in_place: bool,
+}
+
+impl<W: World> Backend for HostBackend<'_, W> {
+    type World = W;
+
+    fn world(&self) -> &W {
+        self.world
+    }
+
+    fn explain(&self, row: &Row) -> Result<String> {
+        let call = Call {
+            tensor: tensor(row, Placement::OutOfPlace),
+            ..call_of(row, self.world.rank(), self.world.nranks())
+        };
+        self.world.explain(&call)
+    }
+
+    fn measure(&mut self, row: &Row, effort: Effort) -> Result<Record> {
+        let mut host = HostRow::new(self.world, self.source, *row, effort)?;
+        let out = host.run(Placement::OutOfPlace)?;
+        // A send and a receive have two buffers in any case.
+        let in_place = match self.in_place && row.collective != Collective::SendRecv {
+            true => Some(host.run(Placement::InPlace)?),
+            false => None,
+        };
+        Ok(Record::new(
+            self.ranks,
+            &self.run,
+            row,
+            &out,
+            in_place.as_ref(),
+        ))
+    }
+}
+
+/// Names the data for codecs that keep a scale from call to call: another row or placement is another
+/// tensor.
+fn tensor(row: &Row, placement: Placement) -> Option<u64> {
+    keeps_scales(row).then(|| {
+        let mut hasher = std::hash::DefaultHasher::new();
+        (placement == Placement::InPlace, row.count).hash(&mut hasher);
+        (row.root, row.dtype, row.op.number()).hash(&mut hasher);
+        hasher.finish()
+    })
+}
+
 /// A row's buffers and calls on this rank.
-pub struct Bench<'a, W: World> {
+pub struct HostRow<'a, W: World> {
     world: &'a W,
-    source: &'a Source,
+    source: &'a InputSource,
     row: Row,
     effort: Effort,
     input_bytes: usize,
     output_bytes: usize,
-    sets: Vec<Set>,
+    sets: Vec<BufferSet>,
 }
 
-/// One of the buffers in rotation.
-struct Set {
+/// Buffers of one turn of the rotation.
+struct BufferSet {
     input: Buffer,
-    /// As large as the larger of input and output: the output, or both in place.
+    /// The output, or both in place: as large as the larger of input and output.
     work: Buffer,
 }
 
-impl<'a, W: World> Bench<'a, W> {
+impl<'a, W: World> HostRow<'a, W> {
     /// Allocates and fills the buffers.
     ///
     /// # Errors
     /// Invalid argument if the sizes overflow or exceed the memory that is free.
-    pub fn new(world: &'a W, source: &'a Source, row: Row, effort: Effort) -> Result<Self> {
+    pub fn new(world: &'a W, source: &'a InputSource, row: Row, effort: Effort) -> Result<Self> {
         let (rank, nranks) = (world.rank(), world.nranks());
         let (input_bytes, output_bytes) = buffer_bytes(&row, is_root(&row, rank), nranks)?;
-        let mut bench = Bench {
+        let mut host = HostRow {
             world,
             source,
             row,
@@ -128,31 +184,25 @@ impl<'a, W: World> Bench<'a, W> {
             sets: Vec::new(),
         };
         for index in 0..set_count(&row, nranks) {
-            let mut set = Set {
+            let mut set = BufferSet {
                 input: Buffer::new(input_bytes),
                 work: Buffer::new(input_bytes.max(output_bytes)),
             };
-            let op = Some(row.op).filter(|_| row.collective.reduces());
             source
-                .stream(row.dtype, op, rank, index)
+                .stream(row.dtype, row.reduction(), rank, index)
                 .fill(0, set.input.bytes());
             set.work.bytes().fill(POISON);
-            bench.sets.push(set);
+            host.sets.push(set);
         }
-        Ok(bench)
-    }
-
-    /// Whether the call can run in place. Of a send and a receive there are two buffers.
-    pub fn has_in_place(&self) -> bool {
-        self.row.collective != Collective::SendRecv
+        Ok(host)
     }
 
     /// Warms up, measures and compares. All ranks get the same result.
     ///
     /// # Errors
-    /// Those of the calls.
+    /// Returns the errors of the calls.
     pub fn run(&mut self, placement: Placement) -> Result<Measured> {
-        let mut outcome = self.effort.check.then(Outcome::default);
+        let mut outcome = self.effort.check.then(CheckOutcome::default);
         let half = self.effort.half();
         // The first call on fresh buffers is the first that is compared.
         self.poison(0..1);
@@ -188,17 +238,8 @@ impl<'a, W: World> Bench<'a, W> {
         share(self.world, &self.row, &report, &times, outcome)
     }
 
-    /// Candidates and winner of this row's call.
-    pub fn explain(&self) -> Result<String> {
-        let call = Call {
-            tensor: self.tensor(Placement::OutOfPlace),
-            ..call_of(&self.row, self.world.rank(), self.world.nranks())
-        };
-        self.world.explain(&call)
-    }
-
-    /// Makes the set of this iteration ready, outside the timing, and returns its number. Before
-    /// the last round outputs are spoilt, or the last result could be that of an earlier call.
+    /// Prepares the buffers of this iteration outside the timing and returns their number. Before the
+    /// last round outputs are overwritten, or an earlier call's result could pass for the last one's.
     fn prepare(&mut self, placement: Placement, iteration: usize, iterations: usize) -> usize {
         let set = iteration % self.sets.len();
         if set == 0 {
@@ -210,8 +251,8 @@ impl<'a, W: World> Bench<'a, W> {
         set
     }
 
-    /// Puts inputs back that calls in place have overwritten. All sets at once, so that the first
-    /// has left the caches by the time it is used.
+    /// Restores inputs that calls in place have overwritten. All sets are restored together, so that
+    /// the first has left the caches when it is used.
     fn reset(&mut self, placement: Placement, sets: Range<usize>) {
         if placement == Placement::OutOfPlace {
             return;
@@ -228,7 +269,7 @@ impl<'a, W: World> Bench<'a, W> {
         }
     }
 
-    /// Where input and output lie in one buffer, in bytes, as NCCL has it.
+    /// Returns where input and output lie in one buffer, in bytes, as NCCL defines it.
     fn in_place(&self) -> (Range<usize>, Range<usize>) {
         let block = self.row.count * self.row.dtype.size();
         let own = self.world.rank() * block;
@@ -246,12 +287,12 @@ impl<'a, W: World> Bench<'a, W> {
 
     fn call(&mut self, placement: Placement, set: usize) -> Result<Report> {
         let call = Call {
-            tensor: self.tensor(placement),
+            tensor: tensor(&self.row, placement),
             ..call_of(&self.row, self.world.rank(), self.world.nranks())
         };
         let (input_range, output_range) = self.in_place();
         let (input_bytes, output_bytes) = (self.input_bytes, self.output_bytes);
-        let Set { input, work } = &mut self.sets[set];
+        let BufferSet { input, work } = &mut self.sets[set];
         if self.row.collective == Collective::SendRecv {
             let (me, n) = (self.world.rank(), self.world.nranks());
             let recv = Call {
@@ -276,23 +317,12 @@ impl<'a, W: World> Bench<'a, W> {
         self.world.call(&call, buffers)
     }
 
-    /// Names the data for codecs whose scales live from call to call: another row or placement
-    /// is another tensor.
-    fn tensor(&self, placement: Placement) -> Option<u64> {
-        keeps_scales(&self.row).then(|| {
-            let mut hasher = std::hash::DefaultHasher::new();
-            (placement == Placement::InPlace, self.row.count).hash(&mut hasher);
-            (self.row.root, self.row.dtype, self.row.op.number()).hash(&mut hasher);
-            hasher.finish()
-        })
-    }
-
     fn compare(
         &mut self,
         placement: Placement,
         report: &Report,
         set: usize,
-        outcome: &mut Option<Outcome>,
+        outcome: &mut Option<CheckOutcome>,
     ) {
         let Some(outcome) = outcome else { return };
         let range = match placement {
@@ -312,7 +342,7 @@ impl<'a, W: World> Bench<'a, W> {
         outcome.merge(&check.run(&self.sets[set].work.bytes()[range]));
     }
 
-    /// Iterations that the deadline leaves time for, agreed by all ranks.
+    /// Returns how many iterations the deadline leaves time for; all ranks agree.
     fn affordable(&self, each: f64) -> Result<usize> {
         let wanted = self.effort.iterations as usize;
         let Some(deadline) = self.effort.deadline else {
@@ -330,7 +360,7 @@ impl<'a, W: World> Bench<'a, W> {
     }
 }
 
-/// Zeroed bytes on a cache line of their own.
+/// Zeroed bytes that begin at a cache line.
 struct Buffer {
     words: Vec<u64>,
     skip: usize,
@@ -365,7 +395,7 @@ mod tests {
     use cinch::{CodecSpec, Config, DType, ReduceOp};
 
     fn measure(row: Row, flaw: Flaw, placement: Placement, nranks: usize) -> Vec<Measured> {
-        let source = Source::generated(11, Distribution::Gaussian, nranks);
+        let source = InputSource::generated(11, Distribution::Gaussian, nranks);
         let effort = Effort {
             iterations: 3,
             warmup: 1,
@@ -373,20 +403,16 @@ mod tests {
             deadline: None,
         };
         threads::run(nranks, flaw, |world| {
-            let mut bench = Bench::new(world, &source, row, effort).unwrap();
-            bench.run(placement).unwrap()
+            let mut host = HostRow::new(world, &source, row, effort).unwrap();
+            host.run(placement).unwrap()
         })
     }
 
     fn row(collective: Collective, dtype: DType, op: ReduceOp) -> Row {
         Row {
-            collective,
-            dtype,
             op,
             root: 1,
-            count: 1000,
-            codec: None,
-            algorithm: None,
+            ..Row::new(collective, dtype, 1000)
         }
     }
 
@@ -404,7 +430,10 @@ mod tests {
                     3,
                 ) {
                     assert_eq!(found.wrong, Some(0), "{collective} {placement:?}");
-                    assert!(found.median >= found.least && found.p99 >= found.median);
+                    assert!(
+                        found.times.median >= found.times.least
+                            && found.times.p99 >= found.times.median
+                    );
                     assert_eq!(
                         found.identical,
                         same_on_all_ranks(collective).then_some(true)
@@ -526,13 +555,7 @@ mod tests {
     /// What is explained is what runs: a send has two ends, and scales that live on have a name.
     #[test]
     fn every_row_is_explained() {
-        let effort = Effort {
-            iterations: 1,
-            warmup: 0,
-            check: false,
-            deadline: None,
-        };
-        let source = Source::generated(1, Distribution::Gaussian, 2);
+        let source = InputSource::generated(1, Distribution::Gaussian, 2);
         let all = Collective::ALL.map(|collective| row(collective, DType::F32, ReduceOp::Sum));
         let tensor = Row {
             codec: Some("linear8:tensor=5".parse().unwrap()),
@@ -540,8 +563,19 @@ mod tests {
         };
         for row in all.into_iter().chain([tensor]) {
             let texts = cinch::testing::local_world(2, &Config::default(), |comm| {
-                let bench = Bench::new(comm, &source, row, effort).unwrap();
-                bench.explain().unwrap()
+                let backend = HostBackend {
+                    world: comm,
+                    source: &source,
+                    ranks: RankSetup {
+                        nranks: 2,
+                        per_gpu: 1,
+                        hosts: 1,
+                        processes: false,
+                    },
+                    run: RunInfo::on_host(),
+                    in_place: true,
+                };
+                backend.explain(&row).unwrap()
             });
             let name = row.collective.name();
             assert!(texts.iter().all(|text| text.contains(name)), "{texts:?}");
@@ -550,7 +584,7 @@ mod tests {
 
     #[test]
     fn errors_pass_through() {
-        let source = Source::generated(1, Distribution::Gaussian, 1);
+        let source = InputSource::generated(1, Distribution::Gaussian, 1);
         let row = Row {
             count: 5,
             ..row(Collective::AllReduce, DType::F32, ReduceOp::Sum)
@@ -562,7 +596,7 @@ mod tests {
             deadline: None,
         };
         let failed = threads::run(1, Flaw::Error, |world| {
-            Bench::new(world, &source, row, effort)
+            HostRow::new(world, &source, row, effort)
                 .unwrap()
                 .run(Placement::InPlace)
                 .is_err()
@@ -572,7 +606,7 @@ mod tests {
 
     #[test]
     fn a_deadline_in_the_past_leaves_one_iteration() {
-        let source = Source::generated(1, Distribution::Gaussian, 2);
+        let source = InputSource::generated(1, Distribution::Gaussian, 2);
         let row = row(Collective::AllReduce, DType::F32, ReduceOp::Sum);
         let effort = Effort {
             iterations: 50,
@@ -581,7 +615,7 @@ mod tests {
             deadline: Some(Instant::now()),
         };
         let found = threads::run(2, Flaw::None, |world| {
-            Bench::new(world, &source, row, effort)
+            HostRow::new(world, &source, row, effort)
                 .unwrap()
                 .run(Placement::OutOfPlace)
                 .unwrap()

@@ -7,6 +7,7 @@ use cinch::types::{Scalar, TransportKind};
 use cinch::{Algorithm, Collective, DType, ReduceOp};
 use clap::builder::ArgPredicate;
 use clap::{ArgAction, Args, ValueEnum};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// Sizes take binary K, M and G.
@@ -70,7 +71,7 @@ pub struct BenchOptions {
     /// codecs`; with auto, costs are measured and a row runs with the codec only where it pays
     #[arg(long, value_name = "CODEC", value_delimiter = ',', value_parser = parse_codec)]
     pub codec: Vec<CodecChoice>,
-    /// Write the results as one JSON object
+    /// Write the results as JSON, one object on a line for each row
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
     /// Write the results as CSV, one row for each size and placement
@@ -238,6 +239,50 @@ impl BenchOptions {
             }
         }
         Ok(sizes)
+    }
+
+    /// Returns the options that shape the measurement, as they are written on the command line.
+    pub fn shown(&self) -> BTreeMap<String, String> {
+        let mut shown = BTreeMap::new();
+        let mut show = |name: &str, value: String| {
+            shown.insert(name.to_string(), value);
+        };
+        show("iters", self.iters.to_string());
+        show("warmup-iters", self.warmup.to_string());
+        show("check", self.check.to_string());
+        show("seed", self.seed.to_string());
+        show("distribution", self.distribution.name());
+        let transport = self.transport.0.map_or("auto", |kind| kind.name());
+        show("transport", transport.into());
+        show(
+            "algo",
+            self.algo.0.map_or("auto", |algo| algo.name()).into(),
+        );
+        if !self.codec.is_empty() {
+            show("codec", self.codecs());
+        }
+        if let Some(seconds) = self.time_limit {
+            show("time-limit", seconds.to_string());
+        }
+        for (name, size) in [
+            ("minbytes", self.minbytes),
+            ("maxbytes", self.maxbytes),
+            ("stepfactor", self.stepfactor),
+        ] {
+            if let Some(size) = size {
+                show(name, size.to_string());
+            }
+        }
+        if !self.data.is_empty() {
+            show("data", self.files());
+        }
+        shown
+    }
+
+    /// Returns the data files, with blanks between.
+    pub fn files(&self) -> String {
+        let files = self.data.iter().map(|path| path.display().to_string());
+        files.collect::<Vec<_>>().join(" ")
     }
 
     /// The codecs, for people.

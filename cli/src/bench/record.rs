@@ -1,15 +1,21 @@
-//! Rows for machines: one JSON object on each line, complete in itself.
+//! The record of a row: what ran, how fast, how right, where. A file of results has one record on each
+//! line, as a JSON object that is complete in itself.
 
 use super::measure::Measured;
-use super::report::Entry;
+use super::metrics::rates;
+use super::options::BenchOptions;
 use super::row::Row;
-use super::settings;
 use crate::machine::Machine;
-use cinch::Config;
+use cinch::config::{KNOBS, Origin};
 use cinch::gpu::Device;
+use cinch::{Config, Error, Result};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
+
+/// The largest number of rows that are read from a file.
+const MAX_ROWS: usize = 100_000;
 
 /// One row of one run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -18,52 +24,107 @@ pub struct Record {
     pub collective: String,
     /// Ranks.
     pub ranks: usize,
-    /// Of them on each GPU.
+    /// Ranks on each GPU; 1 on host memory.
     pub ranks_per_gpu: usize,
-    /// Hosts that they stand for.
-    #[serde(default = "one")]
+    /// Hosts that the ranks are on, or stand for.
+    #[serde(default = "one_host")]
     pub hosts: usize,
-    /// Whether each has a process of its own.
+    /// Each rank has a process of its own.
     pub processes: bool,
     /// `graph` or `eager`.
     pub mode: String,
-    /// Calls of a repetition.
+    /// Calls in one repetition.
     pub calls: usize,
-    /// Protocol of our kernels.
+    /// Protocol of our kernels; `-` on host memory.
     pub protocol: String,
-    /// The row, as on host memory.
-    #[serde(flatten)]
-    pub entry: Entry,
-    /// The other library's.
+    /// Bytes of the larger buffer, over all ranks.
+    pub size: usize,
+    /// Elements, as the call counts them.
+    pub count: usize,
+    /// Element type.
+    #[serde(rename = "type")]
+    pub dtype: String,
+    /// Reduction, or `none`.
+    pub redop: String,
+    /// Root, or -1.
+    pub root: i64,
+    /// Codec that ran.
+    pub codec: String,
+    /// Algorithm that ran.
+    pub algo: String,
+    /// Slowest transport that carried data, or `none`.
+    pub transport: String,
+    /// Payload bytes that the busiest rank sent.
+    pub wire_bytes: u64,
+    /// Bytes of an exact run over the bytes that travelled.
+    pub ratio: Option<f64>,
+    /// Channels; on GPUs the blocks of the kernel.
+    pub channels: usize,
+    /// Figures with separate buffers.
+    pub out_of_place: Figures,
+    /// Figures with one buffer; null where that was not measured.
+    pub in_place: Option<Figures>,
+    /// The other library's times.
     pub vs: Option<Versus>,
-    /// The other library's on symmetric windows.
+    /// The other library's times on symmetric windows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub symmetric: Option<Versus>,
-    /// Where, when and how.
-    pub run: RunRecord,
+    /// Machine, versions, date and command.
+    pub run: RunInfo,
+}
+
+/// Figures of one placement. Rates are in GB/s, 1e9 bytes a second.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Figures {
+    /// Median over iterations of the slowest rank's time.
+    pub time_us: f64,
+    /// Shortest iteration.
+    pub min_us: f64,
+    /// 99th percentile.
+    pub p99_us: f64,
+    /// Timed iterations.
+    pub iterations: usize,
+    /// Uncompressed bytes per time.
+    pub alg_bw: f64,
+    /// Bus bandwidth on the links; equals `eff_bus_bw` where nothing is compressed.
+    pub bus_bw: f64,
+    /// The bus bandwidth that an exact run would need for this time: nccl-tests' busbw.
+    pub eff_bus_bw: f64,
+    /// Wrong elements; null if unchecked.
+    pub nwrong: Option<u64>,
+    /// Largest difference from the exact result; null if unchecked.
+    pub max_abs_err: Option<f64>,
+    /// RMS difference over the RMS of the exact result; null if unchecked.
+    pub rms_rel_err: Option<f64>,
+    /// All ranks hold the same bits; null if unchecked or if ranks get different data.
+    pub identical: Option<bool>,
+    /// Hash of all ranks' outputs, in hexadecimal, to compare runs by; null if unchecked.
+    #[serde(default)]
+    pub bits: Option<String>,
 }
 
 /// The other library's times of the same call, without a codec.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Versus {
-    /// Version.
+    /// Its version.
     pub nccl: String,
     /// Median over repetitions of the slowest rank's time.
     pub time_us: f64,
-    /// Least of them.
+    /// Shortest repetition.
     pub min_us: f64,
     /// 99th percentile.
     pub p99_us: f64,
-    /// Its time over ours: above 1 we are faster.
+    /// Its time over ours: above 1 cinch is faster.
     pub ratio: f64,
 }
 
-/// Where, when and how.
+/// Machine, versions, date and command of a run. The environment beyond `CINCH_` settings stays out:
+/// it would leak secrets.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct RunRecord {
+pub struct RunInfo {
     /// Name of the GPUs; empty for host memory.
     pub gpu: String,
-    /// How many the machine shows.
+    /// GPUs that the process sees.
     pub gpus: u32,
     /// Version of the driver.
     pub driver: String,
@@ -77,6 +138,9 @@ pub struct RunRecord {
     pub date: String,
     /// The command, without the folder of the program.
     pub command: String,
+    /// Options of the bench, as they are written on the command line.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub options: BTreeMap<String, String>,
     /// `CINCH_` settings that are not at their defaults.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub settings: BTreeMap<String, String>,
@@ -84,87 +148,139 @@ pub struct RunRecord {
     pub machine: Machine,
 }
 
-/// The hosts of rows that were written before ranks could stand for several.
-fn one() -> usize {
+/// Rows that were written before ranks could stand for several hosts lack the field.
+fn one_host() -> usize {
     1
 }
 
-/// How a row was run.
+/// The ranks of a run.
 #[derive(Clone, Copy, Debug)]
-pub struct How {
+pub struct RankSetup {
     /// Ranks.
     pub nranks: usize,
-    /// Of them on each GPU.
+    /// Ranks on each GPU; 1 on host memory.
     pub per_gpu: usize,
-    /// Hosts that they stand for.
+    /// Hosts that the ranks are on, or stand for.
     pub hosts: usize,
-    /// Whether each has a process of its own.
+    /// Each rank has a process of its own.
     pub processes: bool,
-    /// Whether replays of graphs are timed.
-    pub graph: bool,
 }
 
 impl Record {
-    /// The record of a row, compared with nothing.
+    /// Makes the record of a row that was measured out of place, and in place if it has that form.
     pub fn new(
-        how: How,
-        run: &RunRecord,
+        ranks: RankSetup,
+        run: &RunInfo,
         row: &Row,
-        measured: &Measured,
-        calls: usize,
-        protocol: &str,
+        out: &Measured,
+        in_place: Option<&Measured>,
     ) -> Record {
+        let figures = |measured: &Measured| Figures::new(row, ranks.nranks, measured);
         Record {
             collective: row.collective.name().into(),
-            ranks: how.nranks,
-            ranks_per_gpu: how.per_gpu,
-            hosts: how.hosts,
-            processes: how.processes,
-            mode: if how.graph { "graph" } else { "eager" }.into(),
-            calls,
-            protocol: protocol.into(),
-            entry: Entry::new(row, how.nranks, measured, None),
+            ranks: ranks.nranks,
+            ranks_per_gpu: ranks.per_gpu,
+            hosts: ranks.hosts,
+            processes: ranks.processes,
+            mode: if row.graph { "graph" } else { "eager" }.into(),
+            calls: 1,
+            protocol: "-".into(),
+            size: row.size(ranks.nranks),
+            count: row.count,
+            dtype: row.dtype.name().into(),
+            redop: row.reduction().map_or("none", |op| op.name()).into(),
+            root: match row.collective.has_root() {
+                true => row.root as i64,
+                false => -1,
+            },
+            codec: out.codecs.to_string(),
+            algo: out.algorithm.name().into(),
+            transport: out.transport.map_or("none", |kind| kind.name()).into(),
+            wire_bytes: out.wire_bytes,
+            ratio: out.ratio,
+            channels: out.channels,
+            out_of_place: figures(out),
+            in_place: in_place.map(figures),
             vs: None,
             symmetric: None,
             run: run.clone(),
         }
     }
+
+    /// Returns the placements that were measured, by name.
+    pub fn placements(&self) -> impl Iterator<Item = (&'static str, &Figures)> {
+        let out = std::iter::once(("out_of_place", &self.out_of_place));
+        out.chain(self.in_place.iter().map(|figures| ("in_place", figures)))
+    }
+
+    /// Returns the figures out of place, with the larger errors of both placements.
+    pub fn worst(&self) -> Figures {
+        let mut worst = self.out_of_place.clone();
+        if let Some(other) = &self.in_place {
+            let larger = |a: Option<f64>, b: Option<f64>| a.into_iter().chain(b).reduce(f64::max);
+            let same = worst.identical.into_iter().chain(other.identical);
+            worst.max_abs_err = larger(worst.max_abs_err, other.max_abs_err);
+            worst.rms_rel_err = larger(worst.rms_rel_err, other.rms_rel_err);
+            worst.identical = same.reduce(|a, b| a && b);
+        }
+        worst
+    }
+
+    /// Tells if any element is wrong or any rank differs.
+    pub fn failed(&self) -> bool {
+        self.placements().any(|(_, figures)| {
+            figures.nwrong.is_some_and(|wrong| wrong > 0) || figures.identical == Some(false)
+        })
+    }
+
+    /// Tells if a codec changed the data.
+    pub fn lossy(&self) -> bool {
+        self.codec != "raw"
+    }
 }
 
-impl Versus {
-    /// Median, least and 99th percentile of the other library's times, in seconds, beside our median.
-    pub fn new(nccl: Option<&str>, times: [f64; 3], ours: f64) -> Versus {
-        let [time_us, min_us, p99_us] = times.map(|seconds| seconds * 1e6);
-        Versus {
-            nccl: nccl.unwrap_or("unknown").into(),
-            time_us,
-            min_us,
-            p99_us,
-            ratio: times[0] / ours,
+impl Figures {
+    fn new(row: &Row, nranks: usize, measured: &Measured) -> Figures {
+        let times = &measured.times;
+        let size = row.size(nranks);
+        let rates = rates(row.collective, nranks, size, times.median, measured.ratio);
+        Figures {
+            time_us: times.median * 1e6,
+            min_us: times.least * 1e6,
+            p99_us: times.p99 * 1e6,
+            iterations: measured.iterations,
+            alg_bw: rates.alg,
+            bus_bw: rates.bus,
+            eff_bus_bw: rates.effective,
+            nwrong: measured.wrong,
+            max_abs_err: measured.max_abs_err,
+            rms_rel_err: measured.rms_rel_err,
+            identical: measured.identical,
+            bits: measured.bits.map(|bits| format!("{bits:016x}")),
         }
     }
 }
 
-impl RunRecord {
-    /// This run, on GPUs like `device`, of which there are `gpus`.
-    pub fn new(device: &Device, gpus: u32) -> RunRecord {
+impl RunInfo {
+    /// Describes this run on GPUs like `device`, of which the process sees `gpus`.
+    pub fn on_gpus(device: &Device, gpus: u32) -> RunInfo {
         let version = device.driver().version();
-        RunRecord {
+        RunInfo {
             gpu: device.name.clone(),
             gpus,
             driver: driver_version(),
             cuda: format!("{}.{}", version / 1000, version % 1000 / 10),
-            ..RunRecord::on_host()
+            ..RunInfo::on_host()
         }
     }
 
-    /// This run, on host memory.
-    pub fn on_host() -> RunRecord {
+    /// Describes this run on host memory.
+    pub fn on_host() -> RunInfo {
         let words: Vec<String> = std::env::args().skip(1).collect();
         let seconds = SystemTime::now()
             .duration_since(UNIX_EPOCH)
             .map_or(0, |time| time.as_secs());
-        RunRecord {
+        RunInfo {
             gpu: String::new(),
             gpus: 0,
             driver: String::new(),
@@ -173,21 +289,67 @@ impl RunRecord {
             kernels: cinch::gpu::kernels::STATE.to_string(),
             date: day(seconds / 86400),
             command: format!("cinch {}", words.join(" ")),
+            options: BTreeMap::new(),
             settings: BTreeMap::new(),
             machine: Machine::detect(),
         }
     }
 
-    /// The same, under these settings.
-    pub fn under(self, config: &Config) -> RunRecord {
-        RunRecord {
-            settings: settings(config),
+    /// Adds the settings that are not at their defaults.
+    pub fn under(self, config: &Config) -> RunInfo {
+        let set = KNOBS.iter().zip(&config.origins);
+        let set = set.filter(|(_, origin)| **origin != Origin::Default);
+        RunInfo {
+            settings: set
+                .map(|(knob, _)| (knob.name.to_string(), (knob.show)(config)))
+                .collect(),
+            ..self
+        }
+    }
+
+    /// Adds the options of the bench.
+    pub fn with(self, options: &BenchOptions) -> RunInfo {
+        RunInfo {
+            options: options.shown(),
             ..self
         }
     }
 }
 
-/// The version of the driver, as its maker counts.
+/// Reads a file of records.
+///
+/// # Errors
+/// Invalid argument with file and line.
+pub fn read(path: &Path) -> Result<Vec<Record>> {
+    let name = path.display();
+    let refuse = |why: String| Err(Error::invalid_argument(why));
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| Error::invalid_argument(format!("{name}: {error}")))?;
+    let mut records = Vec::new();
+    for (at, line) in text.lines().enumerate() {
+        if line.trim().is_empty() {
+            continue;
+        }
+        if records.len() == MAX_ROWS {
+            return refuse(format!("{name}: more than {MAX_ROWS} rows"));
+        }
+        match serde_json::from_str(line) {
+            Ok(record) => records.push(record),
+            Err(error) => {
+                let line = at + 1;
+                return refuse(format!(
+                    "{name}, line {line}: not a row of `cinch bench --json`: {error}"
+                ));
+            }
+        }
+    }
+    match records.is_empty() {
+        true => refuse(format!("{name}: no row of `cinch bench --json` is in it")),
+        false => Ok(records),
+    }
+}
+
+/// Returns the driver's version as NVIDIA writes it.
 pub fn driver_version() -> String {
     let text = std::fs::read_to_string("/proc/driver/nvidia/version").unwrap_or_default();
     let digits = |word: &&str| word.contains('.') && word.starts_with(|c: char| c.is_ascii_digit());
@@ -198,9 +360,9 @@ pub fn driver_version() -> String {
         .into()
 }
 
-/// The date of a day since 1970-01-01, as year-month-day.
+/// Returns the date, year-month-day, of a day since 1970-01-01.
 fn day(since: u64) -> String {
-    // Years are counted from March on, so that the odd day of a leap year is the last one.
+    // Years are counted from March on, so that the leap day is the last day of a year.
     let days = since + 719_468;
     let (era, of_era) = (days / 146_097, days % 146_097);
     let year = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
@@ -216,16 +378,95 @@ fn day(since: u64) -> String {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
-    use cinch::config::Origin;
 
-    /// A row says what was set, and nothing where nothing was.
+    /// A raw all_reduce of f32 over 4 ranks, with figures that are easy to recognise.
+    pub fn record(size: usize, codec: &str) -> Record {
+        let figures = Figures {
+            time_us: size as f64 / 1000.0 + 5.0,
+            min_us: 4.0,
+            p99_us: 99.5,
+            iterations: 20,
+            alg_bw: 1.5,
+            bus_bw: 0.57,
+            eff_bus_bw: 2.25,
+            nwrong: Some(0),
+            max_abs_err: Some(0.015625),
+            rms_rel_err: Some(0.0075),
+            identical: Some(true),
+            bits: Some("00c1c400c1c400c1".into()),
+        };
+        Record {
+            collective: "all_reduce".into(),
+            ranks: 4,
+            ranks_per_gpu: 1,
+            hosts: 1,
+            processes: true,
+            mode: "eager".into(),
+            calls: 1,
+            protocol: "-".into(),
+            size,
+            count: size / 4,
+            dtype: "f32".into(),
+            redop: "sum".into(),
+            root: -1,
+            codec: codec.into(),
+            algo: "direct".into(),
+            transport: "shm".into(),
+            wire_bytes: size as u64 / 3,
+            ratio: Some(3.94),
+            channels: 2,
+            out_of_place: figures.clone(),
+            in_place: Some(figures),
+            vs: None,
+            symmetric: None,
+            run: RunInfo::on_host(),
+        }
+    }
+
     #[test]
-    fn rows_have_their_settings() {
+    fn record_survives_json() {
+        let line = serde_json::to_string(&record(1024, "linear8")).unwrap();
+        assert!(!line.contains('\n'));
+        let value: serde_json::Value = serde_json::from_str(&line).unwrap();
+        for key in [
+            "type",
+            "redop",
+            "codec",
+            "algo",
+            "transport",
+            "protocol",
+            "mode",
+        ] {
+            assert!(value[key].is_string(), "{key}");
+        }
+        for key in ["size", "count", "root", "wire_bytes", "ranks", "calls"] {
+            assert!(value[key].is_number(), "{key}");
+        }
+        for placement in ["out_of_place", "in_place"] {
+            for key in [
+                "time_us",
+                "alg_bw",
+                "bus_bw",
+                "nwrong",
+                "max_abs_err",
+                "rms_rel_err",
+            ] {
+                assert!(value[placement][key].is_number(), "{placement} {key}");
+            }
+            assert!(value[placement]["identical"].is_boolean());
+        }
+        assert_eq!(value["run"]["date"].as_str().unwrap().len(), 10);
+        let back: Record = serde_json::from_str(&line).unwrap();
+        assert_eq!((back.size, back.dtype.as_str()), (1024, "f32"));
+    }
+
+    #[test]
+    fn run_info_has_the_settings_that_were_set() {
         let mut config = Config::default();
         let json = |config: &Config| {
-            serde_json::to_value(RunRecord::on_host().under(config)).unwrap()["settings"].clone()
+            serde_json::to_value(RunInfo::on_host().under(config)).unwrap()["settings"].clone()
         };
         assert!(json(&config).is_null());
         config
@@ -235,7 +476,32 @@ mod tests {
     }
 
     #[test]
-    fn days_are_dates() {
+    fn record_fails_on_wrong_values_and_different_ranks() {
+        let good = record(1024, "raw");
+        assert!(!good.failed());
+        let mut wrong = good.clone();
+        wrong.out_of_place.nwrong = Some(1);
+        assert!(wrong.failed());
+        let mut differs = good;
+        differs.in_place.as_mut().unwrap().identical = Some(false);
+        assert!(differs.failed());
+        assert_eq!(differs.worst().identical, Some(false));
+    }
+
+    #[test]
+    fn read_names_file_and_line_of_what_is_no_record() {
+        let error = read(Path::new("/no/such/rows")).unwrap_err();
+        assert!(error.message().contains("/no/such/rows"), "{error}");
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../benches/baselines");
+        let error = read(&folder.join("host-codecs.jsonl")).unwrap_err();
+        assert!(
+            error.message().contains("host-codecs.jsonl, line 1"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn day_counts_leap_years() {
         for (since, date) in [
             (0, "1970-01-01"),
             (58, "1970-02-28"),

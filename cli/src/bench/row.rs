@@ -1,4 +1,4 @@
-//! What one row of a bench runs, and the memory that it takes.
+//! A row: the call that one line of a bench measures, and the memory that it takes.
 
 use super::metrics::size_of;
 use cinch::comm::Call;
@@ -11,31 +11,60 @@ pub const COLD_FROM: usize = 1 << 20;
 /// Bytes of all ranks' buffers that a rotation goes through.
 pub const COLD_BYTES: usize = 128 << 20;
 
-/// What a row runs.
+/// The call that a row measures.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Row {
-    /// Call.
+    /// Collective.
     pub collective: Collective,
     /// Element type.
     pub dtype: DType,
-    /// Reduction; of a pre-multiplied sum, with any factor.
+    /// Reduction; each rank replaces the factor of a pre-multiplied sum by its own.
     pub op: ReduceOp,
     /// Root.
     pub root: usize,
     /// Elements, as in [`Call::count`].
     pub count: usize,
-    /// Codec, if one is asked for.
+    /// Codec; without one the settings decide.
     pub codec: Option<CodecChoice>,
-    /// Algorithm, if one is asked for.
+    /// Algorithm; without one the planner decides.
     pub algorithm: Option<Algorithm>,
+    /// Times replays of a CUDA graph instead of calls on a stream.
+    pub graph: bool,
 }
 
-/// Factor of a rank in a pre-multiplied sum, of floats and of integers. Exact in every type.
+impl Row {
+    /// A sum to or from rank 0, with everything else left to the library.
+    pub fn new(collective: Collective, dtype: DType, count: usize) -> Row {
+        Row {
+            collective,
+            dtype,
+            op: ReduceOp::Sum,
+            root: 0,
+            count,
+            codec: None,
+            algorithm: None,
+            graph: false,
+        }
+    }
+
+    /// Returns the bytes of the larger buffer over all ranks: the `size` column.
+    pub fn size(&self, nranks: usize) -> usize {
+        size_of(self.collective, self.dtype, nranks, self.count)
+    }
+
+    /// Returns the reduction, if the collective reduces.
+    pub fn reduction(&self) -> Option<ReduceOp> {
+        Some(self.op).filter(|_| self.collective.reduces())
+    }
+}
+
+/// Returns a rank's factor in a pre-multiplied sum, for floats and for integers. Every type holds it
+/// exactly.
 pub fn factor(rank: usize) -> (f64, i128) {
     (0.5 + 0.125 * (rank % 4) as f64, (rank % 3) as i128 + 1)
 }
 
-/// What `rank` calls; of a send and a receive the send, to the next rank.
+/// Returns the call that `rank` makes; for send_recv the send to the next rank.
 pub fn call_of(row: &Row, rank: usize, nranks: usize) -> Call {
     let factor = factor(rank);
     let op = match row.op {
@@ -60,7 +89,7 @@ pub fn call_of(row: &Row, rank: usize, nranks: usize) -> Call {
     }
 }
 
-/// Bytes of the input and the output of a rank that is the root, or is not.
+/// Returns the bytes of input and output of the root, or of any other rank.
 ///
 /// # Errors
 /// Invalid argument if they overflow.
@@ -81,31 +110,31 @@ pub fn buffer_bytes(row: &Row, is_root: bool, nranks: usize) -> Result<(usize, u
     ))
 }
 
-/// Bytes that all ranks of a row hold together.
+/// Returns the bytes of all ranks' buffers together.
 pub fn memory(row: &Row, nranks: usize) -> usize {
-    let size = size_of(row.collective, row.dtype, nranks, row.count);
+    let size = row.size(nranks);
     size.saturating_mul(2 * set_count(row, nranks))
         .saturating_mul(nranks)
 }
 
-/// Buffers in rotation, the same number on all ranks.
+/// Returns the number of buffers in rotation, which is the same on all ranks.
 pub fn set_count(row: &Row, nranks: usize) -> usize {
-    let size = size_of(row.collective, row.dtype, nranks, row.count);
-    // Kept scales belong to one set of data.
+    let size = row.size(nranks);
+    // A scale that is kept from call to call belongs to one buffer.
     if size < COLD_FROM || keeps_scales(row) {
         return 1;
     }
     COLD_BYTES.div_ceil(2 * nranks * size).min(64)
 }
 
-/// Whether scales live from call to call.
+/// Tells if the codec keeps its scale from call to call.
 pub fn keeps_scales(row: &Row) -> bool {
     row.codec.map(|codec| codec.spec).is_some_and(|codec| {
         codec.kind.has_scale() && matches!(codec.scale, ScaleRule::Tensor { .. })
     })
 }
 
-/// Whether `rank` is the root of the call.
+/// Tells if `rank` is the root of the call.
 pub fn is_root(row: &Row, rank: usize) -> bool {
     row.collective.has_root() && rank == row.root
 }
@@ -115,16 +144,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn large_rows_rotate() {
-        let mut row = Row {
-            collective: Collective::AllReduce,
-            dtype: DType::F32,
-            op: ReduceOp::Sum,
-            root: 0,
-            count: 1000,
-            codec: None,
-            algorithm: None,
-        };
+    fn set_count_of_large_rows_rotates_buffers() {
+        let mut row = Row::new(Collective::AllReduce, DType::F32, 1000);
         assert_eq!(set_count(&row, 4), 1);
         row.count = 1 << 18;
         assert_eq!(set_count(&row, 4), 16);

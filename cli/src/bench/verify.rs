@@ -1,7 +1,7 @@
 //! Compares an output with the exact result, computed in fp64 (integers: exactly).
 
 use super::contributions::{STRETCH, are_hidden, is_one_lost};
-use super::data::Source;
+use super::data::InputSource;
 use super::number::{decode, decode_integer, largest, smallest, unit_roundoff, wrap_integer};
 use super::row::{Row, factor};
 use cinch::codec::{self, ErrorLaw};
@@ -13,7 +13,7 @@ use std::ops::Range;
 
 /// What a comparison found on one rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Outcome {
+pub struct CheckOutcome {
     /// Elements that differ (integers, copies, max, min) or lie outside the bound of the
     /// arithmetic and the codec.
     pub wrong: u64,
@@ -40,7 +40,7 @@ struct Segment {
 #[derive(Clone, Copy)]
 pub struct Check<'a> {
     /// Inputs.
-    pub source: &'a Source,
+    pub source: &'a InputSource,
     /// The call.
     pub row: &'a Row,
     /// This rank.
@@ -70,12 +70,12 @@ const TILE: usize = 1 << 15;
 
 impl Check<'_> {
     /// Compares this rank's output.
-    pub fn run(&self, output: &[u8]) -> Outcome {
+    pub fn run(&self, output: &[u8]) -> CheckOutcome {
         let mut hasher = std::hash::DefaultHasher::new();
         hasher.write(output);
-        let mut outcome = Outcome {
+        let mut outcome = CheckOutcome {
             hash: hasher.finish(),
-            ..Outcome::default()
+            ..CheckOutcome::default()
         };
         let size = self.row.dtype.size();
         for segment in self.segments() {
@@ -86,7 +86,7 @@ impl Check<'_> {
     }
 
     /// Compares a piece of this rank's output, which begins at element `start`.
-    pub fn piece(&self, start: usize, held: &[u8], outcome: &mut Outcome) {
+    pub fn piece(&self, start: usize, held: &[u8], outcome: &mut CheckOutcome) {
         let size = self.row.dtype.size();
         let end = start + held.len() / size;
         for segment in self.segments() {
@@ -100,7 +100,7 @@ impl Check<'_> {
     }
 
     /// Compares elements of a segment from its element `at` on.
-    fn compare(&self, segment: &Segment, at: usize, held: &[u8], outcome: &mut Outcome) {
+    fn compare(&self, segment: &Segment, at: usize, held: &[u8], outcome: &mut CheckOutcome) {
         if !self.codec.is_lossy() && segment.sources.len() == 1 && !self.row.collective.reduces() {
             self.compare_copy(segment, at, held, outcome);
         } else if self.row.dtype.is_float() {
@@ -137,7 +137,7 @@ impl Check<'_> {
     }
 
     fn op(&self) -> Option<ReduceOp> {
-        Some(self.row.op).filter(|_| self.row.collective.reduces())
+        self.row.reduction()
     }
 
     fn inputs(&self, rank: usize, start: usize, bytes: &mut [u8]) {
@@ -146,7 +146,7 @@ impl Check<'_> {
             .fill(self.shift + start, bytes);
     }
 
-    fn compare_copy(&self, segment: &Segment, at: usize, held: &[u8], outcome: &mut Outcome) {
+    fn compare_copy(&self, segment: &Segment, at: usize, held: &[u8], outcome: &mut CheckOutcome) {
         let dtype = self.row.dtype;
         let size = dtype.size();
         let (rank, start) = segment.sources[0];
@@ -170,7 +170,13 @@ impl Check<'_> {
         }
     }
 
-    fn compare_integers(&self, segment: &Segment, at: usize, held: &[u8], outcome: &mut Outcome) {
+    fn compare_integers(
+        &self,
+        segment: &Segment,
+        at: usize,
+        held: &[u8],
+        outcome: &mut CheckOutcome,
+    ) {
         let dtype = self.row.dtype;
         let size = dtype.size();
         let mut input = vec![0; TILE * size];
@@ -209,7 +215,13 @@ impl Check<'_> {
         }
     }
 
-    fn compare_floats(&self, segment: &Segment, at: usize, held: &[u8], outcome: &mut Outcome) {
+    fn compare_floats(
+        &self,
+        segment: &Segment,
+        at: usize,
+        held: &[u8],
+        outcome: &mut CheckOutcome,
+    ) {
         let (dtype, count) = (self.row.dtype, self.row.count);
         let size = dtype.size();
         let end = at + held.len() / size;
@@ -336,7 +348,7 @@ impl Check<'_> {
         held: f64,
         error: &ErrorLaw,
         contributions: usize,
-        outcome: &mut Outcome,
+        outcome: &mut CheckOutcome,
     ) {
         let dtype = self.row.dtype;
         let n = contributions as f64;
@@ -391,7 +403,7 @@ impl Check<'_> {
     }
 }
 
-impl Outcome {
+impl CheckOutcome {
     fn note(&mut self, exact: f64, held: f64) {
         let difference = (held - exact).abs();
         if difference.is_finite() {
@@ -402,7 +414,7 @@ impl Outcome {
     }
 
     /// This and another comparison together.
-    pub fn merge(&mut self, other: &Outcome) {
+    pub fn merge(&mut self, other: &CheckOutcome) {
         self.wrong += other.wrong;
         self.max_abs_err = self.max_abs_err.max(other.max_abs_err);
         self.error_squares += other.error_squares;

@@ -2,7 +2,7 @@ use super::super::data::Distribution;
 use super::super::number::encode;
 use super::*;
 
-fn sums(source: &Source, count: usize) -> Vec<f32> {
+fn sums(source: &InputSource, count: usize) -> Vec<f32> {
     let mut sums = vec![0f64; count];
     let mut bytes = vec![0; 4 * count];
     for rank in 0..4 {
@@ -16,17 +16,9 @@ fn sums(source: &Source, count: usize) -> Vec<f32> {
     sums.into_iter().map(|x| x as f32).collect()
 }
 
-fn check(codec: &str, count: usize, spoil: impl Fn(usize, f32) -> f32) -> Outcome {
-    let source = Source::generated(5, Distribution::Gaussian, 4);
-    let row = Row {
-        codec: None,
-        algorithm: None,
-        collective: Collective::AllReduce,
-        dtype: DType::F32,
-        op: ReduceOp::Sum,
-        root: 0,
-        count,
-    };
+fn check(codec: &str, count: usize, spoil: impl Fn(usize, f32) -> f32) -> CheckOutcome {
+    let source = InputSource::generated(5, Distribution::Gaussian, 4);
+    let row = Row::new(Collective::AllReduce, DType::F32, count);
     let output: Vec<f32> = sums(&source, count)
         .into_iter()
         .enumerate()
@@ -86,17 +78,9 @@ fn lossy_sums_have_the_codecs_bound() {
 /// Wherever pieces begin, and wherever the blocks of ranks do, every element is looked at.
 #[test]
 fn pieces_leave_nothing_out() {
-    let source = Source::generated(5, Distribution::Gaussian, 4);
+    let source = InputSource::generated(5, Distribution::Gaussian, 4);
     for (codec, off) in [("raw", 1e-3), ("linear8", 1.0), ("linear8:block=4096", 1.0)] {
-        let row = Row {
-            codec: None,
-            algorithm: None,
-            collective: Collective::AllGather,
-            dtype: DType::F32,
-            op: ReduceOp::Sum,
-            root: 0,
-            count: 5001,
-        };
+        let row = Row::new(Collective::AllGather, DType::F32, 5001);
         let check = Check {
             source: &source,
             row: &row,
@@ -116,7 +100,7 @@ fn pieces_leave_nothing_out() {
             for element in held.chunks_mut(4) {
                 encode(DType::F32, decode(DType::F32, element) + by, element);
             }
-            let mut outcome = Outcome::default();
+            let mut outcome = CheckOutcome::default();
             for (piece, held) in held.chunks(4 * 1117).enumerate() {
                 check.piece(1117 * piece, held, &mut outcome);
             }
@@ -209,15 +193,10 @@ fn sums_of_few_bits_without_a_rank_are_wrong() {
                 (DType::F8E4M3, Distribution::Heavy),
                 (DType::BF16, Distribution::Gaussian),
             ] {
-                let source = Source::generated(ranks as u64, distribution, ranks);
+                let source = InputSource::generated(ranks as u64, distribution, ranks);
                 let row = Row {
-                    codec: None,
-                    algorithm: None,
-                    collective: Collective::AllReduce,
-                    dtype,
                     op,
-                    root: 0,
-                    count: 5000,
+                    ..Row::new(Collective::AllReduce, dtype, 5000)
                 };
                 let check = Check {
                     source: &source,

@@ -1,7 +1,6 @@
-//! Pure arithmetic of a bench on GPUs: where ranks and buffers lie, how many calls a repetition
-//! has, what is compared.
+//! Arithmetic of a bench on GPUs: where buffers lie, how many calls a repetition has, which pieces of an
+//! output are compared.
 
-use crate::bench::metrics::size_of;
 use crate::bench::row::{COLD_BYTES, COLD_FROM, Row, buffer_bytes};
 use cinch::Result;
 use std::ops::Range;
@@ -9,25 +8,25 @@ use std::ops::Range;
 /// Elements after which the data of a rank begins anew. No multiple of any chunk.
 pub const PERIOD: usize = (4 << 20) + 4099;
 
-/// What a repetition should take: long against the launch of a graph and the meeting of ranks.
+/// Aim for the length of a repetition: long against the launch of a graph and a barrier.
 const REPETITION_SECONDS: f64 = 8e-3;
 
-/// How the calls of a repetition get to the GPU.
+/// How the calls of a repetition are launched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// One by one, on a stream.
     Eager,
-    /// The same where ranks share a GPU.
+    /// One by one, on GPUs that several ranks share.
     Crowded,
     /// As a graph.
     Graph,
 }
 
 impl Mode {
-    /// Calls of a repetition at most. A graph of more takes long to make, and to release. On a
-    /// stream the driver takes about a thousand launches before it makes the next one wait. Where
-    /// ranks share a GPU, a call that needs memory because many are queued before it would wait
-    /// for the kernels of the other ranks there, which may wait for it.
+    /// Returns the largest number of calls in a repetition. A longer graph takes long to record and to
+    /// release. The driver queues about a thousand launches on a stream before the next one blocks.
+    /// If ranks share a GPU, a call that allocates because many are queued before it waits for the other
+    /// ranks' kernels, which may wait for it.
     pub fn most_calls(self) -> usize {
         match self {
             Mode::Eager => 200,
@@ -48,7 +47,7 @@ const PIECES: usize = 14;
 
 /// Where the buffers of a row lie in a rank's two arenas; the same on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Layout {
+pub struct ArenaLayout {
     /// Bytes from one input to the next.
     pub input: usize,
     /// Bytes from one output to the next.
@@ -57,48 +56,48 @@ pub struct Layout {
     pub sets: usize,
 }
 
-impl Layout {
-    /// The layout of a row: large rows rotate, so that caches do not hold them.
+impl ArenaLayout {
+    /// Lays out a row: the buffers of large rows rotate, so that caches do not hold them.
     ///
     /// # Errors
     /// Invalid argument if the sizes overflow.
-    pub fn new(row: &Row, nranks: usize) -> Result<Layout> {
+    pub fn new(row: &Row, nranks: usize) -> Result<ArenaLayout> {
         let (root, other) = (
             buffer_bytes(row, true, nranks)?,
             buffer_bytes(row, false, nranks)?,
         );
         let stride = |bytes: usize| bytes.next_multiple_of(256).max(256);
         let (input, output) = (stride(root.0.max(other.0)), stride(root.1.max(other.1)));
-        let size = size_of(row.collective, row.dtype, nranks, row.count);
+        let size = row.size(nranks);
         let sets = match size < COLD_FROM {
             true => 1,
             false => COLD_BYTES.div_ceil(input + output).clamp(1, 64),
         };
-        Ok(Layout {
+        Ok(ArenaLayout {
             input,
             output,
             sets,
         })
     }
 
-    /// The same with no more sets than arenas of so many bytes hold. A row between those that they were made
-    /// for may want more: two sets of 65 MiB are larger than one of 64 MiB and one of 128 MiB.
-    pub fn within(self, arenas: (usize, usize)) -> Layout {
+    /// Reduces the sets to what arenas of so many bytes hold. A row between the rows that the arenas were
+    /// sized for may need more: two sets of 65 MiB are larger than one of 64 MiB and one of 128 MiB.
+    pub fn within(self, arenas: (usize, usize)) -> ArenaLayout {
         let room = (arenas.0 / self.input).min(arenas.1 / self.output);
-        Layout {
+        ArenaLayout {
             sets: self.sets.min(room).max(1),
             ..self
         }
     }
 
-    /// Bytes of the arenas of inputs and outputs that all rows fit.
+    /// Returns the bytes of the arenas of inputs and outputs that all rows fit.
     ///
     /// # Errors
-    /// As [`Layout::new`].
+    /// Returns the errors of [`ArenaLayout::new`].
     pub fn arenas(rows: &[Row], nranks: usize) -> Result<(usize, usize)> {
         let mut arenas = (256, 256);
         for row in rows {
-            let layout = Layout::new(row, nranks)?;
+            let layout = ArenaLayout::new(row, nranks)?;
             arenas.0 = arenas.0.max(layout.sets * layout.input);
             arenas.1 = arenas.1.max(layout.sets * layout.output);
         }
@@ -106,20 +105,19 @@ impl Layout {
     }
 }
 
-/// Which pair of buffers a call takes. A repetition on a stream goes on where the last one ended: where it
-/// has fewer calls than there are pairs, the caches would hold those that it began with. The same on all
-/// ranks, which make the same calls.
+/// Chooses the pair of buffers of each call, alike on all ranks. A repetition on a stream continues where
+/// the last one ended: if it has fewer calls than there are pairs, the caches would hold the first pairs.
 #[derive(Clone, Copy, Debug)]
 pub struct Rotation {
     sets: usize,
-    /// Of the first call of this repetition.
+    /// Pair of the first call of this repetition.
     first: usize,
-    /// Of the first call of the next one on a stream.
+    /// Pair of the first call of the next repetition on a stream.
     next: usize,
 }
 
 impl Rotation {
-    /// Of so many pairs, from the first one on.
+    /// Starts with the first of so many pairs.
     pub fn new(sets: usize) -> Rotation {
         Rotation {
             sets: sets.max(1),
@@ -139,20 +137,20 @@ impl Rotation {
         self.first = 0;
     }
 
-    /// The pair of call number `call` of this repetition.
+    /// Returns the pair of call number `call` of this repetition.
     pub fn set(&self, call: usize) -> usize {
         (self.first + call) % self.sets
     }
 }
 
-/// Calls of a repetition, of which one takes about `seconds`.
+/// Returns the calls of a repetition if one call takes about `seconds`.
 pub fn calls(seconds: f64, mode: Mode) -> usize {
     let calls = (REPETITION_SECONDS / seconds.max(1e-9)).ceil() as usize;
     calls.clamp(1, mode.most_calls())
 }
 
-/// Pieces of an output of `elements` elements of `size` bytes that are looked at: all of it, or
-/// its ends and some places between, chosen by `seed`.
+/// Returns the pieces to compare of an output of `elements` elements of `size` bytes: all of it, or its
+/// ends and some places between that `seed` chooses.
 pub fn pieces(elements: usize, size: usize, seed: u64) -> Vec<Range<usize>> {
     let piece = PIECE_BYTES / size;
     let all = elements.div_ceil(piece);
@@ -174,7 +172,7 @@ pub fn pieces(elements: usize, size: usize, seed: u64) -> Vec<Range<usize>> {
     indices.map(cut).collect()
 }
 
-/// The protocol of the cheapest candidate in the text of `Communicator::explain`.
+/// Returns the protocol of the cheapest candidate in the text of `Communicator::explain`.
 pub fn protocol(explained: &str) -> Option<&str> {
     let line = explained.lines().find(|line| line.contains("<- "))?;
     line.split_whitespace().nth(1)
@@ -183,37 +181,29 @@ pub fn protocol(explained: &str) -> Option<&str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cinch::{Collective, DType, ReduceOp};
+    use cinch::{Collective, DType};
 
     fn row(collective: Collective, count: usize) -> Row {
-        Row {
-            collective,
-            dtype: DType::F32,
-            op: ReduceOp::Sum,
-            root: 0,
-            count,
-            codec: None,
-            algorithm: None,
-        }
+        Row::new(collective, DType::F32, count)
     }
 
     #[test]
     fn large_rows_rotate_and_small_ones_stay() {
-        let layout = |count| Layout::new(&row(Collective::AllReduce, count), 8).unwrap();
+        let layout = |count| ArenaLayout::new(&row(Collective::AllReduce, count), 8).unwrap();
         assert_eq!((layout(2).input, layout(2).sets), (256, 1));
         assert_eq!(layout(1 << 18).sets, 64);
         assert_eq!(layout(4 << 20).sets, 4);
         assert_eq!(layout(256 << 20).sets, 1);
-        let gather = Layout::new(&row(Collective::AllGather, 1 << 17), 8).unwrap();
+        let gather = ArenaLayout::new(&row(Collective::AllGather, 1 << 17), 8).unwrap();
         assert_eq!((gather.input, gather.output), (1 << 19, 1 << 22));
         // The root of a broadcast has an input, the others an output.
-        let broadcast = Layout::new(&row(Collective::Broadcast, 1000), 8).unwrap();
+        let broadcast = ArenaLayout::new(&row(Collective::Broadcast, 1000), 8).unwrap();
         assert_eq!((broadcast.input, broadcast.output), (4096, 4096));
         let rows = [
             row(Collective::AllReduce, 1),
             row(Collective::AllReduce, 1 << 20),
         ];
-        assert_eq!(Layout::arenas(&rows, 8).unwrap(), (64 << 20, 64 << 20));
+        assert_eq!(ArenaLayout::arenas(&rows, 8).unwrap(), (64 << 20, 64 << 20));
     }
 
     /// `cinch tune` measures between the sizes that its arenas are made for.
@@ -223,10 +213,10 @@ mod tests {
             let of = |bytes: usize| row(collective, bytes / 4);
             for last in [2 << 20, 16 << 20, 64 << 20, 256 << 20] {
                 let known: Vec<Row> = (0..8).map(|fours| of(last >> (2 * fours))).collect();
-                let arenas = Layout::arenas(&known, 2).unwrap();
+                let arenas = ArenaLayout::arenas(&known, 2).unwrap();
                 let mut larger = 0;
                 for size in (last >> 6..=last).step_by(last >> 8) {
-                    let layout = Layout::new(&of(size), 2).unwrap();
+                    let layout = ArenaLayout::new(&of(size), 2).unwrap();
                     let fitting = layout.within(arenas);
                     let (input, output) =
                         (fitting.sets * fitting.input, fitting.sets * fitting.output);
@@ -237,7 +227,7 @@ mod tests {
                 }
                 assert!(larger > 0 || last > 64 << 20, "{last}");
                 for row in known {
-                    let layout = Layout::new(&row, 2).unwrap();
+                    let layout = ArenaLayout::new(&row, 2).unwrap();
                     assert_eq!(layout.within(arenas), layout);
                 }
             }

@@ -1,171 +1,162 @@
 //! `cinch bench --device gpu`: buffers on GPUs, times of events, graphs, another library beside.
 //!
-//! Each rank is a thread of this process, or with `--procs` a process. Ranks meet and tell each
-//! other what they saw on a communicator of host memory; what is measured is another one.
+//! Each rank is a thread of this process, or with `--procs` a process. Ranks exchange what they measured
+//! over a communicator on host memory; the communicator that is measured is another one.
 
-#[allow(unsafe_code)]
-mod device;
 mod layout;
 #[allow(unsafe_code)]
 mod nccl;
 pub mod options;
-pub mod output;
 #[allow(unsafe_code)]
 mod peer;
+#[allow(unsafe_code)]
+mod queue;
 mod ranks;
 mod runner;
-mod suite;
-mod table;
 pub mod tune;
 
 pub use super::record::driver_version;
 
-use super::data::Source;
-use super::measure::{Effort, is_late};
+use super::combine::Times;
+use super::data::InputSource;
+use super::measure::Effort;
 use super::options::BenchOptions;
-use super::plan::Plan;
-use super::record::{How, Record, Versus};
+use super::output::Output;
+use super::pipeline::{self, Backend};
+use super::record::{RankSetup, Record, RunInfo, Versus};
 use super::row::Row;
+use super::suite;
+use super::table::Table;
+use super::workload::Workload;
 use crate::USAGE;
 use cinch::config::Origin;
 use cinch::{Communicator, Config, Result};
-use device::GpuLane;
 use layout::Mode;
-use output::Output;
-use ranks::{Ended, Site, Work};
-use runner::Found;
-use std::time::{Duration, Instant};
+use queue::GpuQueue;
+use ranks::{ExitCode, GpuTask, RunContext};
 
 /// Runs the bench and returns its exit code.
 ///
 /// # Errors
 /// Exit code and sentence.
-pub fn main(options: &BenchOptions, mut config: Config) -> Ended {
-    let usage = |sentence: String| (USAGE, sentence);
-    refuse(options).map_err(usage)?;
+pub fn main(options: &BenchOptions, mut config: Config) -> ExitCode {
+    let refused = |error: cinch::Error| (USAGE, error.message().to_string());
+    if options.transport.0.is_some() {
+        let sentence = "--transport is for host memory; leave out --device gpu";
+        return Err((USAGE, sentence.into()));
+    }
     if let Some(protocol) = options.gpu.proto.0 {
         config
             .set("CINCH_PROTO", protocol.name(), Origin::Program)
-            .map_err(|error| usage(error.to_string()))?;
+            .map_err(refused)?;
     }
-    match options.suite {
-        true => suite::main(options, &config),
-        false => ranks::start(&options.gpu, &config, &Bench { options }),
-    }
+    ranks::start(&options.gpu, &config, &Bench { options })
 }
 
-/// Options that mean nothing here.
-fn refuse(options: &BenchOptions) -> std::result::Result<(), String> {
-    let said = [
-        ("--csv", options.csv.is_some()),
-        ("--plot", options.plot.is_some()),
-        ("--compare", options.compare.is_some()),
-        ("--transport", options.transport.0.is_some()),
-    ];
-    match said.iter().find(|(_, said)| *said) {
-        Some((name, _)) => Err(format!("{name} is for host memory; leave out --device gpu")),
-        None => Ok(()),
-    }
-}
-
-/// The rows, with inputs that repeat.
-fn repeating(plan: Plan) -> Plan {
-    let Plan { source, rows } = plan;
-    let source = source.repeating(layout::PERIOD);
-    Plan { source, rows }
-}
-
-/// One collective over its sizes.
+/// One collective over its sizes, or the suite.
 struct Bench<'a> {
     options: &'a BenchOptions,
 }
 
-impl Work for Bench<'_> {
+impl GpuTask for Bench<'_> {
     fn name(&self) -> String {
-        let how = match self.options.gpu.graph {
-            true => "graph replay",
-            false => "eager",
+        match (self.options.suite, self.options.gpu.graph) {
+            (true, _) => "bench --suite".into(),
+            (_, true) => format!("bench {}, graph replay", self.options.collective),
+            (_, false) => format!("bench {}, eager", self.options.collective),
+        }
+    }
+
+    fn workload(&self, ranks: usize) -> std::result::Result<Workload, String> {
+        let made = match self.options.suite {
+            true => suite::workload(self.options, ranks, true),
+            false => Workload::new(self.options, ranks),
         };
-        format!("bench {}, {how}", self.options.collective)
+        made.map(|Workload { source, rows }| Workload {
+            source: source.repeating(layout::PERIOD),
+            rows,
+        })
     }
 
-    fn plan(&self, ranks: usize) -> std::result::Result<Plan, String> {
-        Plan::new(self.options, ranks).map(repeating)
+    fn windows(&self) -> bool {
+        self.options.suite
     }
 
-    fn output(&self) -> Result<Output> {
-        Output::new(self.options.json.as_deref())
+    fn output(&self, ranks: usize) -> Result<Output> {
+        Output::new(self.options, Table::Gpu, ranks)
     }
 
     fn run(
         &self,
         control: &Communicator,
-        lane: &mut GpuLane<'_>,
-        plan: &Plan,
-        site: &Site<'_>,
+        queue: &mut GpuQueue<'_>,
+        workload: &Workload,
+        context: &RunContext<'_>,
         output: &mut Output,
     ) -> Result<bool> {
-        output.write(table::write_head);
-        let options = self.options;
-        let source: &Source = &plan.source;
-        let limit = options.time_limit.map(Duration::from_secs_f64);
-        let deadline = limit.map(|limit| Instant::now() + limit);
-        let effort = Effort {
-            iterations: options.iters,
-            warmup: options.warmup,
-            check: options.check == 1,
-            deadline,
+        output.head();
+        let mut backend = GpuBackend {
+            control,
+            queue,
+            source: &workload.source,
+            ranks: RankSetup {
+                nranks: control.nranks(),
+                per_gpu: self.options.gpu.per_gpu(),
+                hosts: self.options.gpu.hosts(),
+                processes: self.options.gpu.processes(),
+            },
+            run: context.run.clone().with(self.options),
+            nccl: context.nccl.as_deref(),
         };
-        let mode = match (options.gpu.graph, options.gpu.per_gpu()) {
+        let records = pipeline::run(&mut backend, &workload.rows, self.options, output)?;
+        Ok(records.iter().any(Record::failed))
+    }
+}
+
+/// The backend for GPUs.
+struct GpuBackend<'a, 'b> {
+    control: &'a Communicator,
+    queue: &'a mut GpuQueue<'b>,
+    source: &'a InputSource,
+    ranks: RankSetup,
+    run: RunInfo,
+    /// Version of the other library.
+    nccl: Option<&'a str>,
+}
+
+impl Backend for GpuBackend<'_, '_> {
+    type World = Communicator;
+
+    fn world(&self) -> &Communicator {
+        self.control
+    }
+
+    fn explain(&self, row: &Row) -> Result<String> {
+        self.queue.explain(row)
+    }
+
+    fn measure(&mut self, row: &Row, effort: Effort) -> Result<Record> {
+        let mode = match (row.graph, self.ranks.per_gpu) {
             (true, _) => Mode::Graph,
             (false, 1) => Mode::Eager,
             (false, _) => Mode::Crowded,
         };
-        let mut records = Vec::new();
-        for (index, row) in plan.rows.iter().enumerate() {
-            if index > 0 && is_late(control, deadline)? {
-                let left = plan.rows.len() - index;
-                output.line(&format!(
-                    "# time limit: {left} of {} rows were left out",
-                    plan.rows.len()
-                ));
-                break;
-            }
-            let explained = lane.explain(row)?;
-            if options.explain {
-                for line in explained.lines() {
-                    output.line(&format!("# {line}"));
-                }
-            }
-            let found = runner::run(control, lane, source, row, effort, mode)?;
-            let protocol = layout::protocol(&explained).unwrap_or("-");
-            let how = How {
-                nranks: control.nranks(),
-                per_gpu: options.gpu.per_gpu(),
-                hosts: options.gpu.hosts(),
-                processes: options.gpu.processes(),
-                graph: options.gpu.graph,
-            };
-            let record = record(how, site, row, &found, protocol);
-            output.write(|out| table::write_row(&record, out));
-            output.record(&record)?;
-            records.push(record);
-        }
-        output.write(|out| table::write_foot(&records, out));
-        Ok(records.iter().any(|record| record.entry.failed()))
-    }
-}
-
-/// A row that ran here, for machines.
-fn record(how: How, site: &Site<'_>, row: &Row, found: &Found, protocol: &str) -> Record {
-    let ours = found.measured.median;
-    let versus = |times: runner::Times| {
-        let times = [times.median, times.least, times.p99];
-        Versus::new(site.nccl.as_deref(), times, ours)
-    };
-    Record {
-        vs: found.peer.map(versus),
-        symmetric: found.symmetric.map(versus),
-        ..Record::new(how, site.run, row, &found.measured, found.calls, protocol)
+        let explained = self.queue.explain(row)?;
+        let found = runner::run(self.control, self.queue, self.source, row, effort, mode)?;
+        let ours = found.measured.times.median;
+        let versus = |times: Times| Versus {
+            nccl: self.nccl.unwrap_or("unknown").into(),
+            time_us: times.median * 1e6,
+            min_us: times.least * 1e6,
+            p99_us: times.p99 * 1e6,
+            ratio: times.median / ours,
+        };
+        Ok(Record {
+            calls: found.calls,
+            protocol: layout::protocol(&explained).unwrap_or("-").into(),
+            vs: found.peer.map(versus),
+            symmetric: found.symmetric.map(versus),
+            ..Record::new(self.ranks, &self.run, row, &found.measured, None)
+        })
     }
 }

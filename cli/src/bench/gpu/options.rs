@@ -1,13 +1,14 @@
 //! Options that only buffers on GPUs have.
 
+use crate::bench::options::Named;
 use crate::join;
 use cinch::types::Protocol;
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
 
-/// Where the buffers are.
+/// Memory of the buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Place {
+pub enum BufferPlace {
     /// In host memory.
     Host,
     /// On GPUs.
@@ -18,8 +19,8 @@ pub enum Place {
 #[derive(Args, Clone, Debug)]
 pub struct GpuOptions {
     /// Where the buffers are
-    #[arg(long, value_enum, default_value_t = Place::Host)]
-    pub device: Place,
+    #[arg(long, value_enum, default_value_t = BufferPlace::Host)]
+    pub device: BufferPlace,
     /// GPUs to use, from 0 on [default: all]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub gpus: Option<u32>,
@@ -42,15 +43,11 @@ pub struct GpuOptions {
     pub graph: bool,
     /// Protocol of the kernels, where it can be: auto, simple, ll, ll128, fused or fused128
     #[arg(long, default_value = "auto", value_parser = parse_protocol)]
-    pub proto: Chosen,
+    pub proto: Named<Protocol>,
     /// A libnccl.so.2 to load and to alternate with, size by size
     #[arg(long, value_name = "PATH")]
     pub vs: Option<PathBuf>,
 }
-
-/// `auto` or a protocol.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Chosen(pub Option<Protocol>);
 
 impl GpuOptions {
     /// Whether the bench is one of GPUs; `ranks` is what `--ranks` says.
@@ -69,19 +66,19 @@ impl GpuOptions {
             ("--vs", self.vs.is_some()),
         ];
         match (self.device, ranks) {
-            (Place::Gpu, Some(_)) => Err(
+            (BufferPlace::Gpu, Some(_)) => Err(
                 "--ranks starts ranks on host memory; --device gpu takes --gpus N and \
                  --ranks-per-gpu K"
                     .into(),
             ),
-            (Place::Gpu, None) => match (&self.vs, self.per_gpu()) {
+            (BufferPlace::Gpu, None) => match (&self.vs, self.per_gpu()) {
                 (Some(_), 2..) => Err(
                     "--vs with --ranks-per-gpu: NCCL takes one rank on each GPU; leave one out"
                         .into(),
                 ),
                 _ => Ok(true),
             },
-            (Place::Host, _) => match said.iter().find(|(_, said)| *said) {
+            (BufferPlace::Host, _) => match said.iter().find(|(_, said)| *said) {
                 Some((name, _)) => Err(format!("{name} needs --device gpu")),
                 None => Ok(false),
             },
@@ -127,10 +124,10 @@ impl GpuOptions {
     }
 }
 
-fn parse_protocol(text: &str) -> Result<Chosen, String> {
+fn parse_protocol(text: &str) -> Result<Named<Protocol>, String> {
     match (text, Protocol::from_name(text)) {
-        ("auto", _) => Ok(Chosen(None)),
-        (_, Some(protocol)) => Ok(Chosen(Some(protocol))),
+        ("auto", _) => Ok(Named(None)),
+        (_, Some(protocol)) => Ok(Named(Some(protocol))),
         _ => Err("there are auto, simple, ll, ll128, fused and fused128".into()),
     }
 }

@@ -1,14 +1,14 @@
 //! Ranks on GPUs: started as threads or processes, each with its GPU, its communicators and its
-//! buffers. What they do then is a [`Work`].
+//! buffers. Each runs a [`GpuTask`].
 
-use super::device::GpuLane;
-use super::layout::Layout;
+use super::layout::ArenaLayout;
 use super::nccl::Nccl;
 use super::options::GpuOptions;
-use super::output::Output;
 use super::peer::{self, PeerComm};
-use crate::bench::plan::Plan;
-use crate::bench::record::RunRecord;
+use super::queue::GpuQueue;
+use crate::bench::output::Output;
+use crate::bench::record::RunInfo;
+use crate::bench::workload::Workload;
 use crate::bench::world::World;
 use crate::join;
 use crate::launch::Launch;
@@ -21,58 +21,59 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-pub type Ended = std::result::Result<i32, (i32, String)>;
+/// Exit code, or exit code and sentence.
+pub type ExitCode = std::result::Result<i32, (i32, String)>;
 
-/// What ranks do.
-pub trait Work: Sync {
-    /// What it is, as a phrase.
+/// What ranks run.
+pub trait GpuTask: Sync {
+    /// Returns the name for the first line of output.
     fn name(&self) -> String;
-    /// The inputs, and the rows whose buffers must fit, for so many ranks.
+    /// Returns inputs and the rows whose buffers must fit, for so many ranks.
     ///
     /// # Errors
-    /// A sentence about options that cannot be.
-    fn plan(&self, ranks: usize) -> std::result::Result<Plan, String>;
-    /// Whether the other library is to run on symmetric windows, too.
+    /// A sentence about options that cannot work.
+    fn workload(&self, ranks: usize) -> std::result::Result<Workload, String>;
+    /// Tells if the other library also runs on symmetric windows.
     fn windows(&self) -> bool {
         false
     }
-    /// Where the rows go.
+    /// Opens the output of rank 0, of so many ranks.
     ///
     /// # Errors
     /// Invalid argument if a file cannot be written.
-    fn output(&self) -> Result<Output>;
-    /// Does it on one of the ranks; whether anything was wrong.
+    fn output(&self, ranks: usize) -> Result<Output>;
+    /// Runs on one of the ranks and tells if any result was wrong.
     ///
     /// # Errors
-    /// What stopped it.
+    /// Returns the error that stopped it.
     fn run(
         &self,
         control: &Communicator,
-        lane: &mut GpuLane<'_>,
-        plan: &Plan,
-        site: &Site<'_>,
+        queue: &mut GpuQueue<'_>,
+        workload: &Workload,
+        context: &RunContext<'_>,
         output: &mut Output,
     ) -> Result<bool>;
 }
 
-/// Where work runs.
-pub struct Site<'a> {
+/// Where and when a task runs.
+pub struct RunContext<'a> {
     /// Machine, date, command.
-    pub run: &'a RunRecord,
+    pub run: &'a RunInfo,
     /// Version of the other library.
     pub nccl: Option<String>,
 }
 
-/// Does `work` on the GPUs of `options` and returns the exit code.
+/// Runs `task` on the GPUs of `options` and returns the exit code.
 ///
 /// # Errors
 /// Exit code and sentence.
-pub fn start(options: &GpuOptions, config: &Config, work: &dyn Work) -> Ended {
+pub fn start(options: &GpuOptions, config: &Config, task: &dyn GpuTask) -> ExitCode {
     let usage = |sentence: String| (USAGE, sentence);
     let failure = |error: Error| (FAILURE, error.to_string());
     let per_gpu = options.per_gpu();
     let launched = join::launcher().is_some();
-    // The environment first: it is read by what comes then.
+    // Before anything reads the environment.
     if per_gpu > 1 {
         peer::separate_queues();
     }
@@ -83,7 +84,7 @@ pub fn start(options: &GpuOptions, config: &Config, work: &dyn Work) -> Ended {
     let driver = Driver::load().map_err(failure)?;
     let visible = driver.device_count().map_err(failure)?;
     if launched {
-        return one_rank(&Setup::new(options, config, &driver, other, work));
+        return one_rank(&Setup::new(options, config, &driver, other, task));
     }
     let gpus = options.gpus.unwrap_or(visible);
     if gpus > visible || gpus == 0 {
@@ -92,14 +93,14 @@ pub fn start(options: &GpuOptions, config: &Config, work: &dyn Work) -> Ended {
         )));
     }
     let ranks = gpus as usize * per_gpu;
-    let plan = work.plan(ranks).map_err(usage)?;
+    let workload = task.workload(ranks).map_err(usage)?;
     options.host_of(0, ranks).map_err(usage)?;
     if options.procs {
         return processes(ranks, config);
     }
     let setup = Setup {
-        plan: Some(plan),
-        ..Setup::new(options, config, &driver, other, work)
+        workload: Some(workload),
+        ..Setup::new(options, config, &driver, other, task)
     };
     let ended = cinch::testing::try_local_world(ranks, &on_host(config), |control| {
         run_rank(&control?, &setup)
@@ -112,7 +113,7 @@ pub fn start(options: &GpuOptions, config: &Config, work: &dyn Work) -> Ended {
             Err(error) => errors.push(error),
         }
     }
-    // Others only repeat what the first cause made of them.
+    // Remote errors repeat the error of the rank that failed first.
     let cause = errors
         .iter()
         .find(|error| error.kind() != ErrorKind::Remote)
@@ -127,28 +128,28 @@ fn open(path: &Path) -> std::result::Result<(Arc<Nccl>, Vec<String>), String> {
     peer::open(path).map_err(|error| format!("--vs: {error}"))
 }
 
-/// The settings of the communicator by which ranks meet.
+/// Returns the settings of the host communicator that ranks exchange results over.
 fn on_host(config: &Config) -> Config {
     Config {
         device: DeviceChoice::Host,
         codec: cinch::CodecSpec::RAW,
         algorithm: None,
-        // The transport of GPUs carries nothing between ranks on the host; any other one is meant for both.
+        // Peer memory of GPUs carries nothing on the host; any other transport is meant for both.
         transport: config.transport.filter(|&kind| kind != TransportKind::Cuda),
         ..config.clone()
     }
 }
 
-/// Runs this very command as `ranks` processes. Their cores are left to the system: a rank has
-/// threads besides, its watchdog and the other library's.
-fn processes(ranks: usize, config: &Config) -> Ended {
+/// Runs this command as `ranks` processes. The system places them: a rank has more threads, its watchdog
+/// and the other library's.
+fn processes(ranks: usize, config: &Config) -> ExitCode {
     Launch::of_this_command(ranks)
         .and_then(|launch| launch.run_with_rendezvous(&on_host(config)))
         .map_err(|sentence| (FAILURE, sentence))
 }
 
-/// This process as one of several ranks.
-fn one_rank(setup: &Setup<'_>) -> Ended {
+/// Runs this process as one of several ranks.
+fn one_rank(setup: &Setup<'_>) -> ExitCode {
     let failure = |error: Error| (FAILURE, error.to_string());
     let control = join::join(on_host(setup.config)).map_err(failure)?;
     let asked = setup.options.gpus.map(|gpus| gpus as usize);
@@ -170,14 +171,14 @@ fn one_rank(setup: &Setup<'_>) -> Ended {
     Ok(if failed { WRONG } else { 0 })
 }
 
-/// What all ranks of a process share.
+/// What the ranks of a process share.
 struct Setup<'a> {
     options: &'a GpuOptions,
     config: &'a Config,
     driver: &'a Arc<Driver>,
-    work: &'a dyn Work,
-    /// Made before there are threads, where the number of ranks is known.
-    plan: Option<Plan>,
+    task: &'a dyn GpuTask,
+    /// Made before the threads, if the number of ranks is known.
+    workload: Option<Workload>,
     nccl: Option<Arc<Nccl>>,
     notes: Vec<String>,
 }
@@ -188,43 +189,46 @@ impl<'a> Setup<'a> {
         config: &'a Config,
         driver: &'a Arc<Driver>,
         other: Option<(Arc<Nccl>, Vec<String>)>,
-        work: &'a dyn Work,
+        task: &'a dyn GpuTask,
     ) -> Setup<'a> {
         let (nccl, notes) = other.map_or((None, Vec::new()), |(nccl, notes)| (Some(nccl), notes));
         Setup {
             options,
             config,
             driver,
-            work,
-            plan: None,
+            task,
+            workload: None,
             nccl,
             notes,
         }
     }
 }
 
-/// One rank, from its context to the last row; whether anything was wrong.
+/// Runs one rank, from its context to the last row, and tells if any result was wrong.
 fn run_rank(control: &Communicator, setup: &Setup<'_>) -> Result<bool> {
     let (rank, nranks) = (control.rank(), control.nranks());
     let own;
-    let plan = match &setup.plan {
-        Some(plan) => plan,
+    let workload = match &setup.workload {
+        Some(workload) => workload,
         None => {
-            own = setup.work.plan(nranks).map_err(Error::invalid_argument)?;
+            own = setup
+                .task
+                .workload(nranks)
+                .map_err(Error::invalid_argument)?;
             &own
         }
     };
     let gpu = setup.options.gpu_of(rank, nranks);
     let device = Device::at(setup.driver, gpu)?;
     let context = Context::primary(&device)?;
-    let arenas = Layout::arenas(&plan.rows, nranks)?;
-    let copies = if setup.work.windows() && setup.nccl.is_some() {
+    let arenas = ArenaLayout::arenas(&workload.rows, nranks)?;
+    let copies = if setup.task.windows() && setup.nccl.is_some() {
         2
     } else {
         1
     };
     check_memory(&context, setup.options.per_gpu(), copies, arenas)?;
-    // The time to join is counted from when all have their contexts.
+    // The time to join counts from when all ranks have their contexts.
     control.barrier()?;
     let begin = Instant::now();
     let mut config = setup.config.clone();
@@ -249,7 +253,7 @@ fn run_rank(control: &Communicator, setup: &Setup<'_>) -> Result<bool> {
             let id = (rank == 0).then(|| peer::unique_id(nccl)).transpose()?;
             let id = share_bytes(control, id)?;
             let mut peer = PeerComm::join(nccl, &context, id, rank, nranks)?;
-            if setup.work.windows()
+            if setup.task.windows()
                 && let Some(why) = open_windows(control, &mut peer, arenas)?
             {
                 notes.push(format!("skipped: NCCL on symmetric windows: {why}"));
@@ -257,16 +261,16 @@ fn run_rank(control: &Communicator, setup: &Setup<'_>) -> Result<bool> {
             Some(peer)
         }
     };
-    let mut lane = GpuLane::new(&context, comm, peer, &plan.source, arenas)?;
+    let mut queue = GpuQueue::new(&context, comm, peer, &workload.source, arenas)?;
     let mut output = match rank {
-        0 => setup.work.output()?,
-        _ => Output::default(),
+        0 => setup.task.output(nranks)?,
+        _ => Output::silent(),
     };
-    let run = RunRecord::new(&device, setup.driver.device_count()?).under(setup.config);
-    output.line(&format!(
-        "# cinch {} {}: {nranks} ranks on {} x {}{}, {}",
+    let run = RunInfo::on_gpus(&device, setup.driver.device_count()?).under(setup.config);
+    output.note(&format!(
+        "cinch {} {}: {nranks} ranks on {} x {}{}, {}",
         cinch::VERSION,
-        setup.work.name(),
+        setup.task.name(),
         nranks.div_ceil(setup.options.per_gpu()),
         run.gpu,
         match setup.options.hosts() {
@@ -278,30 +282,30 @@ fn run_rank(control: &Communicator, setup: &Setup<'_>) -> Result<bool> {
             false => "threads",
         },
     ));
-    output.line(&format!(
-        "# driver {} CUDA {}; kernels {}; joined in {:.3} s; {buffers} bytes of buffers on each GPU",
+    output.note(&format!(
+        "driver {} CUDA {}; kernels {}; joined in {:.3} s; {buffers} bytes of buffers on each GPU",
         run.driver,
         run.cuda,
         run.kernels,
         joined.as_secs_f64()
     ));
     for note in &notes {
-        output.line(&format!("# {note}"));
+        output.note(note);
     }
-    let site = Site {
+    let run_context = RunContext {
         run: &run,
         nccl: setup.nccl.as_ref().map(|nccl| nccl.version()),
     };
     let failed = setup
-        .work
-        .run(control, &mut lane, plan, &site, &mut output)?;
+        .task
+        .run(control, &mut queue, workload, &run_context, &mut output)?;
     control.barrier()?;
-    lane.end()?;
+    queue.end()?;
     output.end()?;
     Ok(failed)
 }
 
-/// `2 hosts (NVLink to 3, pinned staging through tcp to 4)`, as the first rank sees them.
+/// Formats `2 hosts (NVLink to 3, pinned staging through tcp to 4)`, from rank 0's links.
 fn comm_hosts(hosts: usize, carriers: &[String]) -> String {
     let mut kinds: Vec<&String> = carriers.iter().collect();
     kinds.sort();
@@ -312,7 +316,7 @@ fn comm_hosts(hosts: usize, carriers: &[String]) -> String {
     format!("{hosts} hosts ({})", kinds.join(", "))
 }
 
-/// Opens symmetric windows on all ranks or on none, as calls on them are collective; why on none.
+/// Opens symmetric windows on all ranks or on none, as calls on them are collective. Returns why on none.
 fn open_windows(
     control: &Communicator,
     peer: &mut PeerComm,
@@ -356,7 +360,7 @@ fn check_memory(
     Ok(())
 }
 
-/// Rank 0's bytes, on all ranks.
+/// Broadcasts rank 0's bytes.
 fn share_bytes(control: &Communicator, bytes: Option<[u8; 128]>) -> Result<[u8; 128]> {
     let mut words = [0u64; 16];
     if let Some(bytes) = bytes {
@@ -377,7 +381,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranks_meet_on_the_host_whatever_carries_their_data() {
+    fn host_communicator_works_with_every_transport_setting() {
         for (name, kept) in [("cuda", None), ("tcp", Some(TransportKind::Tcp))] {
             let mut config = Config::default();
             config

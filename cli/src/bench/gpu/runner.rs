@@ -1,115 +1,103 @@
-//! The measurement of one row, apart from what runs it.
+//! The measurement of one row on GPUs.
 //!
-//! A repetition is a number of calls between two marks on each rank's stream. All ranks meet
-//! before it, outside of the timing; none waits on the host before all of its calls are queued.
-//! The time of a repetition is that of its slowest rank, the row's time the median over
-//! repetitions. Two libraries take turns, and the order turns every second time.
+//! A repetition is a number of calls between two events on each rank's stream. A barrier comes before
+//! it, outside of the timing; no rank waits on the host before all of its calls are queued. The time of a
+//! repetition is its slowest rank's, the row's time is the median over repetitions. Two libraries
+//! alternate, and every second repetition reverses their order.
 
 use super::layout::{self, Mode};
-use crate::bench::combine::{share, slowest};
-use crate::bench::data::Source;
+use crate::bench::combine::{Times, share, slowest};
+use crate::bench::data::InputSource;
 use crate::bench::measure::{Effort, Measured, is_late};
-use crate::bench::metrics::{median, quantile};
 use crate::bench::row::Row;
-use crate::bench::verify::{Check, Outcome, same_on_all_ranks};
+use crate::bench::verify::{Check, CheckOutcome, same_on_all_ranks};
 use crate::bench::world::World;
 use cinch::{Report, Result};
 use std::hash::Hasher;
 use std::time::Instant;
 
-/// Whose calls.
+/// The library that makes the calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Side {
-    /// This library's.
+pub enum Contender {
+    /// This library.
     Ours,
-    /// Those of the library to compare with.
+    /// The library to compare with.
     Peer,
-    /// The same, on buffers in its symmetric windows.
+    /// The library to compare with, on buffers in its symmetric windows.
     Symmetric,
 }
 
-impl Side {
-    /// All of them.
-    pub const ALL: [Side; 3] = [Side::Ours, Side::Peer, Side::Symmetric];
+impl Contender {
+    /// All contenders.
+    pub const ALL: [Contender; 3] = [Contender::Ours, Contender::Peer, Contender::Symmetric];
 }
 
-/// One rank's GPU.
-pub trait Lane {
-    /// Makes ready for a row; nothing of an earlier one is queued any more.
+/// One rank's GPU, on which calls are queued.
+pub trait CallQueue {
+    /// Prepares a row; no call of an earlier row is queued any more.
     fn begin(&mut self, row: &Row) -> Result<()>;
-    /// Whether this side has this row's call; ours always does.
-    fn has(&self, side: Side, row: &Row) -> bool;
+    /// Tells if the contender has this row's call; ours always does.
+    fn has(&self, contender: Contender, row: &Row) -> bool;
     /// Records a graph of `calls` calls.
-    fn record(&mut self, side: Side, calls: usize) -> Result<()>;
-    /// Queues a mark, `calls` calls (of the recorded graph if `replay`), and another mark.
-    fn start(&mut self, side: Side, calls: usize, replay: bool) -> Result<()>;
-    /// Waits for the last mark; seconds between the two.
+    fn record(&mut self, contender: Contender, calls: usize) -> Result<()>;
+    /// Queues an event, `calls` calls (of the recorded graph if `replay`), and another event.
+    fn start(&mut self, contender: Contender, calls: usize, replay: bool) -> Result<()>;
+    /// Waits for the last event and returns the seconds between the two.
     fn finish(&mut self) -> Result<f64>;
-    /// Spoils all outputs.
+    /// Overwrites all outputs with [`crate::bench::verify::POISON`].
     fn poison(&mut self) -> Result<()>;
-    /// Elements of this rank's output, and where call number `call` has put it: the number of its
-    /// set, and the element of the rank's data with which its input begins.
+    /// Returns the elements of this rank's output, the buffer set of call number `call`, and the element
+    /// of the rank's data with which that call's input begins.
     fn output(&self, call: usize) -> (usize, usize, usize);
-    /// Reads the output of a set from element `start` on.
+    /// Reads the output of a buffer set from element `start` on.
     fn read(&mut self, set: usize, start: usize, bytes: &mut [u8]) -> Result<()>;
-    /// What our last call did.
+    /// Returns the report of our last call.
     fn report(&self) -> Result<Report>;
 }
 
-/// Times of one library, in seconds per call.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Times {
-    /// Median over repetitions.
-    pub median: f64,
-    /// Least.
-    pub least: f64,
-    /// 99th percentile.
-    pub p99: f64,
-}
-
-/// What a row's measurement gave; the same on all ranks.
+/// Result of a row's measurement, the same on all ranks.
 #[derive(Clone, Debug)]
-pub struct Found {
-    /// Ours.
+pub struct GpuMeasured {
+    /// This library's figures.
     pub measured: Measured,
-    /// Calls of a repetition.
+    /// Calls in one repetition.
     pub calls: usize,
-    /// The other library's.
+    /// The other library's times.
     pub peer: Option<Times>,
-    /// The other library's on symmetric windows.
+    /// The other library's times on symmetric windows.
     pub symmetric: Option<Times>,
 }
 
 /// Warms up, measures and compares.
 ///
 /// # Errors
-/// Those of the lane.
-pub fn run<W: World, L: Lane>(
+/// Returns the queue's errors.
+pub fn run<W: World, Q: CallQueue>(
     world: &W,
-    lane: &mut L,
-    source: &Source,
+    queue: &mut Q,
+    source: &InputSource,
     row: &Row,
     effort: Effort,
     mode: Mode,
-) -> Result<Found> {
+) -> Result<GpuMeasured> {
     let graph = mode == Mode::Graph;
-    // Calls that warm up are no graph's, and ranks may share a GPU in this mode too.
+    // The warm-up calls are on a stream, and ranks may share a GPU in graph mode too.
     let eager = match mode {
         Mode::Graph => Mode::Crowded,
         mode => mode,
     };
-    lane.begin(row)?;
-    let mut sides = Side::ALL.to_vec();
-    sides.retain(|&side| lane.has(side, row));
+    queue.begin(row)?;
+    let mut contenders = Contender::ALL.to_vec();
+    contenders.retain(|&contender| queue.has(contender, row));
     let half = effort.half();
     let mut each = f64::INFINITY;
-    for &side in &sides {
+    for &contender in &contenders {
         // The first calls may connect, load and allocate.
-        let mut fastest = repeat(world, lane, side, 2, false)?;
+        let mut fastest = repeat(world, queue, contender, 2, false)?;
         let mut left = effort.warmup.max(1) as usize;
         while left > 0 && !is_late(world, half)? {
             let calls = left.min(eager.most_calls());
-            fastest = repeat(world, lane, side, calls, false)?.min(fastest);
+            fastest = repeat(world, queue, contender, calls, false)?.min(fastest);
             left -= calls;
         }
         each = each.min(fastest);
@@ -117,73 +105,75 @@ pub fn run<W: World, L: Lane>(
     let each = slowest(world, &[each])?[0];
     let calls = layout::calls(each, mode);
     if graph {
-        for &side in &sides {
-            lane.record(side, calls)?;
+        for &contender in &contenders {
+            queue.record(contender, calls)?;
         }
-        for &side in &sides {
-            repeat(world, lane, side, calls, true)?;
+        for &contender in &contenders {
+            repeat(world, queue, contender, calls, true)?;
         }
     }
-    let repetitions = affordable(world, effort, each * (calls * sides.len()) as f64)?;
-    let mut times = Side::ALL.map(|_| Vec::new());
+    let repetitions = affordable(world, effort, each * (calls * contenders.len()) as f64)?;
+    let mut times = Contender::ALL.map(|_| Vec::new());
     for repetition in 0..repetitions {
-        for turn in 0..sides.len() {
-            let side = sides[(turn + repetition) % sides.len()];
-            times[side as usize].push(repeat(world, lane, side, calls, graph)?);
+        for turn in 0..contenders.len() {
+            let contender = contenders[(turn + repetition) % contenders.len()];
+            times[contender as usize].push(repeat(world, queue, contender, calls, graph)?);
         }
     }
     let mut outcome = None;
     if effort.check {
-        lane.poison()?;
-        repeat(world, lane, Side::Ours, calls, graph)?;
-        outcome = Some(compare(world, lane, source, row, calls - 1)?);
+        queue.poison()?;
+        repeat(world, queue, Contender::Ours, calls, graph)?;
+        outcome = Some(compare(world, queue, source, row, calls - 1)?);
     }
-    let other = |side: Side| match times[side as usize].as_slice() {
+    let other = |contender: Contender| match times[contender as usize].as_slice() {
         [] => Ok(None),
         times => {
             let slowest = slowest(world, times)?;
-            Ok::<_, cinch::Error>(Some(Times {
-                median: median(&slowest),
-                least: quantile(&slowest, 0.0),
-                p99: quantile(&slowest, 0.99),
-            }))
+            Ok::<_, cinch::Error>(Some(Times::of(&slowest)))
         }
     };
-    let (peer, symmetric) = (other(Side::Peer)?, other(Side::Symmetric)?);
-    let report = lane.report()?;
-    Ok(Found {
-        measured: share(world, row, &report, &times[Side::Ours as usize], outcome)?,
+    let (peer, symmetric) = (other(Contender::Peer)?, other(Contender::Symmetric)?);
+    let report = queue.report()?;
+    Ok(GpuMeasured {
+        measured: share(
+            world,
+            row,
+            &report,
+            &times[Contender::Ours as usize],
+            outcome,
+        )?,
         calls,
         peer,
         symmetric,
     })
 }
 
-/// One repetition; seconds of a call on this rank.
-fn repeat<W: World, L: Lane>(
+/// Runs one repetition and returns the seconds of one call on this rank.
+fn repeat<W: World, Q: CallQueue>(
     world: &W,
-    lane: &mut L,
-    side: Side,
+    queue: &mut Q,
+    contender: Contender,
     calls: usize,
     replay: bool,
 ) -> Result<f64> {
     world.barrier()?;
-    lane.start(side, calls, replay)?;
-    Ok(lane.finish()? / calls as f64)
+    queue.start(contender, calls, replay)?;
+    Ok(queue.finish()? / calls as f64)
 }
 
-/// Compares the output of call number `call`. Where all ranks must hold the same, each compares
-/// its share with the exact result, and all compare their bits.
-fn compare<W: World, L: Lane>(
+/// Compares the output of call number `call`. Where all ranks must hold the same data, each rank compares
+/// its share with the exact result, and all ranks compare their bits.
+fn compare<W: World, Q: CallQueue>(
     world: &W,
-    lane: &mut L,
-    source: &Source,
+    queue: &mut Q,
+    source: &InputSource,
     row: &Row,
     call: usize,
-) -> Result<Outcome> {
+) -> Result<CheckOutcome> {
     let (rank, nranks) = (world.rank(), world.nranks());
-    let report = lane.report()?;
-    let (elements, set, shift) = lane.output(call);
+    let report = queue.report()?;
+    let (elements, set, shift) = queue.output(call);
     let check = Check {
         source,
         row,
@@ -197,14 +187,14 @@ fn compare<W: World, L: Lane>(
     let size = row.dtype.size();
     let shared = same_on_all_ranks(row.collective);
     let mut hasher = std::hash::DefaultHasher::new();
-    let mut outcome = Outcome::default();
+    let mut outcome = CheckOutcome::default();
     let mut held = Vec::new();
     for (index, piece) in layout::pieces(elements, size, row.count as u64)
         .into_iter()
         .enumerate()
     {
         held.resize(piece.len() * size, 0);
-        lane.read(set, piece.start, &mut held)?;
+        queue.read(set, piece.start, &mut held)?;
         hasher.write(&held);
         if !shared || index % nranks == rank {
             check.piece(piece.start, &held, &mut outcome);
@@ -214,7 +204,7 @@ fn compare<W: World, L: Lane>(
     Ok(outcome)
 }
 
-/// Repetitions that the deadline leaves time for, agreed by all ranks: rank 0's clock decides.
+/// Returns how many repetitions the deadline leaves time for: rank 0's clock decides for all ranks.
 fn affordable<W: World>(world: &W, effort: Effort, each: f64) -> Result<usize> {
     let wanted = effort.iterations as usize;
     let Some(deadline) = effort.deadline else {

@@ -3,19 +3,19 @@ use crate::bench::data::Distribution;
 use crate::bench::number::{decode, encode};
 use crate::bench::world::threads::{self, Flaw};
 use cinch::types::TransportKind;
-use cinch::{Algorithm, CodecSpec, Collective, DType, ReduceOp};
+use cinch::{Algorithm, CodecSpec, Collective, DType};
 
 const RANKS: usize = 3;
 /// Elements from one input to the next.
 const STRIDE: usize = 5000;
 const SETS: usize = 4;
 
-/// Whose calls, how many, and whether of a graph.
-type Start = (Side, usize, bool);
+/// Contender, number of calls, and whether a graph is replayed.
+type Start = (Contender, usize, bool);
 
-/// A GPU on paper: sums are made when they are read.
-struct Paper<'a> {
-    source: &'a Source,
+/// A simulated GPU: outputs are computed when they are read.
+struct PaperGpu<'a> {
+    source: &'a InputSource,
     rank: usize,
     row: Option<Row>,
     peer: bool,
@@ -26,40 +26,40 @@ struct Paper<'a> {
     started: Vec<Start>,
 }
 
-impl Lane for Paper<'_> {
+impl CallQueue for PaperGpu<'_> {
     fn begin(&mut self, row: &Row) -> Result<()> {
         self.row = Some(*row);
         Ok(())
     }
 
-    fn has(&self, side: Side, _: &Row) -> bool {
-        side == Side::Ours || side == Side::Peer && self.peer
+    fn has(&self, contender: Contender, _: &Row) -> bool {
+        contender == Contender::Ours || contender == Contender::Peer && self.peer
     }
 
-    fn record(&mut self, side: Side, calls: usize) -> Result<()> {
-        self.graphs[side as usize] = calls;
+    fn record(&mut self, contender: Contender, calls: usize) -> Result<()> {
+        self.graphs[contender as usize] = calls;
         Ok(())
     }
 
-    fn start(&mut self, side: Side, calls: usize, replay: bool) -> Result<()> {
-        assert!(!replay || self.graphs[side as usize] == calls);
-        self.poisoned &= side == Side::Peer;
-        self.started.push((side, calls, replay));
+    fn start(&mut self, contender: Contender, calls: usize, replay: bool) -> Result<()> {
+        assert!(!replay || self.graphs[contender as usize] == calls);
+        self.poisoned &= contender == Contender::Peer;
+        self.started.push((contender, calls, replay));
         Ok(())
     }
 
     fn finish(&mut self) -> Result<f64> {
         // The last rank is the slowest; every third repetition is slow.
-        let (side, calls, replay) = *self.started.last().unwrap();
+        let (contender, calls, replay) = *self.started.last().unwrap();
         let late = if self.started.len().is_multiple_of(3) {
             2.0
         } else {
             1.0
         };
-        let each = match (side, replay) {
-            (Side::Ours, true) => 1e-4 * late,
-            (Side::Ours, false) => 2e-4,
-            (Side::Peer | Side::Symmetric, _) => 3e-4,
+        let each = match (contender, replay) {
+            (Contender::Ours, true) => 1e-4 * late,
+            (Contender::Ours, false) => 2e-4,
+            (Contender::Peer | Contender::Symmetric, _) => 3e-4,
         };
         Ok(calls as f64 * each * (self.rank + 1) as f64)
     }
@@ -75,7 +75,7 @@ impl Lane for Paper<'_> {
     }
 
     fn read(&mut self, set: usize, start: usize, bytes: &mut [u8]) -> Result<()> {
-        assert!(!self.poisoned, "what is compared is of an earlier call");
+        assert!(!self.poisoned, "the compared output is an earlier call's");
         let row = self.row.unwrap();
         let mut sums = vec![0.0; bytes.len() / 4];
         let mut input = vec![0; bytes.len()];
@@ -116,18 +116,10 @@ fn measure(
     peer: bool,
     mode: Mode,
     spoilt: (usize, usize, f64),
-) -> Vec<(Found, Vec<Start>)> {
+) -> Vec<(GpuMeasured, Vec<Start>)> {
     // Shorter than the row, and than the way to the second set: every kind of wrap is met.
-    let source = Source::generated(7, Distribution::Gaussian, RANKS).repeating(4099);
-    let row = Row {
-        collective: Collective::AllReduce,
-        dtype: DType::F32,
-        op: ReduceOp::Sum,
-        root: 0,
-        count,
-        codec: None,
-        algorithm: None,
-    };
+    let source = InputSource::generated(7, Distribution::Gaussian, RANKS).repeating(4099);
+    let row = Row::new(Collective::AllReduce, DType::F32, count);
     let effort = Effort {
         iterations: 7,
         warmup: 5,
@@ -135,7 +127,7 @@ fn measure(
         deadline: None,
     };
     threads::run(RANKS, Flaw::None, |world| {
-        let mut lane = Paper {
+        let mut queue = PaperGpu {
             source: &source,
             rank: world.rank(),
             row: None,
@@ -145,8 +137,8 @@ fn measure(
             graphs: [0; 3],
             started: Vec::new(),
         };
-        let found = run(world, &mut lane, &source, &row, effort, mode).unwrap();
-        (found, lane.started)
+        let found = run(world, &mut queue, &source, &row, effort, mode).unwrap();
+        (found, queue.started)
     })
 }
 
@@ -157,22 +149,22 @@ fn two_libraries_take_turns_and_the_order_turns() {
     for (found, started) in measure(20_000, true, Mode::Graph, GOOD) {
         // The slowest rank takes 0.6 ms for a call on a stream.
         assert_eq!(found.calls, 14);
-        let timed: Vec<Side> = started[8..22].iter().map(|start| start.0).collect();
+        let timed: Vec<Contender> = started[8..22].iter().map(|start| start.0).collect();
         assert!(started[6..].iter().all(|start| start.1 == 14 && start.2));
         for (repetition, pair) in timed.chunks(2).enumerate() {
             let expected = match repetition % 2 {
-                0 => [Side::Ours, Side::Peer],
-                _ => [Side::Peer, Side::Ours],
+                0 => [Contender::Ours, Contender::Peer],
+                _ => [Contender::Peer, Contender::Ours],
             };
             assert_eq!(pair, expected);
         }
         // One more of ours, which is compared.
-        assert_eq!((started.len(), started[22].0), (23, Side::Ours));
+        assert_eq!((started.len(), started[22].0), (23, Contender::Ours));
         let peer = found.peer.unwrap();
         assert!((peer.median - 9e-4).abs() < 1e-12 && peer.p99 >= peer.median);
-        assert!((found.measured.median - 3e-4).abs() < 1e-12);
+        assert!((found.measured.times.median - 3e-4).abs() < 1e-12);
         assert_eq!(found.measured.iterations, 7);
-        assert!(found.measured.p99 > 5e-4);
+        assert!(found.measured.times.p99 > 5e-4);
         assert_eq!(
             (found.measured.wrong, found.measured.identical),
             (Some(0), Some(true))
@@ -186,10 +178,10 @@ fn without_a_graph_calls_go_to_the_stream() {
     assert!(
         started
             .iter()
-            .all(|start| start.0 == Side::Ours && !start.2)
+            .all(|start| start.0 == Contender::Ours && !start.2)
     );
     assert_eq!(found.peer, None);
-    assert!((found.measured.median - 6e-4).abs() < 1e-12);
+    assert!((found.measured.times.median - 6e-4).abs() < 1e-12);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use super::costs::to_json;
 use crate::papers::model::{Costs, Layer, Outcome};
-use crate::plot::{Panel, Series, svg_over};
+use crate::plot::{self, Panel, Series};
 use serde_json::json;
 use std::fmt::Write as _;
 use std::io::{Result, Write};
@@ -158,7 +158,7 @@ pub fn svg(layers: &[Layer], costs: &Costs, outcomes: &[Vec<Outcome>]) -> String
         costs.link.bandwidth * 1e-9,
         costs.link.latency * 1e6
     );
-    svg_over(
+    plot::svg(
         "ranks",
         "Predicted training step by codec",
         &subtitle,
@@ -210,7 +210,7 @@ mod tests {
         assert_eq!(value["outcomes"][5]["pays"], true);
         assert_eq!(value["costs"]["link"]["gb_per_s"], 1.0);
         let drawing = svg(&layers, &costs, &outcomes);
-        assert_eq!(drawing.matches("<polyline").count(), 4);
-        assert!(drawing.contains(">ranks<"));
+        assert_eq!(drawing.matches("<circle").count(), 2 * 2 * 3);
+        assert!(drawing.contains("ranks"));
     }
 }

@@ -3,31 +3,33 @@
 use super::search::{Point, Sweep};
 use cinch::plan::{Entry, KernelVariant};
 
-/// How much slower than the fastest a way may be that a neighbour has too.
+/// How much slower than the fastest a variant may be that a neighbour has too.
 const AS_FAST: f64 = 1.02;
 /// How much slower it may be with fewer blocks, which are taken from the caller's own kernels.
 const WITH_FEWER: f64 = 1.01;
-/// How much slower than the next larger size's way a size's own may be.
+/// How much slower than the next larger size's variant a size's own may be.
 const SLOWER: f64 = 0.95;
 
-/// The way of each point: that with the fewest blocks of those that are as fast as the fastest but for
+/// The variant of each point: that with the fewest blocks of those that are as fast as the fastest but for
 /// 1 %, or that of the next smaller size where it is as fast and takes no more of them; never one that the next
 /// larger size's beats by more than 5 %.
 pub fn variants(points: &[Point]) -> Vec<KernelVariant> {
     let mut chosen: Vec<KernelVariant> = Vec::with_capacity(points.len());
     for point in points {
         let (best, seconds) = sparing(point);
-        let is_as_good = |way: &KernelVariant| {
-            way.channels <= best.channels
-                && point.time(way).is_some_and(|own| own <= AS_FAST * seconds)
+        let is_as_good = |variant: &KernelVariant| {
+            variant.channels <= best.channels
+                && point
+                    .time(variant)
+                    .is_some_and(|own| own <= AS_FAST * seconds)
         };
         let before = chosen.last().copied().filter(is_as_good);
         chosen.push(before.unwrap_or(best));
     }
     for at in (1..points.len()).rev() {
-        let (way, next) = (chosen[at - 1], chosen[at]);
+        let (variant, next) = (chosen[at - 1], chosen[at]);
         let point = &points[at - 1];
-        if let (Some(own), Some(other)) = (point.time(&way), point.time(&next))
+        if let (Some(own), Some(other)) = (point.time(&variant), point.time(&next))
             && other < SLOWER * own
         {
             chosen[at - 1] = next;
@@ -36,7 +38,7 @@ pub fn variants(points: &[Point]) -> Vec<KernelVariant> {
     chosen
 }
 
-/// The way with the fewest blocks of those that are about as fast as the fastest, of which the fastest;
+/// The variant with the fewest blocks of those that are about as fast as the fastest, of which the fastest;
 /// the time of the fastest.
 fn sparing(point: &Point) -> (KernelVariant, f64) {
     let (best, seconds) = point.best();
@@ -48,19 +50,19 @@ fn sparing(point: &Point) -> (KernelVariant, f64) {
         let by_blocks = a.channels.cmp(&b.channels);
         by_blocks.then(own.total_cmp(other))
     });
-    (fewest.map_or(best, |(way, _)| *way), seconds)
+    (fewest.map_or(best, |(variant, _)| *variant), seconds)
 }
 
-/// The lines of a sweep: neighbours meet where the lines through both ways' times cross, in the
+/// The lines of a sweep: neighbours meet where the lines through both variants' times cross, in the
 /// logarithms of size and time.
 pub fn entries(sweep: &Sweep, points: &[Point]) -> Vec<Entry> {
     let chosen = variants(points);
-    let entry = |way: KernelVariant, from: (usize, f64), to: (usize, f64)| Entry {
+    let entry = |variant: KernelVariant, from: (usize, f64), to: (usize, f64)| Entry {
         collective: sweep.collective,
         wire: sweep.wire(),
         from: from.0,
         to: to.0,
-        way,
+        way: variant,
         seconds: [from.1, to.1],
     };
     let end = |at: usize| {
@@ -94,13 +96,13 @@ pub fn entries(sweep: &Sweep, points: &[Point]) -> Vec<Entry> {
     entries
 }
 
-/// Where the second way takes over from the first, and the time there.
+/// Where the second variant takes over from the first, and the time there.
 pub fn border(
     low: &Point,
     high: &Point,
     (first, second): (KernelVariant, KernelVariant),
 ) -> (usize, f64) {
-    let times = |way: &KernelVariant| [low.time(way), high.time(way)];
+    let times = |variant: &KernelVariant| [low.time(variant), high.time(variant)];
     let [first, second] = [times(&first), times(&second)];
     let share = match (first, second) {
         ([Some(a), Some(b)], [Some(c), Some(d)]) => {

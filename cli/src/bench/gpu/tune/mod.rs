@@ -1,19 +1,18 @@
-//! `cinch tune`: measures the ways of kernels and writes a tuning table.
+//! `cinch tune`: measures kernel variants and writes a tuning table.
 
 mod choose;
 mod search;
 mod watch;
 
-use super::device::GpuLane;
 use super::layout;
 use super::options::GpuOptions;
-use super::output::Output;
-use super::ranks::{self, Ended, Site, Work};
+use super::queue::GpuQueue;
+use super::ranks::{self, ExitCode, GpuTask, RunContext};
 use crate::USAGE;
-use crate::bench::data::{Distribution, Source};
+use crate::bench::data::{Distribution, InputSource};
 use crate::bench::options::{Types, parse_codec, parse_collective, parse_datatypes, parse_size};
-use crate::bench::output::check_writable;
-use crate::bench::plan::Plan;
+use crate::bench::output::{Output, check_writable};
+use crate::bench::workload::Workload;
 use crate::bench::world::World;
 use cinch::config::Origin;
 use cinch::plan::{Header, Table};
@@ -51,7 +50,7 @@ pub struct TuneOptions {
     /// The table; all measurements go to FILE.jsonl
     #[arg(short = 'o', long, value_name = "FILE")]
     pub output: PathBuf,
-    /// Where.
+    /// GPUs and ranks.
     #[command(flatten)]
     pub gpu: GpuOptions,
 }
@@ -60,10 +59,10 @@ pub struct TuneOptions {
 ///
 /// # Errors
 /// Exit code and sentence.
-pub fn main(options: &TuneOptions, mut config: Config) -> Ended {
+pub fn main(options: &TuneOptions, mut config: Config) -> ExitCode {
     let usage = |sentence: String| (USAGE, sentence);
     options.check(&config).map_err(usage)?;
-    // What is measured must not depend on what was.
+    // An earlier table must not influence the measurement.
     config
         .set("CINCH_TUNING", "off", Origin::Program)
         .map_err(|error| usage(error.to_string()))?;
@@ -71,7 +70,7 @@ pub fn main(options: &TuneOptions, mut config: Config) -> Ended {
 }
 
 impl TuneOptions {
-    /// Refuses what would not be measured, or would make a table that nobody goes by.
+    /// Refuses options without effect, and options that would make a table that no communicator uses.
     fn check(&self, config: &Config) -> std::result::Result<(), String> {
         if !self.gpu.on_gpus(None)? {
             return Err("tables are for GPUs: give --device gpu".into());
@@ -118,7 +117,7 @@ impl TuneOptions {
         }
     }
 
-    /// What is measured.
+    /// Returns what is measured.
     fn sweeps(&self) -> Vec<Sweep> {
         let choice = |spec: CodecSpec| CodecChoice {
             spec,
@@ -146,7 +145,7 @@ impl TuneOptions {
                         dtype,
                         codec,
                     };
-                    // Types of as many bytes are one part of a table.
+                    // Types of equal width share one part of a table.
                     let same = |known: &Sweep| {
                         (known.collective, known.wire()) == (collective, sweep.wire())
                     };
@@ -170,12 +169,12 @@ struct Tune<'a> {
     options: &'a TuneOptions,
 }
 
-impl Work for Tune<'_> {
+impl GpuTask for Tune<'_> {
     fn name(&self) -> String {
         "tune".into()
     }
 
-    fn plan(&self, ranks: usize) -> std::result::Result<Plan, String> {
+    fn workload(&self, ranks: usize) -> std::result::Result<Workload, String> {
         if ranks < 2 {
             return Err(format!(
                 "{ranks} GPU has nothing to choose from; give 2 or more"
@@ -190,29 +189,30 @@ impl Work for Tune<'_> {
                     .map(|size| sweep.row(ranks, size))
             })
             .collect();
-        Ok(Plan {
-            source: Source::generated(1, Distribution::Gaussian, ranks).repeating(layout::PERIOD),
+        Ok(Workload {
+            source: InputSource::generated(1, Distribution::Gaussian, ranks)
+                .repeating(layout::PERIOD),
             rows,
         })
     }
 
-    fn output(&self) -> Result<Output> {
-        // Before anything is measured, and before an earlier log is emptied.
+    fn output(&self, _: usize) -> Result<Output> {
+        // Before anything is measured or an earlier log is overwritten.
         let table = &self.options.output;
         check_writable(table).map_err(|error| self.unwritten(error))?;
-        Output::new(Some(&self.options.log()))
+        Output::of_rows(Some(self.options.log()))
     }
 
     fn run(
         &self,
         control: &Communicator,
-        lane: &mut GpuLane<'_>,
-        _: &Plan,
-        site: &Site<'_>,
+        queue: &mut GpuQueue<'_>,
+        _: &Workload,
+        context: &RunContext<'_>,
         output: &mut Output,
     ) -> Result<bool> {
         let options = self.options;
-        let place = lane
+        let place = queue
             .comm()
             .site()
             .ok_or_else(|| Error::internal("a communicator on GPUs does not know what they are"))?;
@@ -224,11 +224,11 @@ impl Work for Tune<'_> {
             gpu: place.gpu,
             ranks: place.ranks,
             links: place.links,
-            date: site.run.date.clone(),
-            cinch: site.run.cinch.clone(),
-            command: site.run.command.clone(),
+            date: context.run.date.clone(),
+            cinch: context.run.cinch.clone(),
+            command: context.run.command.clone(),
         };
-        let mut watch = GpuWatch::new(control, lane, site.run, output);
+        let mut watch = GpuWatch::new(control, queue, context.run, output);
         let (searches, notes) = search::run(
             &mut watch,
             &options.sweeps(),
@@ -237,7 +237,7 @@ impl Work for Tune<'_> {
             options.seconds,
         )?;
         for note in notes {
-            output.line(&format!("# {note}"));
+            output.note(&note);
         }
         if control.rank() == 0 {
             self.write(&header, &searches, output)?;
@@ -247,7 +247,7 @@ impl Work for Tune<'_> {
 }
 
 impl Tune<'_> {
-    /// Writes the table, after reading it as the library will.
+    /// Writes the table, after parsing it as the library will.
     fn write(&self, header: &Header, searches: &[Search], output: &mut Output) -> Result<()> {
         let entries: Vec<_> = searches
             .iter()
@@ -258,14 +258,14 @@ impl Tune<'_> {
         let table = Table::parse(&path, &text)?;
         std::fs::write(&self.options.output, &text).map_err(|error| self.unwritten(error))?;
         for cliff in table.cliffs() {
-            output.line(&format!(
-                "# cliff: {cliff}; measure again with more --seconds"
+            output.note(&format!(
+                "cliff: {cliff}; measure again with more --seconds"
             ));
         }
         for line in text.lines() {
             output.line(line);
         }
-        output.line(&format!("# written to {path}"));
+        output.note(&format!("written to {path}"));
         Ok(())
     }
 
@@ -275,10 +275,10 @@ impl Tune<'_> {
     }
 }
 
-/// Words of a rank's text; a longer one is cut.
+/// Words of a rank's text; a longer text is cut.
 const TEXT_WORDS: usize = 32;
 
-/// The texts of all ranks, as far as they are compared.
+/// All-gathers the ranks' texts, cut to [`TEXT_WORDS`].
 fn shared_texts(world: &impl World, own: &str) -> Result<Vec<String>> {
     let mut words = [0u64; TEXT_WORDS];
     for (word, bytes) in words.iter_mut().zip(own.as_bytes().chunks(8)) {
@@ -295,8 +295,8 @@ fn shared_texts(world: &impl World, own: &str) -> Result<Vec<String>> {
     Ok(all.chunks(TEXT_WORDS).map(text).collect())
 }
 
-/// Refuses GPUs and links that differ by rank: a communicator goes by a table where all ranks are what its
-/// header says, and nothing would go by this one.
+/// Refuses GPUs and links that differ by rank: a communicator uses a table only if all ranks match its
+/// header, so none would use this one.
 fn agree(said: &[String]) -> Result<()> {
     let Some(other) = said.iter().position(|text| *text != said[0]) else {
         return Ok(());

@@ -1,23 +1,28 @@
-//! What is measured, in which order, until the time is spent.
+//! Chooses what is measured, in which order, until the time is spent.
 //!
-//! Every rank runs the search, and all of them on the same times, so that all measure the same.
+//! Every rank runs the search on the same times, so that all ranks measure the same.
 
 use super::choose;
-use crate::bench::metrics::{count_of, size_of};
+use crate::bench::metrics::count_of;
 use crate::bench::row::Row;
 use cinch::plan::{KernelVariant, WireClass};
 use cinch::types::CodecChoice;
-use cinch::{Collective, DType, ReduceOp, Result};
+use cinch::{Collective, DType, Result};
 
 /// What measures; in tests a model of times.
 pub trait Stopwatch {
-    /// The ways of a row's call that are worth a measurement.
+    /// The variants of a row's call that are worth a measurement.
     fn variants(&mut self, row: &Row) -> Result<Vec<KernelVariant>>;
-    /// Whether the row's call can go this way.
-    fn can(&mut self, row: &Row, way: &KernelVariant) -> Result<bool>;
-    /// Seconds of the call each way: medians over so many repetitions, in which all take turns. The
+    /// Whether the row's call can go this variant.
+    fn supports(&mut self, row: &Row, variant: &KernelVariant) -> Result<bool>;
+    /// Seconds of the call each variant: medians over so many repetitions, in which all take turns. The
     /// same on all ranks.
-    fn time(&mut self, row: &Row, ways: &[KernelVariant], repetitions: usize) -> Result<Vec<f64>>;
+    fn time(
+        &mut self,
+        row: &Row,
+        variants: &[KernelVariant],
+        repetitions: usize,
+    ) -> Result<Vec<f64>>;
     /// Seconds since the beginning. The same on all ranks.
     fn elapsed(&mut self) -> Result<f64>;
     /// Keeps a measurement.
@@ -38,14 +43,10 @@ pub struct Sweep {
 impl Sweep {
     /// The call whose larger buffer has about `bytes`.
     pub fn row(&self, nranks: usize, bytes: usize) -> Row {
+        let count = count_of(self.collective, self.dtype, nranks, bytes);
         Row {
-            collective: self.collective,
-            dtype: self.dtype,
-            op: ReduceOp::Sum,
-            root: 0,
-            count: count_of(self.collective, self.dtype, nranks, bytes),
             codec: Some(self.codec),
-            algorithm: None,
+            ..Row::new(self.collective, self.dtype, count)
         }
     }
 
@@ -63,14 +64,14 @@ impl Sweep {
 pub struct Point {
     /// Bytes of the larger buffer.
     pub size: usize,
-    /// Seconds each way, of the ways that stayed in the race.
+    /// Seconds each variant, of the variants that stayed in the race.
     pub times: Vec<(KernelVariant, f64)>,
 }
 
 impl Point {
-    /// Seconds of a way, if it was measured.
-    pub fn time(&self, way: &KernelVariant) -> Option<f64> {
-        let known = self.times.iter().find(|(known, _)| known == way);
+    /// Seconds of a variant, if it was measured.
+    pub fn time(&self, variant: &KernelVariant) -> Option<f64> {
+        let known = self.times.iter().find(|(known, _)| known == variant);
         known.map(|(_, seconds)| *seconds)
     }
 
@@ -80,10 +81,10 @@ impl Point {
         *least.unwrap_or(&self.times[0])
     }
 
-    fn set(&mut self, way: KernelVariant, seconds: f64) {
-        match self.times.iter_mut().find(|(known, _)| *known == way) {
+    fn set(&mut self, variant: KernelVariant, seconds: f64) {
+        match self.times.iter_mut().find(|(known, _)| *known == variant) {
             Some(known) => known.1 = seconds,
-            None => self.times.push((way, seconds)),
+            None => self.times.push((variant, seconds)),
         }
     }
 }
@@ -93,10 +94,10 @@ const COARSE: usize = 4;
 /// Factor between neighbours that choose differently below which nothing between them is measured, unless
 /// the time at the border between them would be a cliff.
 const FINE: f64 = 1.25;
-/// Repetitions by which ways are thrown out, and by which those that stay are compared.
+/// Repetitions by which variants are thrown out, and by which those that stay are compared.
 const TRIAL: usize = 1;
 const FINAL: usize = 5;
-/// How many times slower than the fastest a way may be in its trial and stay.
+/// How many times slower than the fastest a variant may be in its trial and stay.
 const STAYS: f64 = 1.3;
 /// How many stay at most.
 const MOST_STAY: usize = 6;
@@ -147,7 +148,7 @@ impl Search {
         &self.points
     }
 
-    /// Measures all ways at a size: all of them shortly, then the fastest ones and `also` in turns.
+    /// Measures all variants at a size: all of them shortly, then the fastest ones and `also` in turns.
     ///
     /// # Errors
     /// Those of the watch.
@@ -158,27 +159,27 @@ impl Search {
         also: &[KernelVariant],
     ) -> Result<()> {
         let row = self.sweep.row(self.nranks, bytes);
-        let size = size_of(row.collective, row.dtype, self.nranks, row.count);
+        let size = row.size(self.nranks);
         if row.count == 0 || self.points.iter().any(|point| point.size == size) {
             return Ok(());
         }
-        let ways = watch.variants(&row)?;
-        if ways.is_empty() {
+        let variants = watch.variants(&row)?;
+        if variants.is_empty() {
             return Ok(());
         }
-        let trial = watch.time(&row, &ways, TRIAL)?;
-        let mut order: Vec<(KernelVariant, f64)> = ways.into_iter().zip(trial).collect();
+        let trial = watch.time(&row, &variants, TRIAL)?;
+        let mut order: Vec<(KernelVariant, f64)> = variants.into_iter().zip(trial).collect();
         watch.keep(&row, size, &order, TRIAL);
         order.sort_by(|a, b| a.1.total_cmp(&b.1));
         let least = order[0].1;
-        let stays = |&(at, (way, seconds)): &(usize, (KernelVariant, f64))| {
-            at < MOST_STAY && seconds <= STAYS * least || also.contains(&way)
+        let stays = |&(at, (variant, seconds)): &(usize, (KernelVariant, f64))| {
+            at < MOST_STAY && seconds <= STAYS * least || also.contains(&variant)
         };
         let stay: Vec<KernelVariant> = order
             .into_iter()
             .enumerate()
             .filter(stays)
-            .map(|(_, (way, _))| way)
+            .map(|(_, (variant, _))| variant)
             .collect();
         let times = watch.time(&row, &stay, FINAL)?;
         let times: Vec<(KernelVariant, f64)> = stay.into_iter().zip(times).collect();
@@ -188,23 +189,28 @@ impl Search {
         Ok(())
     }
 
-    /// Measures at a point that is there the ways that are missing, beside its best one.
-    fn add(&mut self, watch: &mut impl Stopwatch, at: usize, ways: &[KernelVariant]) -> Result<()> {
+    /// Measures at a point that is there the variants that are missing, beside its best one.
+    fn add(
+        &mut self,
+        watch: &mut impl Stopwatch,
+        at: usize,
+        variants: &[KernelVariant],
+    ) -> Result<()> {
         let point = &self.points[at];
         let size = point.size;
-        let missing = |way: &&KernelVariant| {
-            point.time(way).is_none() && !self.refused.contains(&(size, **way))
+        let missing = |variant: &&KernelVariant| {
+            point.time(variant).is_none() && !self.refused.contains(&(size, **variant))
         };
-        let missing: Vec<KernelVariant> = ways.iter().filter(missing).copied().collect();
+        let missing: Vec<KernelVariant> = variants.iter().filter(missing).copied().collect();
         if missing.is_empty() {
             return Ok(());
         }
         let row = self.sweep.row(self.nranks, size);
         let mut takes: Vec<KernelVariant> = Vec::new();
-        for way in missing {
-            match watch.can(&row, &way)? {
-                true => takes.push(way),
-                false => self.refused.push((size, way)),
+        for variant in missing {
+            match watch.supports(&row, &variant)? {
+                true => takes.push(variant),
+                false => self.refused.push((size, variant)),
             }
         }
         if takes.is_empty() {
@@ -214,8 +220,8 @@ impl Search {
         let times = watch.time(&row, &takes, FINAL)?;
         let times: Vec<(KernelVariant, f64)> = takes.into_iter().zip(times).collect();
         watch.keep(&row, size, &times, FINAL);
-        for (way, seconds) in times {
-            self.points[at].set(way, seconds);
+        for (variant, seconds) in times {
+            self.points[at].set(variant, seconds);
         }
         Ok(())
     }
@@ -235,15 +241,16 @@ impl Search {
             return Ok(false);
         };
         let (low, high) = (self.points[at].size, self.points[at + 1].size);
-        let ways = [self.points[at].best().0, self.points[at + 1].best().0];
+        let variants = [self.points[at].best().0, self.points[at + 1].best().0];
         // Each must have run at both ends, or the border between them is a guess.
-        self.add(watch, at, &ways)?;
-        self.add(watch, at + 1, &ways)?;
+        self.add(watch, at, &variants)?;
+        self.add(watch, at + 1, &variants)?;
         self.settled.push((low, high));
         let pair = &self.points[at..=at + 1];
         // A size that is slower than the next larger one is one that was disturbed.
         if pair[0].best().1 > SAME * pair[1].best().1 {
-            let again: Vec<KernelVariant> = pair[0].times.iter().map(|(way, _)| *way).collect();
+            let again: Vec<KernelVariant> =
+                pair[0].times.iter().map(|(variant, _)| *variant).collect();
             let row = self.sweep.row(self.nranks, low);
             let times = watch.time(&row, &again, 2 * FINAL)?;
             let times: Vec<(KernelVariant, f64)> = again.into_iter().zip(times).collect();
@@ -252,14 +259,14 @@ impl Search {
         }
         let pair = &self.points[at..=at + 1];
         let ends = [pair[0].best(), pair[1].best()];
-        let alike = |point: &Point, way: &KernelVariant, best: f64| {
+        let alike = |point: &Point, variant: &KernelVariant, best: f64| {
             point
-                .time(way)
+                .time(variant)
                 .is_some_and(|seconds| seconds <= SAME * best)
         };
         let agree = ends[0].0 == ends[1].0
             || alike(&pair[0], &ends[1].0, ends[0].1) && alike(&pair[1], &ends[0].0, ends[1].1);
-        // Where two ways meet the time is a guess, which a way that cannot run at the other end makes
+        // Where two variants meet the time is a guess, which a variant that cannot run at the other end makes
         // a poor one: above the time of the larger size it is a cliff, or a wrong guess.
         let border = choose::border(&pair[0], &pair[1], (ends[0].0, ends[1].0));
         let between = if agree {

@@ -111,7 +111,7 @@ impl Stopwatch for Paper {
             .collect())
     }
 
-    fn can(&mut self, row: &Row, way: &KernelVariant) -> Result<bool> {
+    fn supports(&mut self, row: &Row, way: &KernelVariant) -> Result<bool> {
         Ok(self.law(row, way).is_some())
     }
 
@@ -412,7 +412,7 @@ fn a_table_that_cannot_be_written_is_refused_before_it_is_measured() {
         let path = folder.join(name);
         let line = format!("--device gpu -o {}", path.display());
         let options: TuneOptions = parsed(&line).unwrap();
-        let made = Tune { options: &options }.output();
+        let made = Tune { options: &options }.output(2);
         (made.map(drop), options.log())
     };
     let (refused, log) = table("nowhere/t.tune");

@@ -1,13 +1,13 @@
-//! The stopwatch on GPUs: replays of graphs, one for each way.
+//! The stopwatch on GPUs: replays of graphs, one for each kernel variant.
 
-use super::super::device::GpuLane;
 use super::super::layout;
-use super::super::output::Output;
-use super::super::runner::Lane;
+use super::super::queue::GpuQueue;
+use super::super::runner::CallQueue;
 use super::search::Stopwatch;
 use crate::bench::combine::slowest;
 use crate::bench::metrics::median;
-use crate::bench::record::RunRecord;
+use crate::bench::output::Output;
+use crate::bench::record::RunInfo;
 use crate::bench::row::Row;
 use crate::bench::world::World;
 use cinch::plan::KernelVariant;
@@ -15,14 +15,14 @@ use cinch::{CodecSpec, Communicator, Error, Result};
 use serde::Serialize;
 use std::time::Instant;
 
-/// What a replay should take, and the most calls in it: less than in a bench, of which there are
-/// fewer.
+/// Aim for the length of a replay, and its largest number of calls: both below a bench's, because tuning
+/// records many more graphs.
 const REPLAY_SECONDS: f64 = 2e-3;
 const MOST_CALLS: usize = 100;
 
 /// One line of the log.
 #[derive(Serialize)]
-struct Record<'a> {
+struct TuneRecord<'a> {
     collective: &'a str,
     #[serde(rename = "type")]
     dtype: &'a str,
@@ -30,12 +30,13 @@ struct Record<'a> {
     ranks: usize,
     size: usize,
     repetitions: usize,
-    ways: Vec<WayRecord>,
-    run: &'a RunRecord,
+    #[serde(rename = "ways")]
+    variants: Vec<VariantRecord>,
+    run: &'a RunInfo,
 }
 
 #[derive(Serialize)]
-struct WayRecord {
+struct VariantRecord {
     algo: &'static str,
     protocol: &'static str,
     blocks: usize,
@@ -43,11 +44,11 @@ struct WayRecord {
     time_us: f64,
 }
 
-/// One rank's.
+/// The stopwatch of one rank.
 pub struct GpuWatch<'a, 'b> {
     control: &'a Communicator,
-    lane: &'a mut GpuLane<'b>,
-    run: &'a RunRecord,
+    queue: &'a mut GpuQueue<'b>,
+    run: &'a RunInfo,
     output: &'a mut Output,
     begin: Instant,
 }
@@ -56,34 +57,34 @@ impl<'a, 'b> GpuWatch<'a, 'b> {
     /// Starts the clock.
     pub fn new(
         control: &'a Communicator,
-        lane: &'a mut GpuLane<'b>,
-        run: &'a RunRecord,
+        queue: &'a mut GpuQueue<'b>,
+        run: &'a RunInfo,
         output: &'a mut Output,
     ) -> GpuWatch<'a, 'b> {
         GpuWatch {
             control,
-            lane,
+            queue,
             run,
             output,
             begin: Instant::now(),
         }
     }
 
-    /// Seconds of a call on the slowest rank, by a few of them on the stream.
+    /// Returns the seconds of a call on the slowest rank, from a few calls on the stream.
     fn estimate(&mut self) -> Result<f64> {
         let mut least = f64::INFINITY;
         for calls in [1, 4] {
             self.control.barrier()?;
-            self.lane.start_ours(calls)?;
-            least = least.min(self.lane.finish()? / calls as f64);
+            self.queue.start_ours(calls)?;
+            least = least.min(self.queue.finish()? / calls as f64);
         }
         Ok(slowest(self.control, &[least])?[0])
     }
 
-    /// Refuses times of another codec than the row's.
+    /// Refuses times of a codec other than the row's.
     fn check(&self, row: &Row) -> Result<()> {
         let asked = row.codec.map_or(CodecSpec::RAW, |codec| codec.spec);
-        let ran = self.lane.report()?.codec;
+        let ran = self.queue.report()?.codec;
         match ran.kind == asked.kind {
             true => Ok(()),
             false => Err(Error::invalid_usage(format!(
@@ -96,43 +97,48 @@ impl<'a, 'b> GpuWatch<'a, 'b> {
 
 impl Stopwatch for GpuWatch<'_, '_> {
     fn variants(&mut self, row: &Row) -> Result<Vec<KernelVariant>> {
-        self.lane.variants(row)
+        self.queue.variants(row)
     }
 
-    fn can(&mut self, row: &Row, way: &KernelVariant) -> Result<bool> {
-        self.lane.supports(row, way)
+    fn supports(&mut self, row: &Row, variant: &KernelVariant) -> Result<bool> {
+        self.queue.supports(row, variant)
     }
 
-    fn time(&mut self, row: &Row, ways: &[KernelVariant], repetitions: usize) -> Result<Vec<f64>> {
-        self.lane.begin(row)?;
-        let mut calls = Vec::with_capacity(ways.len());
-        for way in ways {
-            self.lane.comm().force_variant(Some(*way))?;
+    fn time(
+        &mut self,
+        row: &Row,
+        variants: &[KernelVariant],
+        repetitions: usize,
+    ) -> Result<Vec<f64>> {
+        self.queue.begin(row)?;
+        let mut calls = Vec::with_capacity(variants.len());
+        for variant in variants {
+            self.queue.comm().force_variant(Some(*variant))?;
             let each = self.estimate()?;
             self.check(row)?;
             let these = (REPLAY_SECONDS / each.max(1e-9)).ceil() as usize;
             let these = these.clamp(1, MOST_CALLS.min(layout::Mode::Graph.most_calls()));
-            self.lane.record_way(these)?;
+            self.queue.record_variant(these)?;
             calls.push(these);
         }
-        self.lane.comm().force_variant(None)?;
-        let mut times = vec![Vec::with_capacity(repetitions); ways.len()];
-        // The first replay of each is not counted, and every second round goes the other way round.
+        self.queue.comm().force_variant(None)?;
+        let mut times = vec![Vec::with_capacity(repetitions); variants.len()];
+        // The first replay of each variant is not counted, and every second round reverses their order.
         for round in 0..=repetitions {
-            for turn in 0..ways.len() {
-                let way = match round % 2 {
+            for turn in 0..variants.len() {
+                let variant = match round % 2 {
                     0 => turn,
-                    _ => ways.len() - 1 - turn,
+                    _ => variants.len() - 1 - turn,
                 };
                 self.control.barrier()?;
-                self.lane.start_way(way)?;
-                let seconds = self.lane.finish()? / calls[way] as f64;
+                self.queue.start_variant(variant)?;
+                let seconds = self.queue.finish()? / calls[variant] as f64;
                 if round > 0 {
-                    times[way].push(seconds);
+                    times[variant].push(seconds);
                 }
             }
         }
-        self.lane.end_ways();
+        self.queue.end_variants();
         times
             .iter()
             .map(|times| Ok(median(&slowest(self.control, times)?)))
@@ -149,29 +155,29 @@ impl Stopwatch for GpuWatch<'_, '_> {
 
     fn keep(&mut self, row: &Row, size: usize, times: &[(KernelVariant, f64)], repetitions: usize) {
         let codec = row.codec.map_or("raw".into(), |codec| codec.to_string());
-        let ways = times.iter().map(|(way, seconds)| WayRecord {
-            algo: way.algorithm.name(),
-            protocol: way.protocol.name(),
-            blocks: way.channels,
-            chunk: way.chunk,
+        let variants = times.iter().map(|(variant, seconds)| VariantRecord {
+            algo: variant.algorithm.name(),
+            protocol: variant.protocol.name(),
+            blocks: variant.channels,
+            chunk: variant.chunk,
             time_us: seconds * 1e6,
         });
-        let record = Record {
+        let record = TuneRecord {
             collective: row.collective.name(),
             dtype: row.dtype.name(),
             codec,
             ranks: self.control.nranks(),
             size,
             repetitions,
-            ways: ways.collect(),
+            variants: variants.collect(),
             run: self.run,
         };
         if let Err(error) = self.output.record(&record) {
-            self.output.line(&format!("# warning: {error}"));
+            self.output.note(&format!("warning: {error}"));
         }
-        if let Some((way, seconds)) = times.iter().min_by(|a, b| a.1.total_cmp(&b.1)) {
-            self.output.line(&format!(
-                "# {} {} {size}: {} ways, best {way}, {:.2} us",
+        if let Some((variant, seconds)) = times.iter().min_by(|a, b| a.1.total_cmp(&b.1)) {
+            self.output.note(&format!(
+                "{} {} {size}: {} variants, best {variant}, {:.2} us",
                 record.collective,
                 record.codec,
                 times.len(),

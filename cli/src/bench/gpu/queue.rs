@@ -1,9 +1,9 @@
-//! One rank's GPU: its communicators, its buffers, its stream.
+//! One rank's GPU: communicators, buffers and the stream that calls are queued on.
 
-use super::layout::{Layout, PERIOD, Rotation};
+use super::layout::{ArenaLayout, PERIOD, Rotation};
 use super::peer::PeerComm;
-use super::runner::{Lane, Side};
-use crate::bench::data::Source;
+use super::runner::{CallQueue, Contender};
+use crate::bench::data::InputSource;
 use crate::bench::row::{Row, buffer_bytes, call_of, is_root};
 use crate::bench::verify::POISON;
 use cinch::comm::{Call, Group};
@@ -14,28 +14,28 @@ use cinch::{Collective, Communicator, DType, Error, ErrorKind, ReduceOp, Report,
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A rank's communicator, that of the other library, and what they work on.
-pub struct GpuLane<'a> {
+/// A rank's communicators, ours and the other library's, with their buffers.
+pub struct GpuQueue<'a> {
     // Dropped from first to last: graphs name memory of the communicators.
     graphs: [Option<Graph>; 3],
-    /// Of our calls, each another way.
-    ways: Vec<Graph>,
-    marks: [Event; 2],
+    /// Graphs of our calls, one for each kernel variant.
+    variants: Vec<Graph>,
+    events: [Event; 2],
     peer: Option<PeerComm>,
     comm: Communicator,
     stream: Stream,
     inputs: DeviceMemory,
     outputs: DeviceMemory,
-    source: &'a Source,
-    /// The type and the reduction that the inputs are made for.
+    source: &'a InputSource,
+    /// Type and reduction that the inputs were generated for.
     filled: Option<(DType, Option<ReduceOp>)>,
-    row: Option<(Row, Layout)>,
+    row: Option<(Row, ArenaLayout)>,
     rotation: Rotation,
     report: Option<Report>,
-    patience: Duration,
+    call_timeout: Duration,
 }
 
-impl<'a> GpuLane<'a> {
+impl<'a> GpuQueue<'a> {
     /// Allocates arenas of `bytes` for inputs and outputs.
     ///
     /// # Errors
@@ -44,16 +44,16 @@ impl<'a> GpuLane<'a> {
         context: &Arc<Context>,
         comm: Communicator,
         peer: Option<PeerComm>,
-        source: &'a Source,
+        source: &'a InputSource,
         bytes: (usize, usize),
-    ) -> Result<GpuLane<'a>> {
-        let mut lane = GpuLane {
+    ) -> Result<GpuQueue<'a>> {
+        let mut queue = GpuQueue {
             graphs: [const { None }; 3],
-            ways: Vec::new(),
-            marks: [Event::timed(context)?, Event::timed(context)?],
+            variants: Vec::new(),
+            events: [Event::timed(context)?, Event::timed(context)?],
             peer,
-            // A call that lasts longer has failed by then.
-            patience: 2 * comm.config().timeout,
+            // A call that lasts longer has timed out by then.
+            call_timeout: 2 * comm.config().timeout,
             comm,
             stream: Stream::new(context)?,
             inputs: DeviceMemory::new(context, bytes.0)?,
@@ -64,25 +64,24 @@ impl<'a> GpuLane<'a> {
             rotation: Rotation::new(1),
             report: None,
         };
-        // The first kernel of a stream may wait for all that run on the GPU. Where those are of other
-        // ranks, which wait for this one's, that is for ever: on 2 H200 with 4 ranks each, half of the
-        // first all_gathers of 64 MiB did not begin on some rank.
-        lane.poison()?;
-        Ok(lane)
+        // The first kernel of a stream may wait for all kernels on the GPU. If other ranks' kernels there
+        // wait for this rank's, that is a deadlock: a fill is queued before there are such kernels.
+        queue.poison()?;
+        Ok(queue)
     }
 
-    /// The candidates for a row's call, and the winner.
+    /// Returns the candidates of a row's call and the winner, as text.
     ///
     /// # Errors
-    /// As [`Communicator::explain`].
+    /// Returns the communicator's errors.
     pub fn explain(&self, row: &Row) -> Result<String> {
         self.comm.explain(&self.call(row))
     }
 
-    /// Ends both communicators in good order. All ranks call it together.
+    /// Destroys the other library's communicator, then finalizes ours. All ranks call it together.
     ///
     /// # Errors
-    /// Those of the communicators.
+    /// Returns the communicators' errors.
     pub fn end(mut self) -> Result<()> {
         self.forget_graphs();
         if let Some(peer) = self.peer.take() {
@@ -91,98 +90,101 @@ impl<'a> GpuLane<'a> {
         self.comm.finalize()
     }
 
-    /// Drops the graphs. What they kept is released on other threads, and freeing memory waits for
-    /// kernels: that is over before there are any again.
+    /// Drops the graphs. Other threads release what the graphs kept, and freeing memory waits for
+    /// kernels, so a pause lets that end before the next kernel is queued.
     fn forget_graphs(&mut self) {
-        if self.graphs.iter().any(Option::is_some) || !self.ways.is_empty() {
+        if self.graphs.iter().any(Option::is_some) || !self.variants.is_empty() {
             self.graphs = [const { None }; 3];
-            self.ways.clear();
+            self.variants.clear();
             std::thread::sleep(Duration::from_millis(50));
         }
     }
 
-    /// Our communicator.
+    /// Returns our communicator.
     pub fn comm(&self) -> &Communicator {
         &self.comm
     }
 
-    /// What this rank calls for a row.
+    /// Returns the call that this rank makes for a row.
     fn call(&self, row: &Row) -> Call {
         let (rank, nranks) = (self.comm.rank(), self.comm.nranks());
         call_of(row, rank, nranks)
     }
 
-    /// As [`Communicator::ways`].
+    /// Returns the kernel variants of a row's call; see [`Communicator::variants`].
     ///
     /// # Errors
-    /// As there.
+    /// Returns the communicator's errors.
     pub fn variants(&self, row: &Row) -> Result<Vec<KernelVariant>> {
         self.comm.variants(&self.call(row))
     }
 
-    /// As [`Communicator::supports`].
+    /// Tells if a row's call can run with a kernel variant; see [`Communicator::supports`].
     ///
     /// # Errors
-    /// As there.
-    pub fn supports(&self, row: &Row, way: &KernelVariant) -> Result<bool> {
-        self.comm.supports(&self.call(row), way)
+    /// Returns the communicator's errors.
+    pub fn supports(&self, row: &Row, variant: &KernelVariant) -> Result<bool> {
+        self.comm.supports(&self.call(row), variant)
     }
 
-    /// Queues a mark, `calls` of our calls, and another mark.
+    /// Queues an event, `calls` of our calls, and another event.
     ///
     /// # Errors
     /// Those of the calls.
     pub fn start_ours(&mut self, calls: usize) -> Result<()> {
-        self.start(Side::Ours, calls, false)
+        self.start(Contender::Ours, calls, false)
     }
 
-    /// Records a graph of `calls` calls that go the way that they go now, beside those of other ways.
+    /// Records a graph of `calls` calls with the kernel variant that is now forced.
     ///
     /// # Errors
     /// Those of the calls.
-    pub fn record_way(&mut self, calls: usize) -> Result<()> {
-        let graph = self.capture(Side::Ours, calls)?;
-        self.ways.push(graph);
+    pub fn record_variant(&mut self, calls: usize) -> Result<()> {
+        let graph = self.capture(Contender::Ours, calls)?;
+        self.variants.push(graph);
         Ok(())
     }
 
-    /// Queues a mark, a replay of the graph of this number, and another mark.
+    /// Queues an event, a replay of the variant's graph, and another event.
     ///
     /// # Errors
     /// Internal if there is no such graph; those of the driver.
-    pub fn start_way(&mut self, way: usize) -> Result<()> {
+    pub fn start_variant(&mut self, variant: usize) -> Result<()> {
         let none = || Error::internal("no graph was recorded");
-        self.marks[0].record(&self.stream)?;
-        self.ways.get(way).ok_or_else(none)?.launch(&self.stream)?;
-        self.marks[1].record(&self.stream)
+        self.events[0].record(&self.stream)?;
+        self.variants
+            .get(variant)
+            .ok_or_else(none)?
+            .launch(&self.stream)?;
+        self.events[1].record(&self.stream)
     }
 
-    /// Forgets the graphs of ways.
-    pub fn end_ways(&mut self) {
+    /// Drops the graphs of all variants.
+    pub fn end_variants(&mut self) {
         self.forget_graphs();
     }
 
-    fn capture(&mut self, side: Side, calls: usize) -> Result<Graph> {
+    fn capture(&mut self, contender: Contender, calls: usize) -> Result<Graph> {
         self.rotation.begin_graph();
-        // The stream is part of `self`, which records: a second value of it does.
-        // SAFETY: of the same context, and gone before the lane's stream is.
+        // `self` is borrowed while it records, so the capture gets a second handle of the stream.
+        // SAFETY: the handle belongs to `self.stream`, which outlives this function.
         let stream = unsafe { Stream::borrowed(self.stream.context(), self.stream.handle()) };
         Graph::capture(&stream, CaptureMode::ThreadLocal, |_| {
-            self.queue_all(side, calls)
+            self.queue_all(contender, calls)
         })
     }
 
-    fn row(&self) -> Result<(Row, Layout)> {
+    fn row(&self) -> Result<(Row, ArenaLayout)> {
         self.row
             .ok_or_else(|| Error::internal("the bench runs no row"))
     }
 
-    /// Address and bytes of this rank's buffers of a set.
+    /// Returns address and bytes of this rank's input and output in a buffer set.
     fn buffers(
         &self,
         row: &Row,
-        layout: &Layout,
-        side: Side,
+        layout: &ArenaLayout,
+        contender: Contender,
         set: usize,
     ) -> Result<[(u64, usize); 2]> {
         let (rank, nranks) = (self.comm.rank(), self.comm.nranks());
@@ -192,9 +194,9 @@ impl<'a> GpuLane<'a> {
             _ => Ok::<_, Error>((memory.place(set * stride, bytes)?, bytes)),
         };
         let windows = self.peer.as_ref().and_then(PeerComm::windows);
-        let (inputs, outputs) = match (side, windows) {
-            (Side::Symmetric, Some(windows)) => windows,
-            (Side::Symmetric, None) => return Err(Error::internal("there are no windows")),
+        let (inputs, outputs) = match (contender, windows) {
+            (Contender::Symmetric, Some(windows)) => windows,
+            (Contender::Symmetric, None) => return Err(Error::internal("there are no windows")),
             _ => (&self.inputs, &self.outputs),
         };
         Ok([
@@ -204,19 +206,18 @@ impl<'a> GpuLane<'a> {
     }
 
     /// Queues call number `index` of a repetition.
-    fn queue(&mut self, side: Side, index: usize) -> Result<()> {
+    fn queue(&mut self, contender: Contender, index: usize) -> Result<()> {
         let (row, layout) = self.row()?;
-        let [input, output] = self.buffers(&row, &layout, side, self.rotation.set(index))?;
-        if side != Side::Ours {
+        let [input, output] = self.buffers(&row, &layout, contender, self.rotation.set(index))?;
+        if contender != Contender::Ours {
             let peer = self.peer.as_ref();
             let peer = peer.ok_or_else(|| Error::internal("there is no other library"))?;
-            // SAFETY: memory of this rank's GPU, which lives as long as `self`; every use of it is
-            // waited for by `finish`, and the stream is the lane's.
+            // SAFETY: `self` owns the memory and the stream; `finish` waits for every use of them.
             return unsafe { peer.queue(&row, input.0, output.0, &self.stream) };
         }
         let (rank, nranks) = (self.comm.rank(), self.comm.nranks());
         let call = self.call(&row);
-        // SAFETY: as above; of what a graph has recorded, each replay.
+        // SAFETY: `self` owns the memory and the stream; `finish` waits for every call and every replay.
         let buffers =
             |input, output| unsafe { DeviceBuffers::new(input, output, self.stream.handle().0) };
         let report = match row.collective {
@@ -237,11 +238,11 @@ impl<'a> GpuLane<'a> {
         Ok(())
     }
 
-    fn queue_all(&mut self, side: Side, calls: usize) -> Result<()> {
-        (0..calls).try_for_each(|index| self.queue(side, index))
+    fn queue_all(&mut self, contender: Contender, calls: usize) -> Result<()> {
+        (0..calls).try_for_each(|index| self.queue(contender, index))
     }
 
-    /// Fills the inputs with this rank's data, one period after the other.
+    /// Fills the inputs with this rank's data, period after period.
     fn fill(&mut self, dtype: DType, op: Option<ReduceOp>) -> Result<()> {
         let bytes = (PERIOD * dtype.size()).min(self.inputs.bytes());
         let mut data = vec![0; bytes / dtype.size() * dtype.size()];
@@ -250,23 +251,23 @@ impl<'a> GpuLane<'a> {
         let windows = self.peer.as_ref().and_then(PeerComm::windows);
         for inputs in [Some(&self.inputs), windows.map(|windows| windows.0)] {
             let Some(inputs) = inputs else { continue };
-            inputs.write(0, &data, &self.stream, self.patience)?;
+            inputs.write(0, &data, &self.stream, self.call_timeout)?;
             inputs.repeat(data.len(), &self.stream)?;
         }
-        self.stream.wait(self.patience)
+        self.stream.wait(self.call_timeout)
     }
 }
 
-impl Lane for GpuLane<'_> {
+impl CallQueue for GpuQueue<'_> {
     fn begin(&mut self, row: &Row) -> Result<()> {
         self.forget_graphs();
-        let op = Some(row.op).filter(|_| row.collective.reduces());
+        let op = row.reduction();
         if self.filled != Some((row.dtype, op)) {
             self.fill(row.dtype, op)?;
             self.filled = Some((row.dtype, op));
         }
-        // The arenas are the same on all ranks, and so are the sets.
-        let layout = Layout::new(row, self.comm.nranks())?;
+        // Arenas and buffer sets are the same on all ranks.
+        let layout = ArenaLayout::new(row, self.comm.nranks())?;
         let arenas = (self.inputs.bytes(), self.outputs.bytes());
         let layout = layout.within(arenas);
         self.row = Some((*row, layout));
@@ -274,37 +275,37 @@ impl Lane for GpuLane<'_> {
         Ok(())
     }
 
-    fn has(&self, side: Side, row: &Row) -> bool {
+    fn has(&self, contender: Contender, row: &Row) -> bool {
         let peer = self.peer.as_ref();
-        match side {
-            Side::Ours => true,
-            Side::Peer => peer.is_some_and(|peer| peer.has(row)),
-            Side::Symmetric => peer.is_some_and(|peer| peer.has_symmetric(row)),
+        match contender {
+            Contender::Ours => true,
+            Contender::Peer => peer.is_some_and(|peer| peer.has(row)),
+            Contender::Symmetric => peer.is_some_and(|peer| peer.has_symmetric(row)),
         }
     }
 
-    fn record(&mut self, side: Side, calls: usize) -> Result<()> {
-        let graph = self.capture(side, calls)?;
-        self.graphs[side as usize] = Some(graph);
+    fn record(&mut self, contender: Contender, calls: usize) -> Result<()> {
+        let graph = self.capture(contender, calls)?;
+        self.graphs[contender as usize] = Some(graph);
         Ok(())
     }
 
-    fn start(&mut self, side: Side, calls: usize, replay: bool) -> Result<()> {
+    fn start(&mut self, contender: Contender, calls: usize, replay: bool) -> Result<()> {
         match replay {
             true => self.rotation.begin_graph(),
             false => self.rotation.begin(calls),
         }
-        self.marks[0].record(&self.stream)?;
-        match (&self.graphs[side as usize], replay) {
+        self.events[0].record(&self.stream)?;
+        match (&self.graphs[contender as usize], replay) {
             (Some(graph), true) => graph.launch(&self.stream)?,
             (None, true) => return Err(Error::internal("no graph was recorded")),
-            (_, false) => self.queue_all(side, calls)?,
+            (_, false) => self.queue_all(contender, calls)?,
         }
-        self.marks[1].record(&self.stream)
+        self.events[1].record(&self.stream)
     }
 
     fn finish(&mut self) -> Result<f64> {
-        let ended = self.marks[1].wait(self.patience);
+        let ended = self.events[1].wait(self.call_timeout);
         // Kernels that failed have ended too, and their time means nothing.
         if let Some(error) = self.comm.async_error() {
             return Err(error);
@@ -313,12 +314,12 @@ impl Lane for GpuLane<'_> {
             ErrorKind::Timeout => error.context("queued calls did not end"),
             _ => error,
         })?;
-        self.marks[1].since(&self.marks[0])
+        self.events[1].since(&self.events[0])
     }
 
     fn poison(&mut self) -> Result<()> {
         self.outputs.fill(POISON, &self.stream)?;
-        self.stream.wait(self.patience)
+        self.stream.wait(self.call_timeout)
     }
 
     fn output(&self, call: usize) -> (usize, usize, usize) {
@@ -335,7 +336,8 @@ impl Lane for GpuLane<'_> {
     fn read(&mut self, set: usize, start: usize, bytes: &mut [u8]) -> Result<()> {
         let (row, layout) = self.row()?;
         let at = set * layout.output + start * row.dtype.size();
-        self.outputs.read(at, bytes, &self.stream, self.patience)
+        self.outputs
+            .read(at, bytes, &self.stream, self.call_timeout)
     }
 
     fn report(&self) -> Result<Report> {

@@ -1,36 +1,36 @@
-//! From options to rows: everything that can be refused before a rank is started.
+//! The rows and inputs of a bench. Options that cannot work are refused here, before a rank starts.
 
-use super::data::Source;
-use super::metrics::{count_of, size_of};
+use super::data::InputSource;
+use super::metrics::count_of;
 use super::options::BenchOptions;
 use super::row::{Row, memory};
 use cinch::Collective;
 
-/// What a bench will do.
-pub struct Plan {
+/// The rows and inputs of a bench.
+pub struct Workload {
     /// Inputs.
-    pub source: Source,
+    pub source: InputSource,
     /// Rows, in order.
     pub rows: Vec<Row>,
 }
 
-impl Plan {
-    /// The rows of these options for `nranks` ranks.
+impl Workload {
+    /// Makes the rows of these options for `nranks` ranks.
     ///
     /// # Errors
-    /// A sentence about the option that cannot be.
-    pub fn new(options: &BenchOptions, nranks: usize) -> Result<Plan, String> {
+    /// A sentence about the option that cannot work.
+    pub fn new(options: &BenchOptions, nranks: usize) -> Result<Workload, String> {
         if options.collective == Collective::SendRecv && nranks < 2 {
             return Err("send_recv needs two ranks or more; give --ranks 2".into());
         }
         let source = match options.data.as_slice() {
-            [] => Source::generated(options.seed, options.distribution, nranks),
-            files => Source::from_files(files, nranks)?,
+            [] => InputSource::generated(options.seed, options.distribution, nranks),
+            files => InputSource::from_files(files, nranks)?,
         };
         let native = source.native();
         let sizes = options.sizes(native.map(|(_, bytes)| bytes))?;
         let roots = options.roots(nranks)?;
-        // None is the default of the settings.
+        // Without a codec the settings decide.
         let codecs = match options.codec.as_slice() {
             [] => vec![None],
             codecs => codecs.iter().copied().map(Some).collect(),
@@ -40,36 +40,32 @@ impl Plan {
             source.admits(dtype)?;
             for &codec in &codecs {
                 for (&root, &size) in roots.iter().flat_map(|r| sizes.iter().map(move |s| (r, s))) {
+                    let count = count_of(options.collective, dtype, nranks, size);
                     let row = Row {
-                        collective: options.collective,
-                        dtype,
                         op,
                         root,
-                        count: count_of(options.collective, dtype, nranks, size),
                         codec,
                         algorithm: options.algo.0,
+                        graph: options.gpu.graph,
+                        ..Row::new(options.collective, dtype, count)
                     };
-                    // Sizes that round to one count are one row.
+                    // Sizes that round to the same count make one row.
                     if rows.last() != Some(&row) {
                         rows.push(row);
                     }
                 }
             }
         }
-        Ok(Plan { source, rows })
+        Ok(Workload { source, rows })
     }
 
-    /// What to say if rows are longer than the data files, which then begin anew.
+    /// Returns a note if rows are longer than the data files, which are then repeated.
     pub fn repeats(&self, nranks: usize) -> Option<String> {
         let (native, bytes) = self.source.native()?;
         let held = bytes / native.size();
-        let longest = self.rows.iter().map(|row| {
-            let collective = row.collective;
-            let size = size_of(collective, row.dtype, nranks, row.count) / row.dtype.size();
-            match collective {
-                Collective::AllGather | Collective::Gather => row.count,
-                _ => size,
-            }
+        let longest = self.rows.iter().map(|row| match row.collective {
+            Collective::AllGather | Collective::Gather => row.count,
+            _ => row.size(nranks) / row.dtype.size(),
         });
         let longest = longest.max().filter(|&longest| longest > held)?;
         Some(format!(
@@ -77,7 +73,7 @@ impl Plan {
         ))
     }
 
-    /// Refuses rows that would not fit the memory that is free for `local` of `nranks` ranks.
+    /// Refuses rows whose buffers exceed the free memory for `local` of `nranks` ranks.
     ///
     /// # Errors
     /// A sentence with the bytes needed and free.
@@ -106,20 +102,20 @@ mod tests {
     use super::*;
     use crate::testing::parsed;
 
-    fn plan(line: &str, nranks: usize) -> Result<Plan, String> {
-        Plan::new(&parsed(line).unwrap(), nranks)
+    fn workload(line: &str, nranks: usize) -> Result<Workload, String> {
+        Workload::new(&parsed(line).unwrap(), nranks)
     }
 
     #[test]
     fn rows_are_types_by_roots_by_sizes() {
-        let rows = plan("broadcast -b 1K -e 4K -f 2 -d all -r all", 3)
+        let rows = workload("broadcast -b 1K -e 4K -f 2 -d all -r all", 3)
             .unwrap()
             .rows;
         assert_eq!(rows.len(), 12 * 3 * 3);
         assert_eq!((rows[0].root, rows[0].count), (0, 1024));
         assert_eq!((rows[3].root, rows[3].count), (1, 1024));
         // 16 bytes a rank: 16, 32 and 48 bytes are the same nothing for 4 ranks.
-        let rows = plan("all_gather -b 16 -e 64 -i 16", 4).unwrap().rows;
+        let rows = workload("all_gather -b 16 -e 64 -i 16", 4).unwrap().rows;
         assert_eq!(rows.iter().map(|row| row.count).collect::<Vec<_>>(), [0, 4]);
     }
 
@@ -127,7 +123,7 @@ mod tests {
     fn reductions_are_for_collectives_that_reduce() {
         for collective in Collective::ALL {
             let ops = |op: &str| {
-                let rows = plan(&format!("{collective} -e 1K -o {op}"), 2)?.rows;
+                let rows = workload(&format!("{collective} -e 1K -o {op}"), 2)?.rows;
                 Ok::<_, String>(rows.iter().map(|row| row.op.name()).collect::<Vec<_>>())
             };
             assert_eq!(ops("sum").unwrap(), ["sum"], "{collective}");
@@ -159,7 +155,7 @@ mod tests {
             ("all_reduce --codec linear8 -d i32 -o all", 2, "not i32"),
             ("all_reduce --codec linear8 -d all -o max", 2, "leave out"),
         ] {
-            let error = plan(line, nranks).err().unwrap();
+            let error = workload(line, nranks).err().unwrap();
             assert!(error.contains(word), "{line}: {error}");
         }
         let data = concat!(
@@ -167,10 +163,10 @@ mod tests {
             env!("CARGO_MANIFEST_DIR"),
             "/../benches/data -e"
         );
-        assert_eq!(plan(&format!("{data} 4K"), 4).unwrap().repeats(4), None);
-        let repeats = plan(&format!("{data} 1M -b 1M"), 4).unwrap().repeats(4);
+        assert_eq!(workload(&format!("{data} 4K"), 4).unwrap().repeats(4), None);
+        let repeats = workload(&format!("{data} 1M -b 1M"), 4).unwrap().repeats(4);
         assert!(repeats.unwrap().contains("262144 elements"));
-        let large = plan("all_reduce -b 1G", 4).unwrap();
+        let large = workload("all_reduce -b 1G", 4).unwrap();
         assert!(large.check_memory(4, 4, Some(4 << 30)).is_err());
         assert!(large.check_memory(4, 4, Some(64 << 30)).is_ok());
         assert!(large.check_memory(4, 1, Some(4 << 30)).is_ok());
