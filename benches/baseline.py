@@ -58,6 +58,12 @@ def write(name, rows, folder=BASELINES):
     print(f"written: {path.relative_to(ROOT)}")
 
 
+def rows(path):
+    """Returns the rows of `cinch bench --json`: one JSON object a line."""
+    with open(path, encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
+
+
 def size_name(size):
     """1048576 -> 1M."""
     for unit, shift in (("G", 30), ("M", 20), ("K", 10)):

@@ -24,6 +24,13 @@ pub struct Panel {
     pub series: Vec<Series>,
 }
 
+impl Panel {
+    /// Tells if the axis can show a value. Beyond 10^15 the labels overflow.
+    fn shows(&self, y: f64) -> bool {
+        y.abs() <= 1e15 && (!self.logarithmic || y >= 1e-15)
+    }
+}
+
 const WIDTH: u32 = 860;
 const TITLE_HEIGHT: u32 = 60;
 const PANEL_HEIGHT: u32 = 300;
@@ -84,7 +91,7 @@ fn draw(
     for (area, panel) in charts.split_evenly((panels.len(), 1)).iter().zip(panels) {
         let shown = panel.series.iter().flat_map(|series| &series.points);
         let values = shown.map(|point| point.1);
-        let values = values.filter(|y| y.is_finite() && (!panel.logarithmic || *y > 0.0));
+        let values = values.filter(|&y| panel.shows(y));
         let (low, high) = range(values);
         match panel.logarithmic {
             true => chart(
@@ -143,8 +150,8 @@ where
     for series in &panel.series {
         let index = names.iter().position(|name| *name == series.name);
         let style = color(index.unwrap_or(0)).stroke_width(2);
-        let shown = |&&(_, y): &&(f64, f64)| y.is_finite() && (!panel.logarithmic || y > 0.0);
-        let points: Vec<(f64, f64)> = series.points.iter().filter(shown).copied().collect();
+        let shown = series.points.iter().filter(|point| panel.shows(point.1));
+        let points: Vec<(f64, f64)> = shown.copied().collect();
         let points = points.into_iter().map(|(x, y)| (x.max(1.0), y));
         match series.dashed {
             true => chart.draw_series(DashedLineSeries::new(points.clone(), 6, 4, style))?,

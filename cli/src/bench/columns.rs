@@ -45,7 +45,7 @@ pub struct Column {
 }
 
 /// All columns, in the order of the CSV file.
-pub const COLUMNS: [Column; 33] = [
+pub static COLUMNS: [Column; 33] = [
     column("size", "size", |at| count(at.record.size)),
     column("count", "count", |at| count(at.record.count)),
     column("type", "type", |at| text(&at.record.dtype)),

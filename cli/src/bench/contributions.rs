@@ -1,37 +1,36 @@
-//! Whether a sum has every rank's contribution in it, where no single element tells.
+//! Detects a lost contribution in sums of few bits, where no single element shows it.
 //!
-//! Of few bits and many ranks the roundings on the way of an element exceed what one rank adds to it: any
-//! number is within the bound. But roundings know nothing of a contribution, and over many elements they
-//! cancel: the difference from the exact sum, projected on what a rank has given, is about 0 times that,
-//! -1 times if it is not there, and 1 time if it is there twice.
+//! With few bits and many ranks the roundings of an element exceed what one rank adds to it, so any number
+//! is within the bound. But roundings do not correlate with a contribution, and over many elements they
+//! cancel: the difference from the exact sum, projected on a rank's contribution, is about 0 times the
+//! contribution; -1 times if it is missing, and 1 time if it was added twice.
 
-use super::number::unit_roundoff;
 use cinch::DType;
+use cinch::testing::unit_roundoff;
 
-/// Elements that are looked at together.
+/// Elements that are tested together.
 pub const STRETCH: usize = 4096;
 
-/// Share of a contribution from which on it counts as lost.
+/// Share of a contribution whose absence counts as a loss.
 const LOST: f64 = 0.5;
 
-/// How many times its standard deviation the share must be: of sums as they should be it is so in 1 of
-/// 10^9 cases.
+/// How many standard deviations the share must exceed: a right sum does so in 1 of 10^9 cases.
 const DEVIATIONS: f64 = 6.0;
 
-/// Share of the magnitudes of all contributions that roundings must reach before they hide one of them.
+/// Share of all contributions' magnitudes that roundings must reach to hide one contribution.
 const HIDES: f64 = 0.125;
 
-/// Whether roundings of this share of all magnitudes hide a contribution, and this test would find it.
-/// Where a sum so far is so large that adding a contribution to it changes nothing, a lost one is no error:
-/// of independent numbers a sum grows with the root of their number.
+/// Tells if roundings of this share of all magnitudes hide a contribution that this test would find. If
+/// a partial sum is so large that adding a contribution changes nothing, its loss is no error: a sum of
+/// independent numbers grows with the root of their number.
 pub fn are_hidden(share: f64, dtype: DType, contributions: usize) -> bool {
     let n = contributions as f64;
     let unit = unit_roundoff(dtype);
     contributions > 1 && share * n > HIDES && n * unit * unit <= 1.0
 }
 
-/// Whether the differences from the exact sum are what is left of one of these contributions where
-/// it is missing, wrong or there twice. What is not finite counts for nothing.
+/// Tells if the differences from the exact sum correlate with one of these contributions, which is then
+/// missing, wrong or added twice. Elements that are not finite are left out.
 pub fn is_one_lost(differences: &[f64], contributions: &[Vec<f64>]) -> bool {
     contributions.iter().any(|given| {
         let (mut squares, mut products, mut deviation) = (0.0, 0.0, 0.0);

@@ -387,10 +387,10 @@ impl Buffer {
 #[cfg(test)]
 mod tests {
     use super::super::data::Distribution;
-    use super::super::number::decode;
     use super::super::verify::same_on_all_ranks;
     use super::super::world::threads::{self, Flaw};
     use super::*;
+    use cinch::testing::value;
     use cinch::types::{CodecKind, Scalar};
     use cinch::{CodecSpec, Config, DType, ReduceOp};
 
@@ -512,8 +512,8 @@ mod tests {
             }
         }
         for dtype in DType::ALL.into_iter().filter(|dtype| dtype.is_float()) {
-            let value = decode(dtype, &[POISON; 8][..dtype.size()]);
-            assert!(value.is_nan(), "{dtype}");
+            let poison = value(dtype, &[POISON; 8][..dtype.size()]);
+            assert!(poison.is_nan(), "{dtype}");
         }
     }
 

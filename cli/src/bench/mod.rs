@@ -10,7 +10,6 @@ mod hosts;
 mod limit;
 mod measure;
 pub mod metrics;
-mod number;
 pub mod options;
 pub mod output;
 mod page;

@@ -496,7 +496,7 @@ mod tests {
             .collect();
         assert_eq!((cells[11], cells[12], cells[16]), ("123.25", "4.50", "3"));
         // 8 bytes: a launch and a message.
-        assert_eq!(cells[13], "2.75");
+        assert_eq!(cells[13], "2.74");
         let lines = texts(&page["sections"][0]["panels"][0]["lines"], "name");
         assert!(
             lines.contains(&"NCCL, symmetric windows, graph".to_string()),

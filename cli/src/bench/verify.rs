@@ -1,17 +1,23 @@
-//! Compares an output with the exact result, computed in fp64 (integers: exactly).
+//! Compares an output with the exact result of [`cinch::testing`], within the bounds of arithmetic and
+//! codec.
+//!
+//! The bounds are this file's own on purpose: the library's tests judge by [`cinch::testing::RawBound`],
+//! and a mistake in one does not hide in the other.
 
 use super::contributions::{STRETCH, are_hidden, is_one_lost};
 use super::data::InputSource;
-use super::number::{decode, decode_integer, largest, smallest, unit_roundoff, wrap_integer};
-use super::row::{Row, factor};
+use super::row::{Row, call_of};
 use cinch::codec::{self, ErrorLaw};
 use cinch::cpu::Isa;
-use cinch::types::{LevelCodecs, ScaleRule};
+use cinch::testing::{
+    Expected, Inputs, Problem, Segment, integer, largest, smallest, unit_roundoff, value,
+};
+use cinch::types::{LevelCodecs, Scalar, ScaleRule};
 use cinch::{Algorithm, CodecSpec, Collective, DType, ReduceOp};
 use std::hash::Hasher;
 use std::ops::Range;
 
-/// What a comparison found on one rank.
+/// Result of a comparison on one rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct CheckOutcome {
     /// Elements that differ (integers, copies, max, min) or lie outside the bound of the
@@ -27,16 +33,7 @@ pub struct CheckOutcome {
     pub hash: u64,
 }
 
-/// One run of elements of the output and where they come from.
-#[derive(Debug, PartialEq)]
-struct Segment {
-    /// First element in the output.
-    at: usize,
-    /// Rank and first element in that rank's input, for each contribution.
-    sources: Vec<(usize, usize)>,
-}
-
-/// Which output to compare.
+/// The output to compare.
 #[derive(Clone, Copy)]
 pub struct Check<'a> {
     /// Inputs.
@@ -47,22 +44,22 @@ pub struct Check<'a> {
     pub rank: usize,
     /// All ranks.
     pub nranks: usize,
-    /// Set of inputs.
+    /// Buffer set.
     pub set: usize,
     /// Element of each rank's data with which its input begins.
     pub shift: usize,
-    /// What ran.
+    /// Codec that ran.
     pub codec: CodecSpec,
-    /// What ran.
+    /// Algorithm that ran.
     pub algorithm: Algorithm,
 }
 
-/// What outputs are filled with before the call that is compared: NaN in every floating type, -1 in
-/// integers. A number would be right wherever a codec may be off by more than the result.
+/// The byte that outputs are filled with before the compared call: NaN in every floating type, -1 in
+/// integers. Any number would pass as right wherever a codec's bound exceeds the result.
 pub const POISON: u8 = 0xff;
 
-/// Elements of which a codec leaves one other than zero, if its law does not say otherwise. Of fewer,
-/// the terms of a sum may cancel by chance.
+/// From this many elements on a codec leaves at least one other than zero, unless its error law allows
+/// more. In fewer elements the terms of a sum may cancel by chance.
 const TELLING: usize = 64;
 
 /// Elements compared at a time: a multiple of the largest block.
@@ -77,152 +74,91 @@ impl Check<'_> {
             hash: hasher.finish(),
             ..CheckOutcome::default()
         };
-        let size = self.row.dtype.size();
-        for segment in self.segments() {
-            let held = &output[segment.at * size..][..self.row.count * size];
-            self.compare(&segment, 0, held, &mut outcome);
-        }
+        self.piece(0, output, &mut outcome);
         outcome
     }
 
     /// Compares a piece of this rank's output, which begins at element `start`.
     pub fn piece(&self, start: usize, held: &[u8], outcome: &mut CheckOutcome) {
-        let size = self.row.dtype.size();
-        let end = start + held.len() / size;
-        for segment in self.segments() {
-            let from = start.max(segment.at);
-            let to = end.min(segment.at + self.row.count);
-            if from < to {
-                let held = &held[(from - start) * size..(to - start) * size];
-                self.compare(&segment, from - segment.at, held, outcome);
+        let problem = self.problem();
+        let (dtype, computes) = (self.row.dtype, self.row.collective.reduces());
+        let inexact = dtype.is_float() && (computes || self.codec.is_lossy());
+        let (mut at, mut rest) = (start, held);
+        while !rest.is_empty() {
+            let segment = problem.segment(self.rank, at);
+            let run = (self.row.count - segment.at) * dtype.size();
+            let (now, later) = rest.split_at(run.min(rest.len()));
+            match inexact {
+                true => self.compare_floats(&problem, (at, &segment), now, outcome),
+                false => self.compare_exactly(&problem, at, now, outcome),
             }
+            (at, rest) = (at + now.len() / dtype.size(), later);
         }
     }
 
-    /// Compares elements of a segment from its element `at` on.
-    fn compare(&self, segment: &Segment, at: usize, held: &[u8], outcome: &mut CheckOutcome) {
-        if !self.codec.is_lossy() && segment.sources.len() == 1 && !self.row.collective.reduces() {
-            self.compare_copy(segment, at, held, outcome);
-        } else if self.row.dtype.is_float() {
-            self.compare_floats(segment, at, held, outcome);
-        } else {
-            self.compare_integers(segment, at, held, outcome);
-        }
-    }
-
-    fn segments(&self) -> Vec<Segment> {
-        let (me, n, count) = (self.rank, self.nranks, self.row.count);
-        let root = self.row.root;
-        let one = |sources| vec![Segment { at: 0, sources }];
-        let each = |from: &dyn Fn(usize) -> usize| {
-            (0..n)
-                .map(|r| Segment {
-                    at: r * count,
-                    sources: vec![(r, from(r))],
-                })
-                .collect()
+    /// Describes the call to the oracle.
+    fn problem(&self) -> Problem {
+        let (row, n) = (self.row, self.nranks);
+        let factor = |rank| match call_of(row, rank, n).op {
+            ReduceOp::PreMulSum(factor) => Some(factor),
+            _ => None,
         };
-        match self.row.collective {
-            Collective::AllReduce => one((0..n).map(|r| (r, 0)).collect()),
-            Collective::Reduce if me == root => one((0..n).map(|r| (r, 0)).collect()),
-            Collective::ReduceScatter => one((0..n).map(|r| (r, me * count)).collect()),
-            Collective::AllGather => each(&|_| 0),
-            Collective::Gather if me == root => each(&|_| 0),
-            Collective::AllToAll => each(&|_| me * count),
-            Collective::Broadcast => one(vec![(root, 0)]),
-            Collective::Scatter => one(vec![(root, me * count)]),
-            Collective::SendRecv => one(vec![((me + n - 1) % n, 0)]),
-            Collective::Reduce | Collective::Gather => Vec::new(),
+        Problem {
+            op: row.op,
+            factors: (0..n).filter_map(factor).collect(),
+            root: match row.collective {
+                Collective::SendRecv => (self.rank + n - 1) % n,
+                _ => row.root,
+            },
+            peer: self.rank,
+            ..Problem::new(row.collective, row.dtype, n, row.count)
         }
-    }
-
-    fn op(&self) -> Option<ReduceOp> {
-        self.row.reduction()
     }
 
     fn inputs(&self, rank: usize, start: usize, bytes: &mut [u8]) {
         self.source
-            .stream(self.row.dtype, self.op(), rank, self.set)
+            .stream(self.row.dtype, self.row.reduction(), rank, self.set)
             .fill(self.shift + start, bytes);
     }
 
-    fn compare_copy(&self, segment: &Segment, at: usize, held: &[u8], outcome: &mut CheckOutcome) {
+    /// Compares integers, and data that is only moved, from element `at` of the output on.
+    fn compare_exactly(
+        &self,
+        problem: &Problem,
+        at: usize,
+        held: &[u8],
+        outcome: &mut CheckOutcome,
+    ) {
         let dtype = self.row.dtype;
         let size = dtype.size();
-        let (rank, start) = segment.sources[0];
-        let mut exact = vec![0; TILE * size];
         for (tile, held) in held.chunks(TILE * size).enumerate() {
-            let exact = &mut exact[..held.len()];
-            self.inputs(rank, start + at + tile * TILE, exact);
-            if exact == held {
+            let exact = problem.part(self, self.rank, at + tile * TILE, held.len() / size);
+            if exact.bytes == held {
                 continue;
             }
-            let pairs = exact.chunks_exact(size).zip(held.chunks_exact(size));
-            for (exact, held) in pairs.filter(|(exact, held)| exact != held) {
-                outcome.wrong += 1;
-                if dtype.is_float() {
-                    outcome.note(decode(dtype, exact), decode(dtype, held));
-                } else {
-                    let (exact, held) = (decode_integer(dtype, exact), decode_integer(dtype, held));
-                    outcome.note(exact as f64, held as f64);
-                }
-            }
-        }
-    }
-
-    fn compare_integers(
-        &self,
-        segment: &Segment,
-        at: usize,
-        held: &[u8],
-        outcome: &mut CheckOutcome,
-    ) {
-        let dtype = self.row.dtype;
-        let size = dtype.size();
-        let mut input = vec![0; TILE * size];
-        for (tile, held) in held.chunks(TILE * size).enumerate() {
-            let mut exact: Vec<i128> = Vec::new();
-            for &(rank, start) in &segment.sources {
-                let input = &mut input[..held.len()];
-                self.inputs(rank, start + at + tile * TILE, input);
-                let values = input.chunks_exact(size).map(|x| decode_integer(dtype, x));
-                let values = values.map(|x| match self.row.op {
-                    ReduceOp::PreMulSum(_) => x * factor(rank).1,
-                    _ => x,
-                });
-                if exact.is_empty() {
-                    exact = values.collect();
-                    continue;
-                }
-                for (sum, x) in exact.iter_mut().zip(values) {
-                    *sum = match self.row.op {
-                        ReduceOp::Prod => wrap_integer(dtype, *sum).wrapping_mul(x),
-                        ReduceOp::Max => (*sum).max(x),
-                        ReduceOp::Min => (*sum).min(x),
-                        _ => *sum + x,
-                    };
-                }
-            }
-            for (exact, held) in exact.into_iter().zip(held.chunks_exact(size)) {
-                let mut exact = wrap_integer(dtype, exact);
-                if matches!(self.row.op, ReduceOp::Avg) {
-                    exact /= self.nranks as i128;
-                }
-                let held = decode_integer(dtype, held);
+            let bytes = exact.bytes.chunks_exact(size).zip(held.chunks_exact(size));
+            for ((exact, held), &expected) in bytes.zip(&exact.values) {
                 outcome.wrong += u64::from(exact != held);
-                outcome.note(exact as f64, held as f64);
+                outcome.note(
+                    expected,
+                    match dtype.is_float() {
+                        true => value(dtype, held),
+                        false => integer(dtype, held) as f64,
+                    },
+                );
             }
         }
     }
 
+    /// Compares floats of one segment of the output, from element `first` of the output on.
     fn compare_floats(
         &self,
-        segment: &Segment,
-        at: usize,
+        problem: &Problem,
+        (first, segment): (usize, &Segment),
         held: &[u8],
         outcome: &mut CheckOutcome,
     ) {
-        let (dtype, count) = (self.row.dtype, self.row.count);
+        let (dtype, count, at) = (self.row.dtype, self.row.count, segment.at);
         let size = dtype.size();
         let end = at + held.len() / size;
         let error = error_law(self.codec);
@@ -235,26 +171,26 @@ impl Check<'_> {
         } else {
             (0.0, false)
         };
-        let hidden = self.hides_contributions(segment.sources.len());
+        let contributions = segment.sources.len();
+        let hidden = self.hides_contributions(contributions);
         let together = if hidden { STRETCH } else { TILE };
         let mut scratch = vec![0; (TILE + 2 * block) * size];
-        let mut tile = Tile::default();
         for lo in (at..end).step_by(together) {
             let hi = end.min(lo + together);
             let (from, to) = (lo.saturating_sub(block), count.min(hi + block));
-            tile.reset(hi - lo, block);
-            for (nth, &(rank, start)) in segment.sources.iter().enumerate() {
+            let exact = problem.part(self, self.rank, first + lo - at, hi - lo);
+            let mut tile = Tile::new(exact, self.row, block);
+            for &(rank, start) in segment.sources.iter().filter(|_| block > 0 || hidden) {
                 let bytes = &mut scratch[..(to - from) * size];
                 self.inputs(rank, start + from, bytes);
-                let factor = match self.op() {
-                    Some(ReduceOp::PreMulSum(_)) => factor(rank).0,
+                let factor = match problem.factors.get(rank) {
+                    Some(&Scalar::Float(factor)) => factor,
                     _ => 1.0,
                 };
                 let values: Vec<f64> = bytes
                     .chunks_exact(size)
-                    .map(|x| factor * decode(dtype, x))
+                    .map(|x| factor * value(dtype, x))
                     .collect();
-                tile.add(nth == 0, self.op(), &values[lo - from..hi - from]);
                 if block > 0 {
                     tile.add_scales(&values, block, lo - from);
                 }
@@ -262,34 +198,34 @@ impl Check<'_> {
                     tile.contributions.push(values);
                 }
             }
-            let elements = held[(lo - at) * size..(hi - at) * size].chunks_exact(size);
+            let held = &held[(lo - at) * size..(hi - at) * size];
+            let held: Vec<f64> = held.chunks_exact(size).map(|x| value(dtype, x)).collect();
             let blank = self.tells(lo..hi)
-                && elements.clone().all(|x| decode(dtype, x) == 0.0)
-                && tile.is_to_show(&error, segment.sources.len(), dtype);
+                && held.iter().all(|x| *x == 0.0)
+                && tile.is_to_show(&error, self.divisor(contributions), contributions, dtype);
             let before = outcome.wrong;
-            for (i, element) in elements.enumerate() {
+            for (i, &held) in held.iter().enumerate() {
                 let near = i.checked_div(block);
                 let (scale, poisoned) = near.map_or(whole, |k| (tile.scales[k], tile.poisoned[k]));
                 self.judge(
                     (tile.exact[i], tile.magnitude[i], scale, poisoned),
-                    decode(dtype, element),
+                    held,
                     &error,
-                    segment.sources.len(),
+                    contributions,
                     outcome,
                 );
             }
-            let held = &held[(lo - at) * size..(hi - at) * size];
-            if blank || hidden && self.lacks_one(&tile, held) {
+            if blank || hidden && self.lacks_one(&tile, &held) {
                 outcome.wrong = before + (hi - lo) as u64;
             }
         }
     }
 
-    /// Whether an element of a sum may be off by more than what one rank has given. Arrays from files may
-    /// be alike on all ranks, and then each of them is like what is missing of the sum by roundings.
+    /// Tells if roundings may exceed one rank's contribution to a sum. Arrays from files are left out: they
+    /// may be alike on all ranks, and then roundings of their sum correlate with each of them.
     fn hides_contributions(&self, contributions: usize) -> bool {
         let sums = matches!(
-            self.op(),
+            self.row.reduction(),
             Some(ReduceOp::Sum | ReduceOp::Avg | ReduceOp::PreMulSum(_))
         );
         let share = self.rounding(contributions);
@@ -297,41 +233,38 @@ impl Check<'_> {
         sums && hidden && !self.codec.is_lossy() && self.source.native().is_none()
     }
 
-    /// Whether what is held is a sum without one of the tile's contributions.
-    fn lacks_one(&self, tile: &Tile, held: &[u8]) -> bool {
-        let (dtype, divisor) = (self.row.dtype, self.divisor(tile.contributions.len()));
-        let elements = held.chunks_exact(dtype.size());
-        let differences: Vec<f64> = elements
-            .zip(&tile.exact)
-            .map(|(element, exact)| divisor * decode(dtype, element) - exact)
-            .collect();
+    /// Tells if the output is a sum without one of the tile's contributions.
+    fn lacks_one(&self, tile: &Tile, held: &[f64]) -> bool {
+        let divisor = self.divisor(tile.contributions.len());
+        let both = held.iter().zip(&tile.exact);
+        let differences: Vec<f64> = both.map(|(held, exact)| divisor * (held - exact)).collect();
         differences.len() >= TELLING && is_one_lost(&differences, &tile.contributions)
     }
 
-    /// What roundings may change at most, as a share of the sum of the contributions' magnitudes. A
-    /// partial sum is rounded where it leaves a rank; between, an accumulator holds it.
+    /// Returns the largest effect of roundings as a share of the sum of the contributions' magnitudes. A
+    /// partial sum is rounded where it leaves a rank; in between an accumulator holds it.
     fn rounding(&self, contributions: usize) -> f64 {
         let unit = unit_roundoff(self.row.dtype);
         let accumulator = unit.min(unit_roundoff(DType::F32));
         let times = match self.codec.is_lossy() {
-            // Of types with so many bits that an exact count is of no use beside the codec's bound.
+            // Codecs carry types with so many bits that an exact count is lost beside the codec's bound.
             true => contributions as f64 + 2.0,
             false => roundings(self.algorithm, contributions),
         };
         (1.0 + unit).powf(times) - 1.0 + (contributions as f64 + 2.0) * accumulator
     }
 
-    /// What a sum is divided by.
+    /// Returns the divisor of the sum.
     fn divisor(&self, contributions: usize) -> f64 {
-        match self.op() {
+        match self.row.reduction() {
             Some(ReduceOp::Avg) => contributions as f64,
             _ => 1.0,
         }
     }
 
-    /// Whether nothing but zeros in these elements of a segment cannot be what roundings or a lossy codec
-    /// made of other numbers. The bound of a single element does not tell, where it exceeds the result. Scales
-    /// are of a block, of which the largest element stays: one has to be there as a whole.
+    /// Tells if roundings or a codec cannot turn these elements of a segment into zeros alone. The bound
+    /// of a single element does not show that where it exceeds the result. A scale belongs to a block,
+    /// whose largest element stays, so that at least one whole block must be among the elements.
     fn tells(&self, elements: Range<usize>) -> bool {
         let whole = elements.len() == self.row.count;
         let blocks = match self.codec.scale {
@@ -353,12 +286,13 @@ impl Check<'_> {
         let dtype = self.row.dtype;
         let n = contributions as f64;
         let divisor = self.divisor(contributions);
-        let exact = exact / divisor;
-        let exchange_only = matches!(self.op(), Some(ReduceOp::Max | ReduceOp::Min));
+        let exchange_only = matches!(self.row.reduction(), Some(ReduceOp::Max | ReduceOp::Min));
         let (unit, tiny) = (unit_roundoff(dtype), smallest(dtype));
         let rounding = self.rounding(contributions);
         let mut bound = (rounding * magnitude + (n + 2.0) * tiny) / divisor + unit * exact.abs();
-        if exchange_only || contributions == 1 && !self.codec.is_lossy() && self.op().is_none() {
+        if exchange_only
+            || contributions == 1 && !self.codec.is_lossy() && self.row.reduction().is_none()
+        {
             bound = 0.0;
         }
         if self.codec.is_lossy() {
@@ -378,8 +312,8 @@ impl Check<'_> {
         outcome.note(exact, held);
     }
 
-    /// Sum over ranks of the largest magnitude of the whole segment, and whether anything in it is
-    /// not finite.
+    /// Returns the sum over ranks of the segment's largest magnitude, and whether any element of it is not
+    /// finite.
     fn whole_scale(&self, segment: &Segment) -> (f64, bool) {
         let size = self.row.dtype.size();
         let mut scratch = vec![0; TILE * size];
@@ -390,7 +324,7 @@ impl Check<'_> {
                 let bytes = &mut scratch[..TILE.min(self.row.count - lo) * size];
                 self.inputs(rank, start + lo, bytes);
                 for x in bytes.chunks_exact(size) {
-                    let magnitude = decode(self.row.dtype, x).abs();
+                    let magnitude = value(self.row.dtype, x).abs();
                     match magnitude.is_finite() {
                         true => top = top.max(magnitude),
                         false => poisoned = true,
@@ -400,6 +334,16 @@ impl Check<'_> {
             sum += top;
         }
         (sum, poisoned)
+    }
+}
+
+impl Inputs for Check<'_> {
+    fn bytes(&self, _: usize) -> usize {
+        usize::MAX
+    }
+
+    fn read(&self, rank: usize, at: usize, bytes: &mut [u8]) {
+        self.inputs(rank, at / self.row.dtype.size(), bytes);
     }
 }
 
@@ -413,7 +357,7 @@ impl CheckOutcome {
         }
     }
 
-    /// This and another comparison together.
+    /// Adds another comparison.
     pub fn merge(&mut self, other: &CheckOutcome) {
         self.wrong += other.wrong;
         self.max_abs_err = self.max_abs_err.max(other.max_abs_err);
@@ -424,7 +368,6 @@ impl CheckOutcome {
 }
 
 /// Exact results and error scales of some elements.
-#[derive(Default)]
 struct Tile {
     exact: Vec<f64>,
     /// Sum of the contributions' magnitudes.
@@ -435,58 +378,44 @@ struct Tile {
     scales: Vec<f64>,
     /// Blocks with a non-finite contribution in them or a neighbour.
     poisoned: Vec<bool>,
-    /// What each rank has given, where it is looked for in the sum.
+    /// Each rank's contribution, if the sum is searched for it.
     contributions: Vec<Vec<f64>>,
 }
 
 impl Tile {
-    fn reset(&mut self, elements: usize, block: usize) {
-        self.exact.clear();
-        self.magnitude.clear();
-        self.magnitude.resize(elements, 0.0);
-        let blocks = if block > 0 {
-            elements.div_ceil(block)
-        } else {
-            0
+    fn new(part: Expected, row: &Row, block: usize) -> Tile {
+        let blocks = part
+            .values
+            .len()
+            .checked_div(block)
+            .map_or(0, |_| part.values.len().div_ceil(block));
+        let magnitude = match row.reduction() {
+            // The oracle's magnitude of a product bounds its factors, not the product.
+            None | Some(ReduceOp::Prod) => part.values.iter().map(|x| x.abs()).collect(),
+            _ => part.magnitudes,
         };
-        self.scales.clear();
-        self.scales.resize(blocks, 0.0);
-        self.poisoned.clear();
-        self.poisoned.resize(blocks, false);
-        self.contributions.clear();
-    }
-
-    fn add(&mut self, first: bool, op: Option<ReduceOp>, values: &[f64]) {
-        if first {
-            self.exact.extend_from_slice(values);
-        } else {
-            for (sum, &x) in self.exact.iter_mut().zip(values) {
-                *sum = match op {
-                    Some(ReduceOp::Prod) => *sum * x,
-                    Some(ReduceOp::Max) if !(*sum >= x || sum.is_nan()) => x,
-                    Some(ReduceOp::Min) if !(*sum <= x || sum.is_nan()) => x,
-                    Some(ReduceOp::Max | ReduceOp::Min) => *sum,
-                    _ => *sum + x,
-                };
-            }
-        }
-        if matches!(op, Some(ReduceOp::Prod)) {
-            self.magnitude.clear();
-            self.magnitude.extend(self.exact.iter().map(|x| x.abs()));
-        } else {
-            for (sum, x) in self.magnitude.iter_mut().zip(values) {
-                *sum += x.abs();
-            }
+        Tile {
+            exact: part.values,
+            magnitude,
+            scales: vec![0.0; blocks],
+            poisoned: vec![false; blocks],
+            contributions: Vec::new(),
         }
     }
 
-    /// Whether some element is larger than all that a codec, or one rounding, may drop of its contributions.
-    fn is_to_show(&self, error: &ErrorLaw, contributions: usize, dtype: DType) -> bool {
+    /// Tells if some element is larger than all that a codec, or one rounding, may drop of its contributions.
+    fn is_to_show(
+        &self,
+        error: &ErrorLaw,
+        divisor: f64,
+        contributions: usize,
+        dtype: DType,
+    ) -> bool {
         let floor = contributions as f64 * (error.floor + smallest(dtype));
         let mut elements = self.exact.iter().zip(&self.magnitude);
         elements.any(|(exact, &magnitude)| {
             let share = error.of_value.max(unit_roundoff(dtype));
-            magnitude <= error.largest && exact.abs() > share * magnitude + floor
+            magnitude <= error.largest && divisor * exact.abs() > share * magnitude + floor
         })
     }
 
@@ -512,16 +441,17 @@ impl Tile {
     }
 }
 
-/// Bounds of one encode and decode.
+/// Returns the error bound of one encode and decode.
 fn error_law(spec: CodecSpec) -> ErrorLaw {
     match codec::build(spec, Isa::Scalar) {
         Ok(Some(codec)) => codec.description().errors,
-        // Raw; a spec that is none was refused before anything was measured.
+        // Raw: an impossible spec was refused before anything was measured.
         _ => ErrorLaw::EXACT,
     }
 }
 
-/// The codec whose bound holds for both levels: the one that loses more, in the longer blocks.
+/// Returns a codec whose bound holds for both levels: the level's codec that loses more, with the longer
+/// blocks.
 pub fn coarser(codecs: LevelCodecs) -> CodecSpec {
     let both = [codecs.intra, codecs.inter];
     let loss = |spec: CodecSpec| {
@@ -542,25 +472,25 @@ pub fn coarser(codecs: LevelCodecs) -> CodecSpec {
     }
 }
 
-/// Encodes on the longest way of a contribution into the result.
+/// Counts the encodes on a contribution's longest path into the result.
 fn encodes(collective: Collective, algorithm: Algorithm, contributions: usize) -> f64 {
     let n = contributions as f64;
     match (collective.reduces(), algorithm) {
         (false, _) => 1.0,
-        // Of two levels: a ring between hosts has the longest way, one encode inside and one a host.
+        // Of two levels a ring between hosts has the longest path: one encode inside and one for each host.
         (true, Algorithm::Ring | Algorithm::Hierarchical) => n,
         (true, Algorithm::Tree) => 2.0 * n.log2().ceil() + 2.0,
         (true, Algorithm::OneShot | Algorithm::Direct) => 2.0,
     }
 }
 
-/// Roundings to the element type on the longest way of a raw contribution into the result, that of a
-/// product with a rank's own factor among them.
+/// Counts the roundings to the element type on a raw contribution's longest path into the result, the
+/// product with a rank's own factor included.
 fn roundings(algorithm: Algorithm, contributions: usize) -> f64 {
     let n = contributions as f64;
     match algorithm {
         Algorithm::OneShot | Algorithm::Direct => 2.0,
-        // One a level.
+        // One for each level.
         Algorithm::Tree => n.log2().ceil() + 2.0,
         Algorithm::Ring => n + 1.0,
         // Inside, between, and at most as a ring there.
@@ -568,7 +498,7 @@ fn roundings(algorithm: Algorithm, contributions: usize) -> f64 {
     }
 }
 
-/// Whether every rank must hold the same output.
+/// Tells if every rank must hold the same output.
 pub fn same_on_all_ranks(collective: Collective) -> bool {
     matches!(
         collective,

@@ -1,6 +1,7 @@
 use super::super::data::Distribution;
-use super::super::number::encode;
+use super::super::row::factor;
 use super::*;
+use cinch::testing::set_value;
 
 fn sums(source: &InputSource, count: usize) -> Vec<f32> {
     let mut sums = vec![0f64; count];
@@ -10,7 +11,7 @@ fn sums(source: &InputSource, count: usize) -> Vec<f32> {
             .stream(DType::F32, Some(ReduceOp::Sum), rank, 0)
             .fill(0, &mut bytes);
         for (sum, x) in sums.iter_mut().zip(bytes.chunks(4)) {
-            *sum += decode(DType::F32, x);
+            *sum += value(DType::F32, x);
         }
     }
     sums.into_iter().map(|x| x as f32).collect()
@@ -98,7 +99,7 @@ fn pieces_leave_nothing_out() {
         for (by, wrong) in [(0.0, 0), (off, 4 * 5001)] {
             let mut held = exact.clone();
             for element in held.chunks_mut(4) {
-                encode(DType::F32, decode(DType::F32, element) + by, element);
+                set_value(DType::F32, value(DType::F32, element) + by, element);
             }
             let mut outcome = CheckOutcome::default();
             for (piece, held) in held.chunks(4 * 1117).enumerate() {
@@ -127,8 +128,8 @@ fn rounded_sum(
     let size = dtype.size();
     let round = |x: f64| {
         let mut bytes = vec![0; size];
-        encode(dtype, x, &mut bytes);
-        decode(dtype, &bytes)
+        set_value(dtype, x, &mut bytes);
+        value(dtype, &bytes)
     };
     let given: Vec<Vec<f64>> = held
         .map(|rank| {
@@ -138,7 +139,7 @@ fn rounded_sum(
                 ReduceOp::PreMulSum(_) => factor(rank).0,
                 _ => 1.0,
             };
-            let values = bytes.chunks(size).map(|x| by * decode(dtype, x));
+            let values = bytes.chunks(size).map(|x| by * value(dtype, x));
             match check.algorithm {
                 Algorithm::Direct | Algorithm::Tree => values.map(round).collect(),
                 _ => values.collect(),
@@ -163,7 +164,7 @@ fn rounded_sum(
             ReduceOp::Avg => sum / ranks as f64,
             _ => sum,
         };
-        encode(dtype, sum, element);
+        set_value(dtype, sum, element);
     }
     output
 }

@@ -1,27 +1,27 @@
-//! What a bench needs of a communicator, so that the runner is tested without one.
+//! The part of a communicator that a bench uses, as a trait so that it is tested without one.
 
 use cinch::comm::{Call, Group};
 use cinch::mem::{UserBuffers, bytes_of, bytes_of_mut};
 use cinch::{Collective, Communicator, DType, Report, Result};
 
-/// A rank among ranks.
+/// One rank of a communicator.
 pub trait World {
-    /// This rank.
+    /// Returns this rank.
     fn rank(&self) -> usize;
-    /// Number of ranks.
+    /// Returns the number of ranks.
     fn nranks(&self) -> usize;
-    /// Host and process of each rank.
+    /// Returns host and process of each rank.
     fn places(&self) -> Vec<(String, u32)>;
     /// Runs one call.
     fn call(&self, call: &Call, buffers: UserBuffers<'_>) -> Result<Report>;
-    /// Sends and receives at once. The report is the send's.
+    /// Sends and receives in one group. The report is the send's.
     fn exchange(&self, send: (&Call, &[u8]), recv: (&Call, &mut [u8])) -> Result<Report>;
-    /// Returns when every rank has called it.
+    /// Waits until every rank has called it.
     fn barrier(&self) -> Result<()>;
-    /// Candidates for a call, and the winner.
+    /// Returns the candidates of a call and the winner, as text.
     fn explain(&self, call: &Call) -> Result<String>;
 
-    /// Everybody's words, in rank order; all ranks give equally many.
+    /// All-gathers words in rank order; all ranks pass equally many.
     fn gather_words(&self, words: &[u64]) -> Result<Vec<u64>> {
         let mut all = vec![0u64; words.len() * self.nranks()];
         let call = Call::new(Collective::AllGather, DType::U64, words.len());
@@ -75,18 +75,16 @@ impl World for Communicator {
 
 #[cfg(test)]
 pub mod threads {
-    //! Ranks as threads that compute collectives the plain way: the bench's own test double.
+    //! Ranks as threads that compute collectives by the oracle and add flaws: a test double.
 
     use super::*;
-    use crate::bench::number::{
-        decode, decode_integer, encode, encode_integer, unit_roundoff, wrap_integer,
-    };
-    use cinch::types::{Extent, Scalar, TransportKind};
+    use cinch::testing::{Problem, set_value, unit_roundoff, value};
+    use cinch::types::{Extent, TransportKind};
     use cinch::{Algorithm, CodecSpec, ReduceOp};
     use std::cell::Cell;
     use std::sync::{Arc, Barrier, Mutex};
 
-    /// What the double does wrong, to see that the bench sees it.
+    /// A defect of the double, which the bench must find.
     #[derive(Clone, Copy, Debug, PartialEq)]
     pub enum Flaw {
         None,
@@ -144,29 +142,26 @@ pub mod threads {
     }
 
     impl ThreadRank {
-        /// Output of this rank from everybody's input.
+        /// Returns the output of this rank from all ranks' inputs.
         fn output(&self, call: &Call, inputs: &[(Vec<u8>, ReduceOp)]) -> Vec<u8> {
-            let block = call.count * call.dtype.size();
-            let (root, me) = (call.root, self.rank);
-            match call.collective {
-                Collective::AllReduce => reduce(call, inputs, 0),
-                Collective::Reduce => reduce(call, inputs, 0),
-                Collective::ReduceScatter => reduce(call, inputs, me * block),
-                Collective::AllGather | Collective::Gather => {
-                    inputs.iter().flat_map(|(bytes, _)| bytes.clone()).collect()
-                }
-                Collective::Broadcast | Collective::SendRecv => inputs[root].0.clone(),
-                Collective::Scatter => inputs[root].0[me * block..(me + 1) * block].to_vec(),
-                Collective::AllToAll => inputs
-                    .iter()
-                    .flat_map(|(bytes, _)| bytes[me * block..(me + 1) * block].to_vec())
-                    .collect(),
-            }
+            let factor = |op| match op {
+                ReduceOp::PreMulSum(factor) => Some(factor),
+                _ => None,
+            };
+            let problem = Problem {
+                op: call.op,
+                factors: inputs.iter().filter_map(|input| factor(input.1)).collect(),
+                root: call.root,
+                peer: self.rank,
+                ..Problem::new(call.collective, call.dtype, inputs.len(), call.count)
+            };
+            let inputs: Vec<Vec<u8>> = inputs.iter().map(|input| input.0.clone()).collect();
+            problem.expected(&inputs, self.rank).unwrap().bytes
         }
 
-        /// Whether this call leaves its output alone.
+        /// Tells if this call leaves its output unwritten.
         fn skips(&self, call: &Call) -> bool {
-            // The bench exchanges its own results as U64.
+            // The bench gathers its own results as U64.
             let earlier = self.calls.replace(self.calls.get() + 1);
             self.shared.flaw == Flaw::OnlyOnce && earlier > 0 && call.dtype != DType::U64
         }
@@ -174,69 +169,28 @@ pub mod threads {
         fn spoil(&self, call: &Call, output: &mut [u8]) {
             let dtype = call.dtype;
             if dtype == DType::U64 {
-                return; // the bench's own exchange of results
+                return; // the bench gathers its own results as U64
             }
             for (i, element) in output.chunks_exact_mut(dtype.size()).enumerate() {
                 let here = self.rank == 1 && i == 3;
                 match self.shared.flaw {
                     Flaw::WrongElement if here && dtype.is_float() => {
-                        encode(dtype, decode(dtype, element) * 1.1 + 0.5, element);
+                        set_value(dtype, value(dtype, element) * 1.1 + 0.5, element);
                     }
                     Flaw::WrongElement if here => element[0] ^= 1,
                     Flaw::OneUlp if here => {
                         let factor = 1.0 + 2.0 * unit_roundoff(dtype);
-                        encode(dtype, decode(dtype, element) * factor, element);
+                        set_value(dtype, value(dtype, element) * factor, element);
                     }
                     Flaw::Zeros => element.fill(0),
                     Flaw::Noise(size) => {
                         let sign = if i % 2 == 0 { 1.0 } else { -1.0 };
-                        encode(dtype, decode(dtype, element) * (1.0 + sign * size), element);
+                        set_value(dtype, value(dtype, element) * (1.0 + sign * size), element);
                     }
                     _ => {}
                 }
             }
         }
-    }
-
-    fn reduce(call: &Call, inputs: &[(Vec<u8>, ReduceOp)], at: usize) -> Vec<u8> {
-        let (dtype, n) = (call.dtype, inputs.len());
-        let mut output = vec![0; call.count * dtype.size()];
-        for (i, element) in output.chunks_exact_mut(dtype.size()).enumerate() {
-            let at = at + i * dtype.size();
-            let part = |r: usize| &inputs[r].0[at..at + dtype.size()];
-            if dtype.is_float() {
-                let value = |r: usize| match inputs[r].1 {
-                    ReduceOp::PreMulSum(Scalar::Float(f)) => f * decode(dtype, part(r)),
-                    _ => decode(dtype, part(r)),
-                };
-                let all = (0..n).map(value);
-                let result = match call.op {
-                    ReduceOp::Prod => all.product(),
-                    ReduceOp::Max => all.fold(f64::NEG_INFINITY, f64::max),
-                    ReduceOp::Min => all.fold(f64::INFINITY, f64::min),
-                    ReduceOp::Avg => all.sum::<f64>() / n as f64,
-                    _ => all.sum(),
-                };
-                encode(dtype, result, element);
-            } else {
-                let value = |r: usize| match inputs[r].1 {
-                    ReduceOp::PreMulSum(Scalar::Int(f)) => f * decode_integer(dtype, part(r)),
-                    _ => decode_integer(dtype, part(r)),
-                };
-                let all = (0..n).map(value);
-                let result = match call.op {
-                    ReduceOp::Prod => {
-                        all.fold(1i128, |a, b| wrap_integer(dtype, a.wrapping_mul(b)))
-                    }
-                    ReduceOp::Max => all.max().unwrap(),
-                    ReduceOp::Min => all.min().unwrap(),
-                    ReduceOp::Avg => wrap_integer(dtype, all.sum()) / n as i128,
-                    _ => all.sum(),
-                };
-                encode_integer(result, element);
-            }
-        }
-        output
     }
 
     impl World for ThreadRank {

@@ -1,7 +1,7 @@
 use super::*;
 use crate::bench::data::Distribution;
-use crate::bench::number::{decode, encode};
 use crate::bench::world::threads::{self, Flaw};
+use cinch::testing::{set_value, value};
 use cinch::types::TransportKind;
 use cinch::{Algorithm, CodecSpec, Collective, DType};
 
@@ -83,7 +83,7 @@ impl CallQueue for PaperGpu<'_> {
             let stream = self.source.stream(row.dtype, Some(row.op), rank, 0);
             stream.fill(set * STRIDE + start, &mut input);
             for (sum, x) in sums.iter_mut().zip(input.chunks(4)) {
-                *sum += decode(row.dtype, x);
+                *sum += value(row.dtype, x);
             }
         }
         let (rank, element, by) = self.spoilt;
@@ -91,7 +91,7 @@ impl CallQueue for PaperGpu<'_> {
             sums[element - start] += by;
         }
         for (sum, out) in sums.into_iter().zip(bytes.chunks_mut(4)) {
-            encode(row.dtype, sum, out);
+            set_value(row.dtype, sum, out);
         }
         Ok(())
     }
