@@ -359,9 +359,9 @@ pub(super) fn cut(
     };
     let channels = gpu.channels(request, protocol, limits.nranks);
     let channels = channels.min(way.channels).max(1);
-    let channels = parts * channels;
-    let rounds = request.count.div_ceil(channels * most).max(1);
-    let even = request.count.div_ceil(channels * rounds);
+    let chunks_at_once = parts * channels;
+    let rounds = request.count.div_ceil(chunks_at_once * most).max(1);
+    let even = request.count.div_ceil(chunks_at_once * rounds);
     // A large chunk is worth some channels that end early.
     let even = match even > even_load {
         true => even.next_multiple_of(even_load),
