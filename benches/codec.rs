@@ -9,7 +9,7 @@
 
 use cinch::CodecSpec;
 use cinch::codec::{Codec, EncodeStats, Layout, Span, StandAlone, build};
-use cinch::simd::Isa;
+use cinch::cpu::Isa;
 use cinch::types::CodecKind;
 use criterion::{Criterion, Throughput};
 use std::hint::black_box;

@@ -4,7 +4,7 @@
 //! meets both alike. `cargo bench --bench groups -- [--json]` prints medians over the rounds of the
 //! slowest rank, and with `--json` one line of JSON a row for `benches/baselines/`.
 
-use cinch::bootstrap::LocalExchange;
+use cinch::bootstrap::LocalOutOfBand;
 use cinch::comm::{Call, Group};
 use cinch::mem::{UserBuffers, bytes_of_mut};
 use cinch::sync::Fault;
@@ -62,7 +62,7 @@ fn compare(transport: TransportKind, nranks: usize, bytes: usize) -> [f64; 2] {
     let worlds = [0, Config::default().fuse_bytes].map(|fuse_bytes| {
         let config = config(fuse_bytes);
         let faults: Vec<_> = (0..nranks).map(|_| Fault::new()).collect();
-        let exchanges = LocalExchange::world_with(nranks, &faults, &config);
+        let exchanges = LocalOutOfBand::world_with(nranks, &faults, &config);
         exchanges
             .into_iter()
             .zip(faults)

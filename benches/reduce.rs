@@ -1,8 +1,8 @@
 //! Throughput of a tile of element arithmetic in the first-level cache, per instruction set:
 //! load, one combine, store. The row `memcpy` moves as many fp32 bytes three times.
 
+use cinch::cpu::Isa;
 use cinch::reduce::{Reducer, Tile};
-use cinch::simd::Isa;
 use cinch::types::{DType, ReduceOp};
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use std::hint::black_box;

@@ -9,9 +9,9 @@ pub mod types;
 // Layer 1
 pub mod adapt;
 pub mod config;
-pub mod schedule;
 #[allow(unsafe_code)]
-pub mod simd;
+pub mod cpu;
+pub mod schedule;
 #[allow(unsafe_code)]
 pub mod sync;
 #[allow(unsafe_code)]
@@ -29,12 +29,15 @@ pub mod mem;
 #[allow(unsafe_code)]
 pub mod transport;
 // Layer 5
-pub mod plan;
+#[allow(unsafe_code)]
+pub mod gpu_links;
 // Layer 6
-pub mod engine;
+pub mod plan;
 // Layer 7
-pub mod comm;
+pub mod engine;
 // Layer 8
+pub mod comm;
+// Layer 9
 #[allow(unsafe_code)]
 pub mod capi;
 pub mod testing;

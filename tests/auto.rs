@@ -176,7 +176,7 @@ fn costs(message: f64, byte: f64, element: f64) -> MeasuredCosts {
             each: byte,
         },
         CodecSpec::RAW,
-        cinch::simd::Isa::Scalar,
+        cinch::cpu::Isa::Scalar,
     )
     .unwrap();
     costs.reduce = line(0.1e-9);
@@ -198,7 +198,7 @@ fn calls_ask_for_themselves_alone_and_in_groups() {
         (costs(1e-6, 0.01e-9, 0.2e-9), [false, false]),
     ] {
         local_world(3, &config, |comm| {
-            comm.go_by(costs).unwrap();
+            comm.set_costs(costs).unwrap();
             let call = |count| Call {
                 codec: Some("linear8".parse().unwrap()),
                 auto: true,
@@ -267,10 +267,10 @@ fn the_model_picks_the_number_of_chunks() {
             algorithm: Some(cinch::Algorithm::Direct),
             ..Call::new(Collective::AllReduce, DType::F32, 1 << 20)
         };
-        comm.go_by(costs(1e-6, 1e-9, 1e-9)).unwrap();
+        comm.set_costs(costs(1e-6, 1e-9, 1e-9)).unwrap();
         let cheap = passes(&comm.explain(&call).unwrap());
         sum(comm, &call);
-        comm.go_by(costs(10e-3, 1e-9, 1e-9)).unwrap();
+        comm.set_costs(costs(10e-3, 1e-9, 1e-9)).unwrap();
         let dear = passes(&comm.explain(&call).unwrap());
         sum(comm, &call);
         assert!(cheap > 4 && dear == 1, "{cheap} and {dear} passes");

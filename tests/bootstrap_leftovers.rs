@@ -1,7 +1,7 @@
 //! What remains after communicators are gone: nothing. A test program of its own, because it
 //! counts the descriptors and threads of its process.
 
-use cinch::bootstrap::{Exchange, Star};
+use cinch::bootstrap::{ControlPlane, OutOfBand};
 use cinch::sync::Fault;
 use cinch::{Config, Error, ErrorKind, UniqueId};
 use std::sync::Arc;
@@ -12,13 +12,13 @@ fn counts() -> (usize, usize) {
     (entries("/proc/self/fd"), entries("/proc/self/task"))
 }
 
-fn world(nranks: usize, config: &Config) -> Vec<(Arc<Fault>, Arc<Star>)> {
+fn world(nranks: usize, config: &Config) -> Vec<(Arc<Fault>, Arc<ControlPlane>)> {
     let id = UniqueId::create_for_one_host(config).unwrap();
     std::thread::scope(|scope| {
         let join = |rank| {
             scope.spawn(move || {
                 let fault = Fault::new();
-                let star = Star::join(&id, rank, nranks, config, fault.clone()).unwrap();
+                let star = ControlPlane::join(&id, rank, nranks, config, fault.clone()).unwrap();
                 (fault, star)
             })
         };

@@ -3,7 +3,7 @@
 //! The test binary runs itself again for each rank. `CINCH_TEST_KILLS=200 cargo test --release
 //! --test bootstrap_processes killed` kills more ranks than the routine run.
 
-use cinch::bootstrap::{Exchange, Notice, Star};
+use cinch::bootstrap::{ControlPlane, OutOfBand, WarningHook};
 use cinch::sync::Fault;
 use cinch::{Config, UniqueId};
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
@@ -40,8 +40,10 @@ fn rank_process() {
     let mut config = config();
     config.host_id = words.next().map(String::from);
     let fault = Fault::new();
-    let notice = Notice::new(|text| say(&format!("notice {text}")));
-    let star = Star::join_with_notice(&id, rank, nranks, &config, fault.clone(), notice).unwrap();
+    let notice = WarningHook::new(|text| say(&format!("notice {text}")));
+    let star =
+        ControlPlane::join_with_warning_hook(&id, rank, nranks, &config, fault.clone(), notice)
+            .unwrap();
     // Memory that the kernel has to free before it closes files.
     let memory = vec![1u8; ballast << 20];
     say("joined");
@@ -68,9 +70,9 @@ fn rank_process() {
                     lend_sockets();
                     say("lent");
                 }
-                "departed" => {
-                    let gone: Vec<_> = (0..nranks).filter(|&rank| star.departed(rank)).collect();
-                    say(&format!("departed {gone:?}"));
+                "has_left" => {
+                    let gone: Vec<_> = (0..nranks).filter(|&rank| star.has_left(rank)).collect();
+                    say(&format!("has_left {gone:?}"));
                 }
                 other => panic!("{other}"),
             },
@@ -385,17 +387,17 @@ fn the_hub_may_leave_and_end_first() {
     for rank in &ranks[1..] {
         rank.hears_nothing_of("fault", Duration::from_millis(400));
     }
-    ranks[1].tell("departed");
-    assert_eq!(ranks[1].hears("departed").1, "[0]");
+    ranks[1].tell("has_left");
+    assert_eq!(ranks[1].hears("has_left").1, "[0]");
     ranks[1].tell("barrier");
     let (_, text) = ranks[1].hears("error");
     assert!(text.contains("rank 0 ("), "{text}");
-    // Nobody can tell any more whether rank 2 said goodbye: it counts as departed.
+    // Nobody can tell any more whether rank 2 said goodbye: it counts as has_left.
     ranks[2].signal(Signal::SIGKILL);
     let until = Instant::now() + Duration::from_secs(10);
     loop {
-        ranks[1].tell("departed");
-        if ranks[1].hears("departed").1 == "[0, 2]" {
+        ranks[1].tell("has_left");
+        if ranks[1].hears("has_left").1 == "[0, 2]" {
             break;
         }
         assert!(Instant::now() < until);
@@ -409,8 +411,8 @@ fn a_rank_that_left_may_end_without_ado() {
     ranks[2].hears("left");
     ranks[2].signal(Signal::SIGKILL);
     ranks[0].hears_nothing_of("fault", Duration::from_millis(400));
-    ranks[1].tell("departed");
-    assert_eq!(ranks[1].hears("departed").1, "[2]");
+    ranks[1].tell("has_left");
+    assert_eq!(ranks[1].hears("has_left").1, "[2]");
     // The others are watched over as before.
     ranks[1].signal(Signal::SIGKILL);
     assert!(ranks[0].hears("fault").1.contains("rank 1 ("));

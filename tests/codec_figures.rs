@@ -9,7 +9,7 @@ mod codecs;
 mod table2;
 
 use cinch::codec::{Span, build};
-use cinch::simd::Isa;
+use cinch::cpu::Isa;
 
 const SEED: u64 = 2015;
 

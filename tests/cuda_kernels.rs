@@ -1,6 +1,6 @@
 //! The kernels that encode and decode whole arrays, run on the host a block at a time
 //! (`tests/cuda/block.h`), against the host's own encoding, byte for byte: what a warp does together
-//! as well as what each lane computes, in both layouts, at any length and alignment.
+//! as well as what each channel computes, in both layouts, at any length and alignment.
 #![allow(unsafe_code)]
 
 mod common;
@@ -9,8 +9,8 @@ mod library;
 
 use cinch::DType;
 use cinch::codec::{KERNEL_CODECS, Layout, Random, StandAlone, array_family, kernel_params};
+use cinch::cpu::Isa;
 use cinch::reduce::{narrow, widen};
-use cinch::simd::Isa;
 use cinch::testing::{gaussian, random_word};
 use cinch::types::{CodecSpec, ScaleRule};
 use library::{Library, starts};

@@ -5,7 +5,7 @@ mod common;
 #[path = "endings/waits.rs"]
 mod waits;
 
-use cinch::bootstrap::{Exchange, ExchangeRef, LocalExchange, PeerInfo, Star};
+use cinch::bootstrap::{ControlPlane, LocalOutOfBand, OutOfBand, OutOfBandRef, PeerInfo};
 use cinch::comm::Call;
 use cinch::mem::{UserBuffers, bytes_of, bytes_of_mut};
 use cinch::sync::Fault;
@@ -32,9 +32,9 @@ enum End {
 
 /// The control side of a rank that says no goodbye, and whose news come late.
 #[derive(Debug)]
-struct Rude(ExchangeRef, Duration);
+struct Rude(OutOfBandRef, Duration);
 
-impl Exchange for Rude {
+impl OutOfBand for Rude {
     fn rank(&self) -> usize {
         self.0.rank()
     }
@@ -58,12 +58,12 @@ impl Exchange for Rude {
         });
     }
 
-    fn note_call(&self, signature: [u64; SIGNATURE_WORDS]) {
-        self.0.note_call(signature);
+    fn log_call(&self, signature: [u64; SIGNATURE_WORDS]) {
+        self.0.log_call(signature);
     }
 
-    fn departed(&self, rank: usize) -> bool {
-        self.0.departed(rank)
+    fn has_left(&self, rank: usize) -> bool {
+        self.0.has_left(rank)
     }
 
     fn key(&self, purpose: &str) -> [u8; 32] {
@@ -83,8 +83,9 @@ fn rude_world<R: Send>(config: &Config, rank_main: impl Fn(Communicator) -> R + 
             .map(|rank| {
                 scope.spawn(move || {
                     let fault = Fault::new();
-                    let star = Star::join(&id, rank, RANKS, config, fault.clone()).expect("a star");
-                    let exchange: ExchangeRef = match rank {
+                    let star = ControlPlane::join(&id, rank, RANKS, config, fault.clone())
+                        .expect("a star");
+                    let exchange: OutOfBandRef = match rank {
                         0 => Arc::new(Rude(star, Duration::ZERO)),
                         _ => star,
                     };
@@ -289,13 +290,13 @@ fn soon(about: impl Fn() -> bool) -> bool {
 fn an_abort_while_a_split_is_under_way_is_an_abort() {
     let config = config(TransportKind::Loopback);
     let faults: Vec<_> = (0..RANKS).map(|_| Fault::new()).collect();
-    let exchanges = LocalExchange::world_with(RANKS, &faults, &config);
+    let exchanges = LocalOutOfBand::world_with(RANKS, &faults, &config);
     let errors: Vec<_> = std::thread::scope(|scope| {
         let ranks = exchanges.into_iter().zip(faults).map(|(exchange, fault)| {
             let config = config.clone();
             scope.spawn(move || {
                 let late = Duration::from_millis(100);
-                let exchange: ExchangeRef = Arc::new(Rude(exchange, late));
+                let exchange: OutOfBandRef = Arc::new(Rude(exchange, late));
                 let comm = Communicator::over(exchange.clone(), fault, config).unwrap();
                 if comm.rank() == RANKS - 1 {
                     let mut colour = [0; 13];

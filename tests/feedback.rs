@@ -3,8 +3,8 @@
 
 use cinch::codec::{Span, build};
 use cinch::comm::Call;
+use cinch::cpu::Isa;
 use cinch::mem::{UserBuffers, bytes_of, bytes_of_mut};
-use cinch::simd::Isa;
 use cinch::testing::{gaussian, local_world, random_word};
 use cinch::{Algorithm, CodecSpec, Collective, Communicator, Config, DType, ReduceOp};
 

@@ -5,8 +5,8 @@
 #![allow(unsafe_code)]
 
 use cinch::comm::{Call, Group};
+use cinch::cpu::Isa;
 use cinch::mem::{UserBuffers, bytes_of, bytes_of_mut};
-use cinch::simd::Isa;
 use cinch::testing::{gaussian, local_world, random_word};
 use cinch::types::{CodecKind, Element, Scalar, ScaleRule};
 use cinch::{
@@ -223,7 +223,7 @@ fn several_communicators_of_one_thread() {
     let comms: Vec<_> = {
         let config = Config::default();
         let faults: Vec<_> = (0..3).map(|_| cinch::sync::Fault::new()).collect();
-        let exchanges = cinch::bootstrap::LocalExchange::world(3, &faults);
+        let exchanges = cinch::bootstrap::LocalOutOfBand::world(3, &faults);
         let threads: Vec<_> = exchanges
             .into_iter()
             .zip(faults)

@@ -4,12 +4,12 @@
 
 #![allow(unsafe_code)] // kernels are launched on addresses
 
-use cinch::bootstrap::{Exchange, Star};
+use cinch::bootstrap::{ControlPlane, OutOfBand};
 use cinch::gpu::probe::Probe;
 use cinch::gpu::{Context, Device, Driver, kernels};
+use cinch::gpu_links::{GpuLinks, LinkClass, PeerPath, connect};
 use cinch::sync::Fault;
-use cinch::transport::cuda::{DeviceLinks, LinkClass, connect};
-use cinch::transport::{ConnectContext, cuda};
+use cinch::transport::ConnectContext;
 use cinch::{Config, Error, ErrorKind, Result, UniqueId};
 use std::collections::BTreeMap;
 use std::process::{Command, Stdio};
@@ -146,7 +146,7 @@ fn rank_process() {
 fn be_a_rank(id: &UniqueId, rank: usize, nranks: usize, gpu: u32) -> Result<()> {
     let config = Config::from_env()?;
     let fault = Fault::new();
-    let exchange = Star::join(id, rank, nranks, &config, fault.clone())?;
+    let exchange = ControlPlane::join(id, rank, nranks, &config, fault.clone())?;
     let gpu = Context::primary(&Device::at(&Driver::load()?, gpu)?)?;
     exchange.barrier()?;
     let begin = Instant::now();
@@ -189,10 +189,10 @@ fn be_a_rank(id: &UniqueId, rank: usize, nranks: usize, gpu: u32) -> Result<()> 
 
 /// Every rank fills all of its outboxes, and looks at all of its inboxes.
 fn check(
-    links: &DeviceLinks,
+    links: &GpuLinks,
     gpu: &Arc<Context>,
     config: &Config,
-    exchange: &dyn Exchange,
+    exchange: &dyn OutOfBand,
 ) -> Result<()> {
     let (rank, nranks) = (links.rank, links.nranks());
     let wrong = |what: String| Error::new(ErrorKind::Internal, what);
@@ -223,12 +223,12 @@ fn check(
     exchange.barrier()
 }
 
-fn in_host_memory(path: &cuda::PeerPath) -> bool {
+fn in_host_memory(path: &PeerPath) -> bool {
     path.class() == LinkClass::Host
 }
 
 /// Whether all ranks have come to the same slowest link.
-fn agreed(links: &DeviceLinks, exchange: &dyn Exchange) -> Result<bool> {
+fn agreed(links: &GpuLinks, exchange: &dyn OutOfBand) -> Result<bool> {
     let all = exchange.all_gather(links.slowest.name().as_bytes())?;
     Ok(all.iter().all(|other| *other == all[0]))
 }

@@ -3,7 +3,7 @@
 //! The routine run is a tenth of the promise. The whole of it, 10,000 hostile connections during
 //! 100 inits: `CINCH_TEST_HOSTILE=10000 cargo test --release --test hostile -- --nocapture`.
 
-use cinch::bootstrap::{Exchange, Star};
+use cinch::bootstrap::{ControlPlane, OutOfBand};
 use cinch::sync::Fault;
 use cinch::{Config, UniqueId};
 use std::io::Write;
@@ -81,7 +81,7 @@ fn init(config: &Config, crowd: &mut Vec<TcpStream>, attacks: usize) -> (usize, 
         let join = |rank| {
             scope.spawn(move || {
                 let fault = Fault::new();
-                let star = Star::join(&id, rank, RANKS, config, fault.clone()).unwrap();
+                let star = ControlPlane::join(&id, rank, RANKS, config, fault.clone()).unwrap();
                 star.barrier().unwrap();
                 star.leave();
                 assert!(!fault.is_raised());

@@ -120,7 +120,7 @@ fn run_case(case: &Case, comm: &Communicator) -> cinch::Result<Done> {
 fn run(map: &[usize], config: &Config, cases: &[Case], limits: Option<&Limits>) -> Vec<Vec<Done>> {
     let by_rank = world(map, config, |comm| {
         if let Some(limits) = limits {
-            comm.imitate(limits.clone()).unwrap();
+            comm.copy_limits(limits.clone()).unwrap();
         }
         let outcome = |case| run_case(case, &comm).unwrap_or_else(|e| panic!("{case:?}: {e}"));
         cases.iter().map(outcome).collect::<Vec<_>>()

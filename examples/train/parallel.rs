@@ -11,7 +11,7 @@ use std::time::Instant;
 
 /// Ranks of every run.
 pub const RANKS: usize = 4;
-/// Images of a step, over all ranks.
+/// EncodedTiles of a step, over all ranks.
 pub const BATCH: usize = 64;
 /// Step along the slope, unless options say otherwise.
 pub const RATE: f32 = 0.05;

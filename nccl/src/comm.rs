@@ -7,7 +7,7 @@ use crate::op::CreatedOps;
 use crate::types::{ncclComm, ncclComm_t};
 use cinch::capi::HandleTable;
 use cinch::sync::Fault;
-use cinch::sys::fork::Owner;
+use cinch::sys::fork::ProcessId;
 use cinch::types::DeviceChoice;
 use cinch::{Communicator, Config, Error, ErrorKind, Result};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,7 +24,7 @@ pub(crate) struct Comm {
     /// Raising it ends whatever waits, an init too.
     pub(crate) fault: Arc<Fault>,
     pub(crate) ops: CreatedOps,
-    owner: Owner,
+    owner: ProcessId,
     state: Mutex<CommState>,
 }
 
@@ -68,7 +68,7 @@ impl Comm {
             defaults,
             fault,
             ops: CreatedOps::default(),
-            owner: Owner::this(),
+            owner: ProcessId::this(),
             state: Mutex::default(),
         };
         comm.begin(comm.options.blocking);

@@ -287,7 +287,11 @@ mod tests {
         // An upper bound, which raises nothing.
         let applied = expected.apply(Config::default()).unwrap();
         assert_eq!(
-            (applied.lanes(1), applied.lanes(2), applied.graph_mixing),
+            (
+                applied.gpu_channels_for(1),
+                applied.gpu_channels_for(2),
+                applied.graph_mixing
+            ),
             (7, 7, false)
         );
         let at_most = |blocks| CommOptions {
@@ -296,7 +300,10 @@ mod tests {
         };
         assert_eq!(at_most(1000).apply(applied.clone()).unwrap(), applied);
         let wide = at_most(32).apply(Config::default()).unwrap();
-        assert_eq!((wide.lanes(1), wide.lanes(2)), (32, 8));
+        assert_eq!(
+            (wide.gpu_channels_for(1), wide.gpu_channels_for(2)),
+            (32, 8)
+        );
         type Change = fn(&mut ncclConfig_t);
         let wrong: [(Change, &str); 7] = [
             (|config| config.blocking = 2, "blocking is 2"),

@@ -19,8 +19,8 @@
 
 use crate::comm;
 use cinch::Communicator;
+use cinch::sys::fork_safe::ForkSafe;
 use cinch::sys::process::block_signals;
-use cinch::sys::whole::Guarded;
 use cinch::types::DeviceChoice;
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -51,9 +51,9 @@ static IS_EXITING: AtomicBool = AtomicBool::new(false);
 /// Whether the end of the process comes here.
 static EXIT_HANDLER_SET: AtomicBool = AtomicBool::new(false);
 /// Communicators that end, each once. A thread may still wait with one, or a handle have it.
-static DEFERRED: Guarded<Vec<Arc<Communicator>>> = Guarded::new(Vec::new());
+static DEFERRED: ForkSafe<Vec<Arc<Communicator>>> = ForkSafe::new(Vec::new());
 /// Those whose handles are gone, and whose calls may go on.
-static IN_TEARDOWN: Guarded<Vec<Arc<Communicator>>> = Guarded::new(Vec::new());
+static IN_TEARDOWN: ForkSafe<Vec<Arc<Communicator>>> = ForkSafe::new(Vec::new());
 /// Whether who waited last for calls of others did so for nothing: nobody waits then until something goes.
 static LAST_WAIT_FAILED: AtomicBool = AtomicBool::new(false);
 /// How often [`reap`] was called.

@@ -2,7 +2,7 @@
 
 use crate::comm;
 use crate::types::*;
-use cinch::sys::whole::Guarded;
+use cinch::sys::fork_safe::ForkSafe;
 use cinch::{Error, ErrorKind};
 use std::ffi::{CStr, c_char};
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -59,7 +59,7 @@ impl ErrorText {
 }
 
 /// Sentences of threads that have ended, for those to come.
-static SPARE_TEXTS: Guarded<Vec<&'static ErrorText>> = Guarded::new(Vec::new());
+static SPARE_TEXTS: ForkSafe<Vec<&'static ErrorText>> = ForkSafe::new(Vec::new());
 
 /// A sentence in the hands of one thread.
 struct ErrorTextSlot(&'static ErrorText);

@@ -6,7 +6,7 @@ use crate::settings;
 use crate::types::*;
 use cinch::engine::gpu::device;
 use cinch::gpu::DeviceMemory;
-use cinch::sys::whole::Guarded;
+use cinch::sys::fork_safe::ForkSafe;
 use cinch::types::DeviceChoice;
 use cinch::{Error, Result};
 use std::collections::BTreeMap;
@@ -56,7 +56,7 @@ enum Allocation {
 #[repr(align(256))]
 struct AlignedLine(#[allow(dead_code)] [u8; 256]);
 
-static ALLOCATED: Guarded<BTreeMap<usize, Allocation>> = Guarded::new(BTreeMap::new());
+static ALLOCATED: ForkSafe<BTreeMap<usize, Allocation>> = ForkSafe::new(BTreeMap::new());
 
 fn allocate(size: usize) -> Result<*mut c_void> {
     let (address, memory) = match settings::process()?.device {

@@ -9,7 +9,7 @@
 //! | 52..80, 80..108 | addresses of the meeting: family (0 none, 4, 6), pad, port, IP, scope, pad |
 //! | 112..128 | start of the SHA-256 of what precedes |
 
-use super::{UniqueId, address, keys, rendezvous};
+use super::{UniqueId, address, keys, rendezvous_server};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use std::io::Read;
@@ -55,7 +55,7 @@ impl UniqueId {
 
     fn create_at(ip: IpAddr, config: &Config) -> Result<UniqueId> {
         let (secret, nonce) = (keys::random::<32>()?, keys::random::<16>()?);
-        rendezvous::open(
+        rendezvous_server::open(
             ip,
             |address| assemble(0, &secret, &nonce, &[address]),
             config,
@@ -111,7 +111,7 @@ impl UniqueId {
                     )));
                 }
                 if !local {
-                    super::notice::Notice::log().say(&format!(
+                    super::warning_hook::WarningHook::log().say(&format!(
                         "connections for {host}:{port} are not authenticated \
                          (CINCH_ALLOW_UNAUTHENTICATED=1)"
                     ));
@@ -201,13 +201,13 @@ impl UniqueId {
 
     /// Ends the meeting of an id that was created in this process and will not be used.
     pub fn cancel(&self) {
-        rendezvous::cancel(self);
+        rendezvous_server::cancel(self);
     }
 
     /// The same where ranks may be on their way: those that have come and those that come soon hear
     /// the reason.
     pub(crate) fn cancel_because(&self, reason: &Error) {
-        rendezvous::fail(self, reason);
+        rendezvous_server::fail(self, reason);
     }
 
     /// Whether rank 0 opens the meeting at the address given.

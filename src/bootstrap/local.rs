@@ -1,8 +1,8 @@
-//! The exchange between threads of one process: the star's semantics without its sockets.
+//! The exchange between threads of one process: the control's semantics without its sockets.
 
-use super::member::name_ranks;
-use super::notes::{self, Ledger};
-use super::{Exchange, PeerInfo, address, keys, pass_on, process};
+use super::call_log::{self, CallOrderChecker};
+use super::rank_entry::name_ranks;
+use super::{OutOfBand, PeerInfo, address, keys, pass_on, process};
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::Fault;
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 /// One rank of a world of threads.
 #[derive(Debug)]
-pub struct LocalExchange {
+pub struct LocalOutOfBand {
     rank: usize,
     world: Arc<World>,
     timeout: Duration,
@@ -34,8 +34,8 @@ struct World {
 #[derive(Debug)]
 struct State {
     gathers: BTreeMap<u64, Gather>,
-    departed: Vec<bool>,
-    ledger: Ledger,
+    has_left: Vec<bool>,
+    ledger: CallOrderChecker,
 }
 
 #[derive(Debug)]
@@ -45,17 +45,17 @@ struct Gather {
     readers: usize,
 }
 
-impl LocalExchange {
+impl LocalOutOfBand {
     /// `nranks` ranks that know each other, with the default timeout. Rank r raises and watches
     /// `faults[r]`.
     ///
     /// # Panics
     /// If there are not `nranks` faults.
-    pub fn world(nranks: usize, faults: &[Arc<Fault>]) -> Vec<Arc<LocalExchange>> {
-        LocalExchange::world_with(nranks, faults, &Config::default())
+    pub fn world(nranks: usize, faults: &[Arc<Fault>]) -> Vec<Arc<LocalOutOfBand>> {
+        LocalOutOfBand::world_with(nranks, faults, &Config::default())
     }
 
-    /// As [`LocalExchange::world`], with the timeout and host name of `config`.
+    /// As [`LocalOutOfBand::world`], with the timeout and host name of `config`.
     ///
     /// # Panics
     /// If there are not `nranks` faults.
@@ -63,8 +63,8 @@ impl LocalExchange {
         nranks: usize,
         faults: &[Arc<Fault>],
         config: &Config,
-    ) -> Vec<Arc<LocalExchange>> {
-        LocalExchange::world_of(&vec![config.clone(); nranks], faults)
+    ) -> Vec<Arc<LocalOutOfBand>> {
+        LocalOutOfBand::world_of(&vec![config.clone(); nranks], faults)
     }
 
     /// A rank for each of `configs`, which may stand for different hosts, with the timeout
@@ -72,7 +72,7 @@ impl LocalExchange {
     ///
     /// # Panics
     /// If there are no ranks, or not as many faults.
-    pub fn world_of(configs: &[Config], faults: &[Arc<Fault>]) -> Vec<Arc<LocalExchange>> {
+    pub fn world_of(configs: &[Config], faults: &[Arc<Fault>]) -> Vec<Arc<LocalOutOfBand>> {
         let nranks = configs.len();
         assert_eq!(faults.len(), nranks, "one fault for each rank");
         let host = process::host_name();
@@ -94,13 +94,13 @@ impl LocalExchange {
             heartbeat: configs[0].heartbeat,
             state: Mutex::new(State {
                 gathers: BTreeMap::new(),
-                departed: vec![false; nranks],
-                ledger: Ledger::new(),
+                has_left: vec![false; nranks],
+                ledger: CallOrderChecker::new(),
             }),
             changed: Condvar::new(),
         });
         let exchange = |rank| {
-            Arc::new(LocalExchange {
+            Arc::new(LocalOutOfBand {
                 rank,
                 world: world.clone(),
                 timeout: configs[0].timeout,
@@ -123,7 +123,7 @@ impl LocalExchange {
         world.changed.notify_all();
         loop {
             let State {
-                gathers, departed, ..
+                gathers, has_left, ..
             } = &mut *state;
             let gather = gathers
                 .get_mut(&generation)
@@ -139,7 +139,7 @@ impl LocalExchange {
                 return Ok(result);
             }
             world.faults[self.rank].check()?;
-            if let Some(&gone) = missing.iter().find(|&&rank| departed[rank]) {
+            if let Some(&gone) = missing.iter().find(|&&rank| has_left[rank]) {
                 return Err(Error::new(
                     ErrorKind::Remote,
                     format!(
@@ -177,7 +177,7 @@ impl World {
     }
 }
 
-impl Exchange for LocalExchange {
+impl OutOfBand for LocalOutOfBand {
     fn rank(&self) -> usize {
         self.rank
     }
@@ -195,7 +195,7 @@ impl Exchange for LocalExchange {
         if let Some(error) = &turn.1 {
             return Err(error.clone().context("the ranks are out of step"));
         }
-        if self.departed(self.rank) {
+        if self.has_left(self.rank) {
             return Err(Error::invalid_usage("this rank has left its communicator"));
         }
         let generation = turn.0;
@@ -221,8 +221,8 @@ impl Exchange for LocalExchange {
         self.world.changed.notify_all();
     }
 
-    fn note_call(&self, signature: [u64; SIGNATURE_WORDS]) {
-        if !notes::is_comparable(&signature) {
+    fn log_call(&self, signature: [u64; SIGNATURE_WORDS]) {
+        if !call_log::is_comparable(&signature) {
             return;
         }
         let disagreement = {
@@ -237,10 +237,10 @@ impl Exchange for LocalExchange {
         }
     }
 
-    fn departed(&self, rank: usize) -> bool {
+    fn has_left(&self, rank: usize) -> bool {
         self.world
             .state()
-            .departed
+            .has_left
             .get(rank)
             .copied()
             .unwrap_or(false)
@@ -251,24 +251,24 @@ impl Exchange for LocalExchange {
     }
 
     fn leave(&self) {
-        self.world.state().departed[self.rank] = true;
+        self.world.state().has_left[self.rank] = true;
         self.world.changed.notify_all();
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::notes::tests::call;
+    use super::call_log::tests::call;
     use super::*;
     use crate::types::Collective;
 
-    fn world(nranks: usize, timeout: f64) -> (Vec<Arc<Fault>>, Vec<Arc<LocalExchange>>) {
+    fn world(nranks: usize, timeout: f64) -> (Vec<Arc<Fault>>, Vec<Arc<LocalOutOfBand>>) {
         let faults: Vec<Arc<Fault>> = (0..nranks).map(|_| Fault::new()).collect();
         let config = Config {
             timeout: Duration::from_secs_f64(timeout),
             ..Config::default()
         };
-        let world = LocalExchange::world_with(nranks, &faults, &config);
+        let world = LocalOutOfBand::world_with(nranks, &faults, &config);
         (faults, world)
     }
 
@@ -317,9 +317,9 @@ mod tests {
         assert_eq!(faults[1].reason().unwrap().message(), "no more");
 
         let (faults, ranks) = world(2, 60.0);
-        assert!(!ranks[0].departed(1));
+        assert!(!ranks[0].has_left(1));
         ranks[1].leave();
-        assert!(ranks[0].departed(1) && !ranks[0].departed(0));
+        assert!(ranks[0].has_left(1) && !ranks[0].has_left(0));
         assert!(ranks[0].barrier().unwrap_err().message().contains("rank 1"));
         assert!(faults.iter().all(|fault| !fault.is_raised()));
     }
@@ -327,12 +327,12 @@ mod tests {
     #[test]
     fn calls_that_differ_fail_everywhere() {
         let (faults, ranks) = world(3, 60.0);
-        ranks[0].note_call(call(Collective::SendRecv, 4, 1));
-        ranks[1].note_call(call(Collective::SendRecv, 4, 2));
-        ranks[0].note_call(call(Collective::AllReduce, 4, 1000));
-        ranks[2].note_call(call(Collective::AllReduce, 4, 1000));
+        ranks[0].log_call(call(Collective::SendRecv, 4, 1));
+        ranks[1].log_call(call(Collective::SendRecv, 4, 2));
+        ranks[0].log_call(call(Collective::AllReduce, 4, 1000));
+        ranks[2].log_call(call(Collective::AllReduce, 4, 1000));
         assert!(faults.iter().all(|fault| !fault.is_raised()));
-        ranks[1].note_call(call(Collective::AllReduce, 4, 1024));
+        ranks[1].log_call(call(Collective::AllReduce, 4, 1024));
         for fault in &faults {
             let error = fault.check().unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Mismatch);

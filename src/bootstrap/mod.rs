@@ -2,27 +2,27 @@
 
 mod address;
 pub mod auth;
-mod channel;
+mod call_log;
+mod control;
 mod discover;
-mod guest;
+mod framed_stream;
 mod id;
+mod join;
 mod keys;
 mod local;
-mod member;
-mod notes;
-mod notice;
 mod process;
-mod refuge;
-mod rendezvous;
-mod star;
+mod rank_entry;
+mod reconnect;
+mod rendezvous_server;
+mod warning_hook;
 mod wire;
 
+pub use control::{ControlPlane, MAX_CONTRIBUTION};
 pub use discover::{Launch, Meeting, discover, half_set};
-pub use local::LocalExchange;
-pub use notice::Notice;
+pub use local::LocalOutOfBand;
 pub use process::host_name;
-pub use refuge::Refuge;
-pub use star::{MAX_CONTRIBUTION, Star};
+pub use reconnect::ShrinkRendezvous;
+pub use warning_hook::WarningHook;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::Fault;
@@ -84,8 +84,8 @@ impl std::fmt::Display for PeerInfo {
 
 /// The out-of-band side of a communicator: slow, reliable, always there.
 ///
-/// Implementations: the control star over TCP, and threads of one process.
-pub trait Exchange: Send + Sync + std::fmt::Debug {
+/// Implementations: the control control over TCP, and threads of one process.
+pub trait OutOfBand: Send + Sync + std::fmt::Debug {
     /// This rank.
     fn rank(&self) -> usize;
 
@@ -108,27 +108,27 @@ pub trait Exchange: Send + Sync + std::fmt::Debug {
     /// hears of it: see [`Fault`]. Does not wait.
     fn announce(&self, reason: &Error);
 
-    /// Notes that this rank starts the call with this signature. Notes of ranks are compared in
+    /// CallLog that this rank starts the call with this signature. CallLog of ranks are compared in
     /// the background, so that calls which disagree without exchanging data are found too.
-    fn note_call(&self, signature: [u64; SIGNATURE_WORDS]);
+    fn log_call(&self, signature: [u64; SIGNATURE_WORDS]);
 
     /// Ranks that left in good order. Waiting for data of one of them is an error once its last
     /// bytes are read.
-    fn departed(&self, rank: usize) -> bool;
+    fn has_left(&self, rank: usize) -> bool;
 
     /// A key for connections of this communicator that only its ranks know.
     fn key(&self, purpose: &str) -> [u8; 32];
 
     /// Says that this rank makes no more calls and takes part in no more exchanges, ahead of
-    /// [`Exchange::leave`]: from here on its end is no failure to the others, nor theirs to it. Waits
+    /// [`OutOfBand::leave`]: from here on its end is no failure to the others, nor theirs to it. Waits
     /// for no rank.
-    fn retire(&self) {}
+    fn close(&self) {}
 
-    /// Behind [`Exchange::retire`]: returns when all other ranks have retired, too.
+    /// Behind [`OutOfBand::retire`]: returns when all other ranks have retired, too.
     ///
     /// # Errors
-    /// As for [`Exchange::all_gather`], also if a rank is gone that had not retired.
-    fn await_retired(&self) -> Result<()> {
+    /// As for [`OutOfBand::all_gather`], also if a rank is gone that had not retired.
+    fn wait_closed(&self) -> Result<()> {
         self.barrier()
     }
 
@@ -151,5 +151,5 @@ fn pass_on(fault: &Fault, error: Error, heartbeat: Duration) {
     };
 }
 
-/// An [`Exchange`] behind a pointer.
-pub type ExchangeRef = Arc<dyn Exchange>;
+/// An [`OutOfBand`] behind a pointer.
+pub type OutOfBandRef = Arc<dyn OutOfBand>;

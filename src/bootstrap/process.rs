@@ -3,7 +3,7 @@
 use super::keys;
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::sys::whole::First;
+use crate::sys::fork_safe::First;
 
 /// What became of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -8,9 +8,9 @@ use super::versioned::{self, Versioned};
 use crate::adapt::{
     Awp, AwpConfig, AwpState, LossScaler, LossScalerConfig, LossScalerState, count_non_finite,
 };
+use crate::cpu::Isa;
 use crate::error::{Error, Result};
 use crate::reduce;
-use crate::simd::Isa;
 use crate::types::DType;
 use std::ffi::{c_char, c_int, c_void};
 

@@ -8,10 +8,10 @@ use super::text;
 use super::types::{self, dtype_number};
 use crate::codec::{Layout, StandAlone};
 use crate::config::Config;
+use crate::cpu::{Isa, Tile};
 use crate::engine::gpu::stand_alone;
 use crate::error::{Error, ErrorKind, Result};
 use crate::reduce::Reducer;
-use crate::simd::{Isa, Tile};
 use crate::types::{CodecSpec, DType, ReduceOp};
 use std::ffi::{c_char, c_void};
 

@@ -33,7 +33,7 @@ pub struct cinch_config_t {
     pub algorithm: algorithm_number,
     /// Slots of one connection in host memory: a power of two from 2 to 64.
     pub slots: u32,
-    /// Parallel lanes through all ranks: 1 to 16.
+    /// Parallel channels through all ranks: 1 to 16.
     pub channels: u32,
     /// Sockets for each connected pair and channel: 1 to 16.
     pub tcp_sockets: u32,

@@ -2,8 +2,8 @@
 
 use super::error::{cinch_result_t, remember};
 use super::group;
+use crate::cpu::FloatEnvironment;
 use crate::error::{Error, Result};
-use crate::simd::FloatEnvironment;
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -73,7 +73,7 @@ fn panicked(name: &str, payload: Box<dyn Any + Send>) -> Error {
 mod tests {
     use super::super::error::cinch_last_error;
     use super::*;
-    use crate::simd;
+    use crate::cpu;
     use std::ffi::CStr;
 
     fn last_error() -> String {
@@ -102,8 +102,8 @@ mod tests {
 
     #[test]
     fn arithmetic_is_the_standard_one() {
-        simd::under(simd::STRANGE[0], || {
-            let body = || Ok(simd::is_standard());
+        cpu::under(cpu::STRANGE[0], || {
+            let body = || Ok(cpu::is_standard());
             assert!(caught("cinch_f", body).unwrap());
         });
     }

@@ -5,7 +5,7 @@
 //! finds the table whole.
 
 use crate::error::{Error, Result};
-use crate::sys::whole::Guarded;
+use crate::sys::fork_safe::ForkSafe;
 use std::sync::Arc;
 
 /// The objects of one kind that C programs hold.
@@ -15,7 +15,7 @@ pub struct HandleTable<T> {
     name: &'static str,
     kind: &'static str,
     tag: usize,
-    table: Guarded<HandleEntries<T>>,
+    table: ForkSafe<HandleEntries<T>>,
 }
 
 /// Made and freed outside of the guard, as objects are: nothing is allocated in it.
@@ -38,7 +38,7 @@ impl<T> HandleTable<T> {
             name,
             kind,
             tag: (tag as usize) << NUMBER_BITS,
-            table: Guarded::new(HandleEntries {
+            table: ForkSafe::new(HandleEntries {
                 live: Vec::new(),
                 next: 1,
             }),

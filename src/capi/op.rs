@@ -3,9 +3,9 @@
 use super::error::cinch_result_t;
 use super::handle::{self, Handle, check_out, cinch_comm_t};
 use super::types::{self, cinch_op_t, dtype_number, op_number};
+use crate::cpu::Isa;
 use crate::error::{Error, Result};
 use crate::reduce;
-use crate::simd::Isa;
 use crate::types::{DType, ReduceOp, Scalar};
 use std::collections::BTreeMap;
 use std::ffi::c_void;

@@ -30,7 +30,7 @@ pub struct cinch_report_t {
     pub algorithm: algorithm_number,
     /// The slowest transport that carried data; `CINCH_TRANSPORT_UNSET` if none did.
     pub transport: transport_number,
-    /// Lanes used.
+    /// Channels used.
     pub channels: u32,
     /// Payload bytes that this rank sent.
     pub wire_bytes: u64,

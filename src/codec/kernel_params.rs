@@ -1,7 +1,7 @@
 //! Which codecs CUDA kernels have, and what a kernel is told about one.
 
 use super::Random;
-use crate::simd::FloatEnvironment;
+use crate::cpu::FloatEnvironment;
 use crate::types::{CodecKind, CodecSpec, ScaleRule};
 
 /// The lossy codecs that kernels have too; on GPUs there are no others. Names of kernels, what a

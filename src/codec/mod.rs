@@ -51,8 +51,8 @@ pub use stand_alone::{Layout, StandAlone};
 pub use stats::{abs_max, look};
 pub use tensor_scales::TensorScales;
 
+use crate::cpu::Isa;
 use crate::error::{Error, Result};
-use crate::simd::Isa;
 use crate::types::{CodecKind, CodecSpec, ScaleRule, is_threshold};
 use simd::Available;
 use std::sync::Arc;

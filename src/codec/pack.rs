@@ -137,7 +137,7 @@ fn spread<const BITS: usize>(x: u64) -> u64 {
 mod tests {
     use super::super::simd::{Available, Kernel, launch};
     use super::*;
-    use crate::simd::Isa;
+    use crate::cpu::Isa;
 
     /// Writes codes as vectors and as parts, and reads them back.
     struct Round<const BITS: usize>(Vec<u32>);

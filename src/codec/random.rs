@@ -95,7 +95,7 @@ fn mix(x: u64) -> u64 {
 mod tests {
     use super::super::simd::{Available, Kernel, launch};
     use super::*;
-    use crate::simd::Isa;
+    use crate::cpu::Isa;
 
     struct Draw(Random, usize);
 

@@ -2,7 +2,7 @@
 
 use super::EncodeStats;
 use super::simd::{Available, Kernel, Lanes, abs_bits, launch, load_part};
-use crate::simd::Isa;
+use crate::cpu::Isa;
 
 /// Elements whose largest magnitude is looked at together.
 const PIECE: usize = 1024;

@@ -1,12 +1,12 @@
 //! Measuring what links and cores cost, when a communicator is made whose codec is left to the
 //! model of costs.
 
-use crate::bootstrap::{ExchangeRef, PeerInfo};
+use crate::bootstrap::{OutOfBandRef, PeerInfo};
+use crate::cpu::Isa;
 use crate::engine::HostEngine;
 use crate::error::Result;
 use crate::mem::UserBuffers;
 use crate::plan::{Affine, MeasuredCosts, Request};
-use crate::simd::Isa;
 use crate::types::{CodecSpec, Collective, DType, Fused, ReduceOp};
 use std::time::Instant;
 
@@ -28,7 +28,7 @@ const TRIPS: usize = 6;
 /// # Errors
 /// What stops a message between two ranks; mismatch if a rank says no costs.
 pub(super) fn measure(
-    exchange: &ExchangeRef,
+    exchange: &OutOfBandRef,
     spec: CodecSpec,
     engine: &mut HostEngine,
     isa: Isa,
@@ -38,13 +38,13 @@ pub(super) fn measure(
     exchange.barrier()?;
     let send = link(exchange, engine)?;
     let said = exchange.all_gather(&MeasuredCosts { send, ..core }.to_bytes())?;
-    engine.go_by(MeasuredCosts::agreed(&said)?);
+    engine.set_costs(MeasuredCosts::agreed(&said)?);
     Ok(())
 }
 
 /// What a message to the partner costs. Zero on the second of a pair, which answers only, and on
 /// a rank without a partner: the largest of all ranks counts.
-fn link(exchange: &ExchangeRef, engine: &mut HostEngine) -> Result<Affine> {
+fn link(exchange: &OutOfBandRef, engine: &mut HostEngine) -> Result<Affine> {
     let rank = exchange.rank();
     let Some((first, second)) = pairs(exchange.peers())
         .into_iter()

@@ -2,8 +2,8 @@
 
 use super::{Call, Communicator, Group};
 use crate::config::Config;
+use crate::cpu::{self, STRANGE};
 use crate::mem::{UserBuffers, bytes_of, bytes_of_mut};
-use crate::simd::{self, STRANGE};
 use crate::testing::local_world;
 use crate::types::{Algorithm, CodecSpec, Collective, DType, ReduceOp, ScaleRule};
 
@@ -40,7 +40,7 @@ fn sums(word: Option<u32>) -> Vec<Vec<Vec<u32>>> {
             found
         };
         match word.filter(|_| comm.rank() == 1) {
-            Some(word) => simd::under(word, run),
+            Some(word) => cpu::under(word, run),
             None => run(),
         }
     })

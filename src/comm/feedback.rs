@@ -2,8 +2,8 @@
 
 use super::{Communicator, DeviceState};
 use crate::adapt::Feedback;
+use crate::cpu::FloatEnvironment;
 use crate::error::Result;
-use crate::simd::FloatEnvironment;
 
 impl Communicator {
     /// This rank's residuals of error feedback, to be stored with a checkpoint. See

@@ -17,11 +17,11 @@
 
 use super::{Call, Communicator, Report};
 use crate::codec::{self, EncodeStats};
+use crate::cpu::Isa;
 use crate::error::{Error, Result};
 use crate::mem::UserBuffers;
 use crate::plan::{self, Request};
 use crate::reduce::{Reducer, Tile};
-use crate::simd::Isa;
 use crate::types::{CodecChoice, Collective, DType, Fused, ReduceOp};
 use std::ops::Range;
 

@@ -3,23 +3,25 @@
 use super::check::{self, BufferRanges};
 use super::sample::Admission;
 use super::{Call, CommInfo, Communicator, DeviceState, PanicGuard, Report};
-use crate::bootstrap::ExchangeRef;
+use crate::bootstrap::OutOfBandRef;
 use crate::config::{CodecPolicy, Config, TuningChoice};
+use crate::cpu::{FloatEnvironment, Isa};
 use crate::engine::gpu::device;
 use crate::engine::gpu::kernels::{self, Kernels};
-use crate::engine::gpu::{Admitted, GpuCall, GpuEngine, Parts, Sampled, Slices, Wiring};
+use crate::engine::gpu::{
+    Admitted, Connections, GpuCall, GpuEngine, Parts, SampleWindows, Sampled,
+};
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::Context;
+use crate::gpu_links::{self, GpuLinks, PeerPath};
 use crate::mem::DeviceBuffers;
 use crate::mem::abi::Protocol;
-use crate::plan::{Resident, Site, Table, Tuning, Way, links};
+use crate::plan::{KernelVariant, Resident, Site, Table, Tuning, links};
 use crate::schedule::Hosts;
-use crate::simd::{FloatEnvironment, Isa};
 use crate::sync::Fault;
+use crate::sys::fork_safe::First;
 use crate::sys::log::{self, Level};
-use crate::sys::whole::First;
 use crate::transport::ConnectContext;
-use crate::transport::cuda::{self, DeviceLinks, PeerPath};
 use crate::types::{Collective, DType, ReduceOp, Scalar};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
@@ -30,7 +32,7 @@ pub(super) struct GpuState {
     context: Arc<Context>,
     engine: Mutex<GpuEngine>,
     /// For samples of coded sums, if there are to be any. Behind the engine, whose kernels use it.
-    slices: Option<Slices>,
+    slices: Option<SampleWindows>,
 }
 
 /// Calls that were admitted, and are queued one behind the other.
@@ -93,7 +95,7 @@ impl GpuState {
             .is_none_or(|engine| engine.is_mapped_by_peers())
     }
 
-    pub(super) fn slices(&self) -> Result<&Slices> {
+    pub(super) fn slices(&self) -> Result<&SampleWindows> {
         let none = || Error::internal("a communicator without samples has one");
         self.slices.as_ref().ok_or_else(none)
     }
@@ -105,7 +107,7 @@ impl GpuState {
 
 /// Connects this rank's GPU with those of all others. All ranks call it together.
 pub(super) fn connect(
-    exchange: &ExchangeRef,
+    exchange: &OutOfBandRef,
     fault: &Arc<Fault>,
     config: &Config,
     policy: &CodecPolicy,
@@ -118,7 +120,7 @@ pub(super) fn connect(
 }
 
 fn try_connect(
-    exchange: &ExchangeRef,
+    exchange: &OutOfBandRef,
     fault: &Arc<Fault>,
     config: &Config,
     policy: &CodecPolicy,
@@ -146,11 +148,13 @@ fn try_connect(
         deadline: std::time::Instant::now() + config.init_timeout,
         verbs: None,
     };
-    let links = cuda::connect(&connecting, &context)?;
+    let links = gpu_links::connect(&connecting, &context)?;
     if config.shm_disable {
         refuse_pinned(exchange, &links)?;
     }
-    let asked = config.gpu_channels.map(|_| config.lanes(hosts.count()));
+    let asked = config
+        .gpu_channels
+        .map(|_| config.gpu_channels_for(hosts.count()));
     let resident = resident(exchange, &context, whole, asked)?;
     let info = info(&links, hosts);
     let network = links.take_network();
@@ -171,7 +175,7 @@ fn try_connect(
     let engine = Mutex::new(engine);
     let slices = match policy.sample {
         0 => None,
-        _ => Some(Slices::new(&context, config.init_timeout)?),
+        _ => Some(SampleWindows::new(&context, config.init_timeout)?),
     };
     // What a rank still allocates may wait for the kernels of another rank on its GPU, which may
     // wait for this rank: nobody launches before all have what they need.
@@ -203,7 +207,7 @@ fn without_effect(config: &Config) -> Option<String> {
 /// wait for each other across GPUs must not keep one another out. A rank that is alone on its GPU may
 /// have more than that if more channels were `asked` for, and no more than these.
 fn resident(
-    exchange: &ExchangeRef,
+    exchange: &OutOfBandRef,
     context: &Context,
     whole: Resident,
     asked: Option<usize>,
@@ -284,13 +288,14 @@ fn site(context: &Context, info: &CommInfo, ranks: usize) -> Site {
 
 /// Where measured choices come from: the same on all ranks, from what all said.
 fn tuning(
-    exchange: &ExchangeRef,
+    exchange: &OutOfBandRef,
     config: &Config,
     own: Site,
     table: Option<Arc<Table>>,
 ) -> Result<Tuning> {
     let ranks = own.ranks;
-    let bounded = config.gpu_channels.is_some() || config.lanes(1) < Config::GPU_CHANNELS;
+    let bounded =
+        config.gpu_channels.is_some() || config.gpu_channels_for(1) < Config::GPU_CHANNELS;
     let channels = if bounded { "1" } else { "" };
     let said = [own.gpu.as_str(), &own.links, channels].join("\0");
     let mut sites = Vec::with_capacity(ranks);
@@ -328,7 +333,7 @@ fn tuning(
 }
 
 /// GPUs without peer access have host memory between them, and nothing else in this version.
-fn refuse_pinned(exchange: &ExchangeRef, links: &DeviceLinks) -> Result<()> {
+fn refuse_pinned(exchange: &OutOfBandRef, links: &GpuLinks) -> Result<()> {
     for (path, peer) in links.paths.iter().zip(exchange.peers()) {
         if let Some(PeerPath::PinnedHost { reason }) = path {
             let me = &exchange.peers()[exchange.rank()];
@@ -344,7 +349,7 @@ fn refuse_pinned(exchange: &ExchangeRef, links: &DeviceLinks) -> Result<()> {
     Ok(())
 }
 
-fn info(links: &DeviceLinks, hosts: Hosts) -> CommInfo {
+fn info(links: &GpuLinks, hosts: Hosts) -> CommInfo {
     let fifo = links.shape().fifo(Protocol::Simple);
     let served = links.paths.iter();
     let classes = served.clone().flatten();
@@ -353,7 +358,7 @@ fn info(links: &DeviceLinks, hosts: Hosts) -> CommInfo {
         transports: served
             .map(|path| path.as_ref().map(PeerPath::transport))
             .collect(),
-        channels: fifo.lanes as usize,
+        channels: fifo.channels as usize,
         slot_bytes: fifo.slot_bytes as usize,
         slots: fifo.depth as usize,
         buffer_bytes: links.buffer_bytes(),
@@ -523,20 +528,20 @@ impl Communicator {
     ///
     /// # Errors
     /// Invalid usage on a communicator of host memory; invalid argument if the call is impossible.
-    pub fn ways(&self, call: &Call) -> Result<Vec<Way>> {
+    pub fn variants(&self, call: &Call) -> Result<Vec<KernelVariant>> {
         check::shape(self, call)?;
         let request = call.request(self.choose(call)?.codec);
-        self.gpu_state()?.engine()?.ways(&request)
+        self.gpu_state()?.engine()?.variants(&request)
     }
 
     /// Whether `call` can go this way.
     ///
     /// # Errors
     /// As for [`Communicator::ways`].
-    pub fn can_go(&self, call: &Call, way: &Way) -> Result<bool> {
+    pub fn supports(&self, call: &Call, way: &KernelVariant) -> Result<bool> {
         check::shape(self, call)?;
         let request = call.request(self.choose(call)?.codec);
-        self.gpu_state()?.engine()?.can_go(&request, *way)
+        self.gpu_state()?.engine()?.supports(&request, *way)
     }
 
     /// Runs calls this way from now on, those that can go it; with `None`, as before. All ranks do so
@@ -544,8 +549,8 @@ impl Communicator {
     ///
     /// # Errors
     /// Invalid usage on a communicator of host memory.
-    pub fn go_way(&self, way: Option<Way>) -> Result<()> {
-        self.gpu_state()?.engine()?.go_way(way);
+    pub fn force_variant(&self, way: Option<KernelVariant>) -> Result<()> {
+        self.gpu_state()?.engine()?.force_variant(way);
         Ok(())
     }
 

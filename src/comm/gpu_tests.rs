@@ -1,14 +1,14 @@
 //! Calls of communicators on a simulated GPU, whose kernels only take note.
 
 use super::*;
-use crate::bootstrap::LocalExchange;
+use crate::bootstrap::LocalOutOfBand;
 use crate::comm::Group;
 use crate::config::Origin;
 use crate::engine::gpu::tests::{Bench, WAIT, buffers};
 use crate::gpu::{Device, Stream};
 use crate::mem::UserBuffers;
 use crate::sys::cuda::CuResult;
-use crate::sys::fork::{Ours, Owner};
+use crate::sys::fork::{ForkOwned, ProcessId};
 use crate::testing::try_local_world;
 use crate::types::{Algorithm, CodecSpec, TransportKind};
 use std::sync::OnceLock;
@@ -38,7 +38,7 @@ fn communicators_with(bench: &Bench, timeout: Duration) -> Vec<Communicator> {
             buffer_bytes: 0,
             hosts: Hosts::new(rank.exchange.peers().iter().map(|peer| peer.host_id)),
         },
-        owner: Owner::this(),
+        owner: ProcessId::this(),
         exchange: rank.exchange,
         fault: rank.fault,
         announced: AtomicBool::new(false),
@@ -46,10 +46,10 @@ fn communicators_with(bench: &Bench, timeout: Duration) -> Vec<Communicator> {
         config: config.clone(),
         sampler: Default::default(),
         counters: Default::default(),
-        state: DeviceState::Gpu(Ours::new(Box::new(GpuState {
+        state: DeviceState::Gpu(ForkOwned::new(Box::new(GpuState {
             context: bench.context.clone(),
             engine: Mutex::new(rank.engine),
-            slices: Some(Slices::new(&bench.context, WAIT).unwrap()),
+            slices: Some(SampleWindows::new(&bench.context, WAIT).unwrap()),
         }))),
         spare_buffers: Mutex::default(),
         shrink_rendezvous: OnceLock::new(),
@@ -369,12 +369,12 @@ fn resident_on(gpus: [u32; 2], channels: &str) -> usize {
         .set("CINCH_GPU_CHANNELS", channels, Origin::Environment)
         .unwrap();
     let faults = [(); 2].map(|()| Fault::new());
-    let exchanges = LocalExchange::world_with(2, &faults, &config);
+    let exchanges = LocalOutOfBand::world_with(2, &faults, &config);
     let said = std::thread::scope(|scope| {
         let asking = exchanges.iter().zip(gpus).map(|(exchange, gpu)| {
             let driver = bench.context.driver();
             let asked = config.gpu_channels;
-            let exchange: ExchangeRef = exchange.clone();
+            let exchange: OutOfBandRef = exchange.clone();
             scope.spawn(move || {
                 let context = Context::primary(&Device::at(driver, gpu).unwrap()).unwrap();
                 resident(&exchange, &context, Resident::both(132), asked).unwrap()

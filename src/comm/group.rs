@@ -6,12 +6,12 @@ use super::gpu::GpuState;
 use super::launch_interleave::{GpuCalls, interleave};
 use super::sample::Admission;
 use super::{Call, Communicator, PanicGuard, Report};
+use crate::cpu::FloatEnvironment;
 use crate::engine::gpu::GpuCall;
 use crate::engine::{Batch, Caller};
 use crate::error::{Error, Result};
 use crate::mem::{Buffers, DeviceBuffers, UserBuffers};
 use crate::plan::Request;
-use crate::simd::FloatEnvironment;
 use crate::types::Collective;
 use std::sync::Arc;
 

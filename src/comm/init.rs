@@ -3,15 +3,17 @@
 use super::sample::Sampler;
 use super::stats::CommCounters;
 use super::{CommInfo, Communicator, DeviceState, costs, gpu};
-use crate::bootstrap::{self, Exchange, ExchangeRef, PeerInfo, Refuge, Star, UniqueId};
+use crate::bootstrap::{
+    self, ControlPlane, OutOfBand, OutOfBandRef, PeerInfo, ShrinkRendezvous, UniqueId,
+};
 use crate::config::{CodecPolicy, Config, TuningChoice, launcher_environment};
+use crate::cpu::{FloatEnvironment, Isa};
 use crate::engine::HostEngine;
 use crate::error::{Error, ErrorKind, Result};
 use crate::plan::{Machine, Table};
 use crate::schedule::Hosts;
-use crate::simd::{FloatEnvironment, Isa};
 use crate::sync::Fault;
-use crate::sys::fork::{Ours, Owner};
+use crate::sys::fork::{ForkOwned, ProcessId};
 use crate::sys::log::{self, Level};
 use crate::transport::{self, ConnectContext};
 use crate::types::{DeviceChoice, Subsystem, TransportKind};
@@ -32,7 +34,7 @@ pub(super) fn by_id(
         )));
     }
     start_log(&config);
-    let exchange = Star::join(id, rank, nranks, &config, fault.clone())?;
+    let exchange = ControlPlane::join(id, rank, nranks, &config, fault.clone())?;
     connect(exchange, fault, config)
 }
 
@@ -134,7 +136,7 @@ pub(super) fn by_environment(config: Config) -> Result<Communicator> {
 }
 
 pub(super) fn connect(
-    exchange: ExchangeRef,
+    exchange: OutOfBandRef,
     fault: Arc<Fault>,
     config: Config,
 ) -> Result<Communicator> {
@@ -151,14 +153,14 @@ pub(super) fn connect(
         let (info, engine) = on_host(&exchange, &fault, &config, &policy, isa)?;
         (
             info,
-            DeviceState::Host(Ours::new(Box::new(Mutex::new(engine)))),
+            DeviceState::Host(ForkOwned::new(Box::new(Mutex::new(engine)))),
         )
     } else {
         let (info, state) = gpu::connect(&exchange, &fault, &config, &policy, isa, table)?;
-        (info, DeviceState::Gpu(Ours::new(Box::new(state))))
+        (info, DeviceState::Gpu(ForkOwned::new(Box::new(state))))
     };
     let comm = Communicator {
-        owner: Owner::this(),
+        owner: ProcessId::this(),
         exchange,
         fault,
         announced: AtomicBool::new(false),
@@ -179,7 +181,7 @@ pub(super) fn connect(
 
 /// Connects this rank's memory with that of all others.
 fn on_host(
-    exchange: &ExchangeRef,
+    exchange: &OutOfBandRef,
     fault: &Arc<Fault>,
     config: &Config,
     policy: &CodecPolicy,
@@ -234,7 +236,7 @@ fn table(config: &Config) -> Result<Option<Arc<Table>>> {
 
 /// Compares the settings that decide what runs.
 fn agree(
-    exchange: &ExchangeRef,
+    exchange: &OutOfBandRef,
     config: &Config,
     policy: &CodecPolicy,
     table: Option<&Table>,
@@ -312,7 +314,7 @@ fn machine(
 }
 
 /// Whether all ranks are on one host.
-fn one_host(exchange: &ExchangeRef) -> bool {
+fn one_host(exchange: &OutOfBandRef) -> bool {
     let peers = exchange.peers();
     peers.iter().all(|peer| peer.host_id == peers[0].host_id)
 }
@@ -338,7 +340,7 @@ pub(super) fn split_again(
     let all: Vec<usize> = (0..nranks).collect();
     let id = shrink_rendezvous(comm)?.meeting(&all, &config)?;
     // What ends the new communicator ends this meeting of all ranks, not the other way around.
-    let exchange = Star::join(&id, rank, nranks, &config, fault.child())
+    let exchange = ControlPlane::join(&id, rank, nranks, &config, fault.child())
         .inspect_err(|error| cancel(&id, &comm.peers()[rank], error))?;
     let made = split_over(&*exchange, color, key, config, fault);
     match &made {
@@ -351,7 +353,7 @@ pub(super) fn split_again(
 
 /// Splits among the ranks of `exchange`.
 fn split_over(
-    exchange: &dyn Exchange,
+    exchange: &dyn OutOfBand,
     color: Option<u32>,
     key: i64,
     config: Config,
@@ -470,7 +472,7 @@ pub(super) fn shrink(
 }
 
 /// Where the ranks of `comm` can meet again.
-fn shrink_rendezvous(comm: &Communicator) -> Result<&Refuge> {
+fn shrink_rendezvous(comm: &Communicator) -> Result<&ShrinkRendezvous> {
     comm.owner.check()?;
     comm.shrink_rendezvous.get().ok_or_else(|| {
         Error::invalid_usage(
@@ -492,13 +494,13 @@ mod tests {
         }
         for (simd, tuning, word) in settings {
             let faults = [Fault::new(), Fault::new()];
-            let world = bootstrap::LocalExchange::world(2, &faults);
+            let world = bootstrap::LocalOutOfBand::world(2, &faults);
             let config = Config {
                 simd,
                 tuning,
                 ..Config::default()
             };
-            let exchange: ExchangeRef = world[1].clone();
+            let exchange: OutOfBandRef = world[1].clone();
             assert!(connect(exchange, faults[1].clone(), config).is_err());
             let told = faults[0].reason().expect("rank 0 hears of it");
             assert!(told.message().contains(word), "{told}");
@@ -547,7 +549,7 @@ mod tests {
     #[test]
     fn the_others_hear_why_the_leader_of_a_split_does_not_come() {
         let faults = [Fault::new(), Fault::new()];
-        let world = bootstrap::LocalExchange::world(2, &faults);
+        let world = bootstrap::LocalOutOfBand::world(2, &faults);
         let config = || Config {
             init_timeout: std::time::Duration::from_secs(20),
             ..Config::default()
@@ -570,7 +572,7 @@ mod tests {
     #[test]
     fn ids_and_reasons_of_splits_are_told_apart() {
         let faults = [Fault::new(), Fault::new()];
-        let world = bootstrap::LocalExchange::world(2, &faults);
+        let world = bootstrap::LocalOutOfBand::world(2, &faults);
         let leader = &world[0].peers()[1];
         let id = UniqueId::create_for_one_host(&Config::default()).unwrap();
         let len = id.as_bytes().len();

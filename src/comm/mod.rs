@@ -23,16 +23,16 @@ pub use choice::RawReason;
 pub use group::Group;
 pub use stats::CodecStats;
 
-use crate::bootstrap::{ExchangeRef, PeerInfo, Refuge, UniqueId};
+use crate::bootstrap::{OutOfBandRef, PeerInfo, ShrinkRendezvous, UniqueId};
 use crate::config::{CodecPolicy, Config};
+use crate::cpu::FloatEnvironment;
 use crate::engine::HostEngine;
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::UserBuffers;
 use crate::plan::{Limits, MeasuredCosts};
 use crate::schedule::Hosts;
-use crate::simd::FloatEnvironment;
 use crate::sync::{Fault, GRACE};
-use crate::sys::fork::{Ours, Owner};
+use crate::sys::fork::{ForkOwned, ProcessId};
 use crate::types::TransportKind;
 use gpu::GpuState;
 use sample::Sampler;
@@ -54,8 +54,8 @@ use std::time::Duration;
 /// do nothing. The parent goes on.
 #[derive(Debug)]
 pub struct Communicator {
-    owner: Owner,
-    exchange: ExchangeRef,
+    owner: ProcessId,
+    exchange: OutOfBandRef,
     fault: Arc<Fault>,
     /// Whether the other ranks were told why this communicator failed. The fault may be raised by
     /// another communicator, the one that this was split from; its ranks hear of it from us.
@@ -70,7 +70,7 @@ pub struct Communicator {
     /// Memory of small calls that travelled as one, for the next ones.
     spare_buffers: Mutex<Vec<Vec<u8>>>,
     /// Where its ranks can meet again, once they have agreed on that.
-    shrink_rendezvous: OnceLock<Refuge>,
+    shrink_rendezvous: OnceLock<ShrinkRendezvous>,
 }
 
 /// Everything that a running call needs. `abort` must not take its lock: it frees those who wait
@@ -78,9 +78,9 @@ pub struct Communicator {
 #[derive(Debug)]
 enum DeviceState {
     /// Buffers are in host memory.
-    Host(Ours<Box<Mutex<HostEngine>>>),
+    Host(ForkOwned<Box<Mutex<HostEngine>>>),
     /// Buffers are on a GPU.
-    Gpu(Ours<Box<GpuState>>),
+    Gpu(ForkOwned<Box<GpuState>>),
 }
 
 /// What a communicator is made of, for `cinch info` and logs.
@@ -90,7 +90,7 @@ pub struct CommInfo {
     pub transports: Vec<Option<TransportKind>>,
     /// What lies between this rank's GPU and that of each other rank; empty on host memory.
     pub classes: Vec<String>,
-    /// Lanes.
+    /// Channels.
     pub channels: usize,
     /// Payload bytes of a slot.
     pub slot_bytes: usize,
@@ -139,7 +139,7 @@ impl Communicator {
     ///
     /// # Errors
     /// As for [`Communicator::init`].
-    pub fn over(exchange: ExchangeRef, fault: Arc<Fault>, config: Config) -> Result<Communicator> {
+    pub fn over(exchange: OutOfBandRef, fault: Arc<Fault>, config: Config) -> Result<Communicator> {
         init::connect(exchange, fault, config)
     }
 
@@ -293,7 +293,7 @@ impl Communicator {
     pub fn prepare_to_shrink(&self) -> Result<()> {
         self.check_fault()?;
         if self.shrink_rendezvous.get().is_none() {
-            let refuge = self.fail_on_error(Refuge::open(&*self.exchange))?;
+            let refuge = self.fail_on_error(ShrinkRendezvous::open(&*self.exchange))?;
             let _ = self.shrink_rendezvous.set(refuge);
         }
         Ok(())
@@ -462,7 +462,7 @@ impl Communicator {
     ///
     /// # Errors
     /// Invalid usage if this communicator is on a GPU; invalid argument if the ranks differ.
-    pub fn imitate(&self, limits: Limits) -> Result<()> {
+    pub fn copy_limits(&self, limits: Limits) -> Result<()> {
         if limits.nranks != self.nranks() {
             return Err(Error::invalid_argument(format!(
                 "a communicator of {} ranks cannot cut as one of {} does",
@@ -470,7 +470,7 @@ impl Communicator {
                 limits.nranks
             )));
         }
-        self.engine()?.imitate(limits);
+        self.engine()?.copy_limits(limits);
         Ok(())
     }
 
@@ -479,8 +479,8 @@ impl Communicator {
     ///
     /// # Errors
     /// Invalid usage if the communicator is on a GPU, whose costs are constants.
-    pub fn go_by(&self, costs: MeasuredCosts) -> Result<()> {
-        self.engine()?.go_by(costs);
+    pub fn set_costs(&self, costs: MeasuredCosts) -> Result<()> {
+        self.engine()?.set_costs(costs);
         Ok(())
     }
 

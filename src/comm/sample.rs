@@ -13,13 +13,13 @@
 use super::choice::{CodecDecision, choose};
 use super::gpu::GpuState;
 use super::{Call, Communicator, DeviceState, Report};
-use crate::engine::gpu::{GpuEngine, Sampled, Slices};
+use crate::cpu::{FloatEnvironment, Isa};
+use crate::engine::gpu::{GpuEngine, SampleWindows, Sampled};
 use crate::engine::{HostEngine, Run};
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::UserBuffers;
-use crate::plan::Slice;
+use crate::plan::SampleWindow;
 use crate::reduce;
-use crate::simd::{FloatEnvironment, Isa};
 use crate::sys::log::{self, Level};
 use crate::types::{DType, Subsystem};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -48,7 +48,7 @@ enum PendingSample {
     /// Its call was accepted and has not been queued.
     Accepted,
     /// Its slice is on its way to the host.
-    Queued(Slice),
+    Queued(SampleWindow),
 }
 
 /// How a call runs.
@@ -56,7 +56,7 @@ enum PendingSample {
 pub(super) struct Admission {
     pub decision: CodecDecision,
     /// The slice that is compared.
-    pub slice: Option<Slice>,
+    pub slice: Option<SampleWindow>,
     /// Whether it is one of the coded sums of which every k-th is sampled.
     counted: bool,
 }
@@ -98,7 +98,7 @@ impl Communicator {
         }
         let mut state = self.sampler.state();
         let number = state.coded;
-        let Some(slice) = Slice::of(&request, self.nranks(), number / every) else {
+        let Some(slice) = SampleWindow::of(&request, self.nranks(), number / every) else {
             return Ok(admission(None, false));
         };
         state.coded += 1;
@@ -157,7 +157,7 @@ impl Communicator {
     }
 
     /// The exact and the coded sums of the sample before, when they are on the host.
-    fn await_slices(&self, gpu: &GpuState, slice: &Slice) -> Result<[Vec<u8>; 2]> {
+    fn await_slices(&self, gpu: &GpuState, slice: &SampleWindow) -> Result<[Vec<u8>; 2]> {
         let slices = gpu.slices()?;
         let since = Instant::now();
         while !slices.has_arrived()? {
@@ -179,7 +179,7 @@ impl Communicator {
     /// Queues a sampled call on a GPU.
     pub(super) fn sample_on(
         &self,
-        slices: &Slices,
+        slices: &SampleWindows,
         engine: &mut GpuEngine,
         sampled: &Sampled<'_>,
     ) -> Result<Report> {
@@ -193,7 +193,7 @@ impl Communicator {
         &self,
         engine: &mut HostEngine,
         mut run: Run<'_>,
-        slice: &Slice,
+        slice: &SampleWindow,
     ) -> Result<Report> {
         let mut exact = vec![0; slice.bytes()];
         let parts = exact.chunks_exact_mut(slice.part_bytes());
@@ -224,7 +224,7 @@ impl Communicator {
     }
 
     /// Takes note of a sample's error, and switches the codec off if it is beyond the bound.
-    fn judge(&self, slice: &Slice, exact: &[u8], coded: &[u8]) {
+    fn judge(&self, slice: &SampleWindow, exact: &[u8], coded: &[u8]) {
         let SampleComparison {
             error,
             compared,

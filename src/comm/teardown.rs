@@ -69,7 +69,7 @@ impl Communicator {
             _ => {}
         }
         self.unmap();
-        self.exchange.retire();
+        self.exchange.close();
         Ok(())
     }
 
@@ -115,7 +115,7 @@ impl Communicator {
     /// The same, where others that cannot meet any more get so long.
     pub(super) fn wait_peers_closed(&self, timeout: Duration) {
         loop {
-            match self.exchange.await_retired() {
+            match self.exchange.wait_closed() {
                 Ok(()) => return,
                 // Who has not come may have work queued that takes longer.
                 Err(error) if error.kind() == ErrorKind::Timeout && self.peers_may_close() => {
@@ -141,7 +141,7 @@ impl Communicator {
 
     fn has_live_peers(&self) -> bool {
         let mut others = (0..self.nranks()).filter(|&rank| rank != self.rank());
-        others.any(|rank| !self.exchange.departed(rank))
+        others.any(|rank| !self.exchange.has_left(rank))
     }
 }
 

@@ -138,7 +138,7 @@ pub const KNOBS: &[Knob] = &[
     Knob {
         name: "CINCH_CHANNELS",
         range: "1 to 16",
-        help: "parallel lanes through all ranks",
+        help: "parallel channels through all ranks",
         apply: |config, text| count(text, 1, 16).map(|value| config.channels = value),
         show: |config| config.channels.to_string(),
     },

@@ -31,7 +31,7 @@ pub struct Config {
     pub slot_bytes: usize,
     /// Slots of one connection.
     pub slots: usize,
-    /// Parallel lanes through all ranks.
+    /// Parallel channels through all ranks.
     pub channels: usize,
     /// Upper bound of slot memory per communicator and rank.
     pub buffer_bytes: usize,
@@ -48,7 +48,7 @@ pub struct Config {
     pub early_launch: bool,
     /// Keeps ranks from sharing host memory.
     pub shm_disable: bool,
-    /// Upper bound of the parallel lanes between two GPUs, and so of a call's blocks; `None` =
+    /// Upper bound of the parallel channels between two GPUs, and so of a call's blocks; `None` =
     /// [`Config::GPU_CHANNELS`], on several hosts [`Config::GPU_CHANNELS_BETWEEN_HOSTS`], and no
     /// more than half of what a GPU holds at once.
     pub gpu_channels: Option<usize>,
@@ -238,24 +238,24 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Lanes between two GPUs where no number is asked for: blocks enough for the wire, and few
+    /// Channels between two GPUs where no number is asked for: blocks enough for the wire, and few
     /// enough that the calls of two communicators fit an H100 or H200 at once.
     pub const GPU_CHANNELS: usize = 64;
 
     /// The same where ranks are on several hosts. Few, so that slots are large: a message costs a
-    /// proxy and the network the same whatever its size, and 8 lanes carry more than a network.
+    /// proxy and the network the same whatever its size, and 8 channels carry more than a network.
     pub const GPU_CHANNELS_BETWEEN_HOSTS: usize = 8;
 
-    /// Upper bound of the parallel lanes between two GPUs of a communicator on so many hosts.
-    pub fn lanes(&self, hosts: usize) -> usize {
-        let lanes = self.gpu_channels.unwrap_or(match hosts {
+    /// Upper bound of the parallel channels between two GPUs of a communicator on so many hosts.
+    pub fn gpu_channels_for(&self, hosts: usize) -> usize {
+        let channels = self.gpu_channels.unwrap_or(match hosts {
             0 | 1 => Config::GPU_CHANNELS,
             _ => Config::GPU_CHANNELS_BETWEEN_HOSTS,
         });
-        lanes.min(self.gpu_channels_most.unwrap_or(lanes))
+        channels.min(self.gpu_channels_most.unwrap_or(channels))
     }
 
-    /// Lets there be at most `most` lanes, also where fewer would be by default: of several bounds the
+    /// Lets there be at most `most` channels, also where fewer would be by default: of several bounds the
     /// least counts.
     pub fn bound_channels(&mut self, most: usize) {
         if most < MOST_GPU_CHANNELS {

@@ -323,8 +323,8 @@ impl Config {
         };
         if !self.says(OURS) {
             self.bound_channels(most);
-        } else if most < self.lanes(1) {
-            let counts = self.lanes(1);
+        } else if most < self.gpu_channels_for(1) {
+            let counts = self.gpu_channels_for(1);
             let text = format!("{name}={value} is left out: {OURS} counts, with {counts}");
             self.note(true, text);
         }
@@ -387,7 +387,10 @@ mod tests {
         assert_eq!(config.ipv6, Some(true));
         assert_eq!(config.comm_id.as_deref(), Some("10.0.0.1:4000"));
         assert!(config.p2p_disable && config.shm_disable);
-        assert_eq!((config.gpu_channels, config.lanes(1)), (None, 16));
+        assert_eq!(
+            (config.gpu_channels, config.gpu_channels_for(1)),
+            (None, 16)
+        );
         assert_eq!(config.algorithm, Some(Algorithm::Ring));
         assert_eq!(config.protocol, Some(Protocol::Ll128));
         assert_eq!(config.log_level, "info");
@@ -440,7 +443,10 @@ mod tests {
         assert!(same.p2p_disable && same.notes.is_empty());
         let ours = [("CINCH_GPU_CHANNELS", "16"), ("NCCL_MAX_CTAS", "8")];
         let ours = read(&ours).unwrap();
-        assert_eq!((ours.lanes(1), ours.lanes(2)), (16, 16));
+        assert_eq!(
+            (ours.gpu_channels_for(1), ours.gpu_channels_for(2)),
+            (16, 16)
+        );
         let [note] = &ours.notes[..] else {
             panic!("{:?}", ours.notes)
         };
@@ -450,7 +456,7 @@ mod tests {
     #[test]
     fn bounds_of_channels_raise_nothing() {
         let default = Config::default();
-        for (names, lanes) in [
+        for (names, channels) in [
             (&[("NCCL_MAX_CTAS", "100")][..], [64, 8]),
             (&[("NCCL_MAX_NCHANNELS", "32")], [32, 8]),
             (&[("NCCL_MAX_CTAS", "4")], [4, 4]),
@@ -464,7 +470,11 @@ mod tests {
             ),
         ] {
             let config = read(names).unwrap();
-            assert_eq!([config.lanes(1), config.lanes(2)], lanes, "{names:?}");
+            assert_eq!(
+                [config.gpu_channels_for(1), config.gpu_channels_for(2)],
+                channels,
+                "{names:?}"
+            );
             assert_eq!(config.gpu_channels, default.gpu_channels);
             assert_eq!(config.notes, []);
         }

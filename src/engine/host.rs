@@ -2,17 +2,17 @@
 
 use super::Report;
 use super::numbers::CallNumbers;
-use super::run::{Lane, Run};
+use super::run::{ChannelRun, Run};
 use super::state::{Arithmetic, Scratch};
 use crate::adapt::Feedback;
-use crate::bootstrap::ExchangeRef;
+use crate::bootstrap::OutOfBandRef;
 use crate::codec::TensorScales;
 use crate::config::Config;
+use crate::cpu::Isa;
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::UserBuffers;
 use crate::plan::{Limits, Machine, MeasuredCosts, Planner, Request};
 use crate::schedule::{Hosts, Step};
-use crate::simd::Isa;
 use crate::sync::{Fault, GRACE};
 use crate::transport::Links;
 use crate::types::{CallSignature, Collective, SIGNATURE_WORDS, TransportKind};
@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 #[derive(Debug)]
 pub struct HostEngine {
     pub(super) links: Links,
-    pub(super) exchange: ExchangeRef,
+    pub(super) exchange: OutOfBandRef,
     pub(super) fault: Arc<Fault>,
     pub(super) planner: Planner,
     pub(super) isa: Isa,
@@ -32,9 +32,9 @@ pub struct HostEngine {
     /// Those of the latest calls, newest first: programs repeat types and operators.
     arithmetics: VecDeque<Arc<Arithmetic>>,
     /// Lanes of calls that are done, for the next one.
-    pub(super) spare_lanes: Vec<Lane>,
+    pub(super) spare_channels: Vec<ChannelRun>,
     /// Whether any connection sends from, and receives into, the memory of the caller.
-    pub(super) by_reference: bool,
+    pub(super) zero_copy: bool,
     /// The transport of all peers, if they have one in common.
     pub(super) common_transport: Option<TransportKind>,
     /// Scales of `tensor=K` codecs of calls that are not running.
@@ -82,7 +82,7 @@ impl HostEngine {
     /// The engine over `links`.
     pub fn new(
         mut links: Links,
-        exchange: ExchangeRef,
+        exchange: OutOfBandRef,
         fault: Arc<Fault>,
         config: &Config,
         isa: Isa,
@@ -102,9 +102,9 @@ impl HostEngine {
             planner: Planner::new(limits, links.rank, isa),
             numbers: CallNumbers::new(links.rank, links.nranks),
             arithmetics: VecDeque::new(),
-            spare_lanes: Vec::new(),
+            spare_channels: Vec::new(),
             common_transport: common(&links.kinds),
-            by_reference: lends(&mut links),
+            zero_copy: lends(&mut links),
             links,
             exchange,
             fault,
@@ -176,14 +176,14 @@ impl HostEngine {
     }
 
     /// Cuts messages from now on as another communicator of as many ranks does: see
-    /// [`Planner::imitate`].
-    pub fn imitate(&mut self, limits: Limits) {
-        self.planner.imitate(limits);
+    /// [`Planner::copy_limits`].
+    pub fn copy_limits(&mut self, limits: Limits) {
+        self.planner.copy_limits(limits);
     }
 
-    /// Selects by these costs from now on: see [`Planner::go_by`].
-    pub fn go_by(&mut self, costs: MeasuredCosts) {
-        self.planner.go_by(costs);
+    /// Selects by these costs from now on: see [`Planner::set_costs`].
+    pub fn set_costs(&mut self, costs: MeasuredCosts) {
+        self.planner.set_costs(costs);
     }
 
     /// Residuals of error feedback.
@@ -229,8 +229,8 @@ impl HostEngine {
     }
 
     /// Remembers the signature of a call that starts, and tells the control side.
-    pub(super) fn note_call(&mut self, signature: [u64; SIGNATURE_WORDS]) {
-        self.exchange.note_call(signature);
+    pub(super) fn log_call(&mut self, signature: [u64; SIGNATURE_WORDS]) {
+        self.exchange.log_call(signature);
         if is_collective(&signature) {
             self.recent[signature[3] as usize % RECENT] = signature;
         }
@@ -306,7 +306,7 @@ impl HostEngine {
         let gone = missing
             .iter()
             .map(|(rank, _)| *rank)
-            .filter(|&rank| self.exchange.departed(rank) && (expired || self.shares_memory(rank)));
+            .filter(|&rank| self.exchange.has_left(rank) && (expired || self.shares_memory(rank)));
         clock.gone = gone.collect();
         // Where nothing is missing, all has come since the last scan.
         match expired && clock.gone.is_empty() && !missing.is_empty() {
@@ -353,7 +353,7 @@ impl HostEngine {
         }
         let error = self.await_cause(error);
         let mut peers = step.recv_from.iter().chain(step.send_to.iter());
-        let gone = peers.find(|&&rank| self.exchange.departed(rank as usize));
+        let gone = peers.find(|&&rank| self.exchange.has_left(rank as usize));
         match gone {
             Some(&rank) if !self.fault.is_raised() => {
                 Error::new(ErrorKind::Remote, self.left(rank as usize, error.message()))
@@ -376,7 +376,7 @@ fn is_collective(signature: &[u64; SIGNATURE_WORDS]) -> bool {
 /// Whether any connection has ends that need no slot.
 fn lends(links: &mut Links) -> bool {
     let mut sends = links.sends.iter_mut().flatten();
-    sends.any(|end| end.by_reference().is_some())
+    sends.any(|end| end.zero_copy().is_some())
 }
 
 /// The transport that all peers have in common, if there is one.

@@ -1,7 +1,6 @@
 //! Runs plans: walks the steps of each lane, waits without hanging, moves bytes.
 
 mod batch;
-mod by_reference;
 #[allow(unsafe_code)]
 pub mod gpu;
 mod host;
@@ -9,6 +8,7 @@ mod numbers;
 mod run;
 mod state;
 mod step;
+mod zero_copy;
 
 pub use batch::{Batch, Caller, Progress};
 pub use host::HostEngine;

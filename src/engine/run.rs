@@ -1,10 +1,10 @@
-//! One call on its way: its lanes, and where each of them stands.
+//! One call on its way: its channels, and where each of them stands.
 
 use super::Report;
-use super::by_reference::Passage;
 use super::host::{HostEngine, ScaleKey};
 use super::state::{self, Arithmetic, Chain, Chunk, Stats};
 use super::step::{self, Job};
+use super::zero_copy::ZeroCopyProgress;
 use crate::adapt::{Residuals, Shape};
 use crate::codec::TensorScales;
 use crate::error::{Error, ErrorKind, Result};
@@ -25,7 +25,7 @@ pub struct Run<'a> {
     pub(super) buffers: UserBuffers<'a>,
     arithmetic: Arc<Arithmetic>,
     pub(super) signature: [u64; SIGNATURE_WORDS],
-    pub(super) lanes: Vec<Lane>,
+    pub(super) channels: Vec<ChannelRun>,
     pub(super) wire_bytes: u64,
     pub(super) stats: Stats,
     /// Scales that live from call to call, for the time of this one.
@@ -36,13 +36,13 @@ pub struct Run<'a> {
 
 /// One lane: every `channels`-th pass, over its own connections.
 #[derive(Debug)]
-pub(super) struct Lane {
+pub(super) struct ChannelRun {
     pub channel: usize,
     cursor: Cursor,
     /// The step that waits for its peers.
     current: Option<Visit>,
     /// How far that has come, if it goes without slots.
-    pub passage: Passage,
+    pub zero_copy: ZeroCopyProgress,
     /// A sum that its next step continues.
     pub chain: Chain,
 }
@@ -56,17 +56,17 @@ impl<'a> Run<'a> {
         buffers: UserBuffers<'a>,
     ) -> Result<Run<'a>> {
         let passes = plan.geometry.passes();
-        let mut lanes = std::mem::take(&mut engine.spare_lanes);
-        lanes.clear();
-        lanes.extend((0..plan.channels).map(|channel| {
+        let mut channels = std::mem::take(&mut engine.spare_channels);
+        channels.clear();
+        channels.extend((0..plan.channels).map(|channel| {
             let passes = (passes - channel).div_ceil(plan.channels);
             let mut cursor = Cursor::new(&plan.schedule, passes);
             let current = cursor.next(&plan.schedule);
-            Lane {
+            ChannelRun {
                 channel,
                 cursor,
                 current,
-                passage: Passage::default(),
+                zero_copy: ZeroCopyProgress::default(),
                 chain: Chain::default(),
             }
         }));
@@ -79,7 +79,7 @@ impl<'a> Run<'a> {
             plan,
             buffers,
             signature: [0; SIGNATURE_WORDS],
-            lanes,
+            channels,
             wire_bytes: 0,
             stats,
             kept: None,
@@ -94,7 +94,7 @@ impl<'a> Run<'a> {
             .request
             .signature(self.plan.algorithm, self.plan.intra_spec, sequence)
             .words();
-        engine.note_call(self.signature);
+        engine.log_call(self.signature);
         self.kept = state::scale_key(&self.request, &self.plan, self.signature)
             .map(|key| (key.clone(), engine.take_scales(&key)));
         self.fed = self
@@ -158,14 +158,14 @@ impl<'a> Run<'a> {
     pub(super) fn poll(&mut self, engine: &mut HostEngine) -> Result<(bool, bool)> {
         let mut moved = false;
         let mut complete = true;
-        for at in 0..self.lanes.len() {
-            while let Some(visit) = self.lanes[at].current {
+        for at in 0..self.channels.len() {
+            while let Some(visit) = self.channels[at].current {
                 if !self.advance(engine, at, visit)? {
                     complete = false;
                     break;
                 }
                 moved = true;
-                let lane = &mut self.lanes[at];
+                let lane = &mut self.channels[at];
                 lane.current = lane.cursor.next(&self.plan.schedule);
             }
         }
@@ -178,12 +178,12 @@ impl<'a> Run<'a> {
     /// Runs the step that a lane is at, if that is possible now.
     fn advance(&mut self, engine: &mut HostEngine, at: usize, visit: Visit) -> Result<bool> {
         let step = self.plan.schedule.steps[visit.step];
-        if engine.by_reference
+        if engine.zero_copy
             && let Some(way) = self.way(&mut engine.links, at, visit)
         {
-            return self.advance_by_reference(engine, at, visit, &step, way);
+            return self.advance_zero_copy(engine, at, visit, &step, way);
         }
-        let channel = self.lanes[at].channel;
+        let channel = self.channels[at].channel;
         let ready = arrived(&mut engine.links, channel, &step)
             .and_then(|arrived| Ok(arrived && has_room(&mut engine.links, channel, &step)?));
         if !ready.map_err(|error| engine.explain_break(error, &step))? {
@@ -220,7 +220,7 @@ impl<'a> Run<'a> {
         step: &Step,
         sends_later: bool,
     ) -> Result<()> {
-        let channel = self.lanes[lane].channel;
+        let channel = self.channels[lane].channel;
         let chunk = self.chunk(engine.links.rank, channel, visit, step);
         self.check_headers(engine, channel, step, &chunk)?;
         self.wire_bytes += step::execute(
@@ -231,7 +231,7 @@ impl<'a> Run<'a> {
                 arithmetic: &self.arithmetic,
                 buffers: &mut self.buffers,
                 stats: &mut self.stats,
-                chain: &mut self.lanes[lane].chain,
+                chain: &mut self.channels[lane].chain,
                 scales: self.kept.as_mut().map(|(_, scales)| scales),
                 residuals: self.fed.as_mut().map(|(_, residuals)| residuals),
                 signature: self.signature,
@@ -293,7 +293,7 @@ impl<'a> Run<'a> {
     /// Whether everything that was published has left this process.
     fn flushed(&self, engine: &mut HostEngine) -> Result<bool> {
         let nranks = engine.links.nranks;
-        for channel in 0..self.lanes.len() {
+        for channel in 0..self.channels.len() {
             for step in &self.plan.schedule.steps {
                 for &to in step.send_to.iter() {
                     if let Some(end) = &mut engine.links.sends[channel * nranks + to as usize] {
@@ -308,10 +308,10 @@ impl<'a> Run<'a> {
         Ok(true)
     }
 
-    /// For whom the lanes wait, and what for.
+    /// For whom the channels wait, and what for.
     pub(super) fn waits_for(&self, links: &mut Links) -> Vec<(usize, String)> {
         let mut found = Vec::new();
-        for lane in &self.lanes {
+        for lane in &self.channels {
             let Some(visit) = lane.current else { continue };
             let step = &self.plan.schedule.steps[visit.step];
             let what = |verb: &str| {
@@ -325,7 +325,7 @@ impl<'a> Run<'a> {
                 )
             };
             let base = lane.channel * links.nranks;
-            let (arrived, sent) = (lane.passage.arrived, lane.passage.sent);
+            let (arrived, sent) = (lane.zero_copy.arrived, lane.zero_copy.sent);
             for &from in step.recv_from.iter().filter(|_| !arrived) {
                 let end = links.recvs[base + from as usize].as_mut();
                 if end.is_some_and(|end| !end.ready().unwrap_or(false)) {
@@ -379,7 +379,7 @@ impl<'a> Run<'a> {
                 kinds.max_by_key(|kind| *kind as u8)
             }
         };
-        engine.spare_lanes = std::mem::take(&mut self.lanes);
+        engine.spare_channels = std::mem::take(&mut self.channels);
         if let Some((key, scales)) = self.kept.take() {
             engine.keep_scales(key, scales);
         }

@@ -4,11 +4,11 @@
 use super::host::{HostEngine, ScaleKey};
 use crate::adapt::{Residuals, Shape};
 use crate::codec::{EncodeStats, Random, TensorScales};
+use crate::cpu::{Isa, Tile};
 use crate::error::Result;
 use crate::plan::{Plan, Request};
 use crate::reduce::Reducer;
 use crate::schedule::Own;
-use crate::simd::{Isa, Tile};
 use crate::types::{CodecSpec, DType, ReduceOp, SIGNATURE_WORDS, Scalar, ScaleRule};
 
 /// Elements of a tile: a power of two that holds the largest block, small enough for the

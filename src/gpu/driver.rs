@@ -3,8 +3,8 @@
 use super::{Device, ipc, kernels};
 use crate::error::{Error, ErrorKind, Result};
 use crate::sys::cuda::{Api, CuResult, Loaded, available_since};
+use crate::sys::fork_safe::First;
 use crate::sys::log::{Level, line};
-use crate::sys::whole::First;
 use std::ffi::{CStr, c_char, c_int};
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};

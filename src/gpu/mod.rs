@@ -28,7 +28,7 @@ pub use event::Event;
 pub use graph::{CaptureMode, EndMark, Graph};
 pub use ipc::{IPC_HANDLE_BYTES, IpcHandle, IpcMemory};
 pub use memory::DeviceMemory;
-pub use module::{Begin, Dim3, Function, MAX_ARGUMENT_BYTES, Module};
+pub use module::{Dim3, Function, Launch, MAX_ARGUMENT_BYTES, Module};
 pub use pinned::PinnedMemory;
 pub use pointer::{Pointer, Space};
 pub use stream::Stream;

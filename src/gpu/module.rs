@@ -19,12 +19,12 @@ const OLDEST_DRIVER_FOR_EARLY_STARTS: u32 = 12_030;
 
 /// When a kernel begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Begin {
+pub enum Launch {
     /// Once all that is ahead of it in the stream has ended.
-    Behind,
+    Serialized,
     /// Where the GPU and its driver can, while that still ends (programmatic dependent launch): 0.2 us
     /// sooner in a graph of small kernels on an H200, and 1 us in a stream.
-    Early,
+    Programmatic,
 }
 
 /// Extents of a grid or of a block.
@@ -327,7 +327,7 @@ impl Function {
         args: &A,
     ) -> Result<()> {
         // SAFETY: the caller's promise; it begins behind all that is ahead of it.
-        unsafe { self.launch_to_begin(Begin::Behind, grid, block, shared, stream, args) }
+        unsafe { self.launch_with(Launch::Serialized, grid, block, shared, stream, args) }
     }
 
     /// The same, with a say in when the kernel begins.
@@ -339,9 +339,9 @@ impl Function {
     /// As for [`Function::launch`]. One that begins early waits for what is ahead of it before it
     /// touches memory, if it was compiled for sm_90 or newer (`await_what_is_before` in
     /// `kernels/ptx/grid.cuh`).
-    pub unsafe fn launch_to_begin<A: Copy>(
+    pub unsafe fn launch_with<A: Copy>(
         &self,
-        begin: Begin,
+        begin: Launch,
         grid: impl Into<Dim3>,
         block: impl Into<Dim3>,
         shared: u32,
@@ -370,8 +370,8 @@ impl Function {
         let (grid, block) = (grid.into(), block.into());
         let mut parameters: [*mut c_void; 1] = [std::ptr::from_ref(args).cast_mut().cast()];
         let attributes: &[CuLaunchAttribute] = match begin {
-            Begin::Early if self.waits => &[CuLaunchAttribute::EARLY_START],
-            Begin::Early | Begin::Behind => &[],
+            Launch::Programmatic if self.waits => &[CuLaunchAttribute::EARLY_START],
+            Launch::Programmatic | Launch::Serialized => &[],
         };
         let config = CuLaunchConfig {
             grid: [grid.x, grid.y, grid.z],

@@ -99,7 +99,7 @@ impl PinnedMemory {
         PinnedMemory::mapped(context, host, bytes, Origin::Registered(owner))
     }
 
-    /// Asks where GPUs see it; gives it back if they do not.
+    /// CompletionPoller where GPUs see it; gives it back if they do not.
     fn mapped(
         context: &Arc<Context>,
         host: NonNull<u8>,

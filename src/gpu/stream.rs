@@ -161,7 +161,7 @@ impl Drop for Stream {
     }
 }
 
-/// Asks `done` again and again, first at once, then at growing distances, until it is or
+/// CompletionPoller `done` again and again, first at once, then at growing distances, until it is or
 /// `deadline` has passed. The driver's own waits have no deadline.
 pub(super) fn poll(
     deadline: Duration,

@@ -8,7 +8,7 @@ use crate::config::MOST_GPU_CHANNELS;
 /// Ranks of a communicator whose buffers are on GPUs, of all hosts together.
 pub const MAX_RANKS: usize = 32;
 /// Parallel connections of a pair.
-pub const MAX_LANES: usize = MOST_GPU_CHANNELS;
+pub const MAX_CHANNELS: usize = MOST_GPU_CHANNELS;
 /// Header of a slot; distance of counters; what offsets in a box are multiples of.
 pub const LINE_BYTES: usize = 128;
 /// Words of a call's signature.
@@ -42,15 +42,15 @@ impl Protocol {
     }
 }
 
-/// Counters of one lane of one protocol in a box (`cinch_counters`).
+/// Counters of one channel of one protocol in a box (`cinch_counters`).
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub struct Counters {
-    /// Messages that `from` has published on this lane (simple only).
+    /// Messages that `from` has published on this channel (simple only).
     pub tail: u64,
     /// Nothing: the next word is on a line of its own.
     pub unused0: [u64; 7],
-    /// Messages of the other direction that `from` has taken on this lane.
+    /// Messages of the other direction that `from` has taken on this channel.
     pub head: u64,
     /// Nothing.
     pub unused1: [u64; 7],
@@ -60,7 +60,7 @@ pub struct Counters {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Fifo {
-    /// Offset of lane 0's [`Counters`].
+    /// Offset of channel 0's [`Counters`].
     pub counters: u64,
     /// Offset of slot 0's payload.
     pub slots: u64,
@@ -68,14 +68,14 @@ pub struct Fifo {
     pub stride: u32,
     /// Payload bytes of a slot, without flags.
     pub slot_bytes: u32,
-    /// Slots of a lane.
+    /// Slots of a channel.
     pub depth: u32,
-    /// Lanes.
-    pub lanes: u32,
+    /// Channels.
+    pub channels: u32,
 }
 
-/// Where a rank stands on one connection (`cinch_cursor`): `[protocol][lane][peer]`, always with
-/// [`MAX_LANES`] and [`MAX_RANKS`].
+/// Where a rank stands on one connection (`cinch_cursor`): `[protocol][channel][peer]`, always with
+/// [`MAX_CHANNELS`] and [`MAX_RANKS`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Cursor {
@@ -86,7 +86,7 @@ pub struct Cursor {
 }
 
 /// Bytes of the cursors of a rank.
-pub const CURSORS_BYTES: usize = PROTOCOLS * MAX_LANES * MAX_RANKS * size_of::<Cursor>();
+pub const CURSORS_BYTES: usize = PROTOCOLS * MAX_CHANNELS * MAX_RANKS * size_of::<Cursor>();
 
 /// `cinch_trouble::kind`: nothing went wrong.
 pub const TROUBLE_NONE: u32 = 0;
@@ -111,8 +111,8 @@ pub struct Trouble {
     pub peer: u32,
     /// Whether the wait was for room to send.
     pub sends: u32,
-    /// Lane.
-    pub lane: u32,
+    /// Channel.
+    pub channel: u32,
     /// Step of the schedule.
     pub step: u32,
     /// Pass of the schedule.
@@ -150,7 +150,7 @@ pub struct CommView {
     pub inbox: [u64; MAX_RANKS],
     /// Box of the pair me -> p; 0 likewise.
     pub outbox: [u64; MAX_RANKS],
-    /// [`Cursor`] of each protocol, lane and peer, in device memory.
+    /// [`Cursor`] of each protocol, channel and peer, in device memory.
     pub cursors: u64,
     /// [`Control`], as the device addresses it.
     pub control: u64,
@@ -179,9 +179,9 @@ mod asserts {
     use super::*;
     const _: () = assert!(SIGNATURE_WORDS == 5);
     places!(Counters: 128, tail @ 0, head @ 64);
-    places!(Fifo: 32, counters @ 0, slots @ 8, stride @ 16, slot_bytes @ 20, depth @ 24, lanes @ 28);
+    places!(Fifo: 32, counters @ 0, slots @ 8, stride @ 16, slot_bytes @ 20, depth @ 24, channels @ 28);
     places!(Cursor: 16, sent @ 0, received @ 8);
-    places!(Trouble: 128, state @ 0, kind @ 4, peer @ 8, sends @ 12, lane @ 16, step @ 20,
+    places!(Trouble: 128, state @ 0, kind @ 4, peer @ 8, sends @ 12, channel @ 16, step @ 20,
         pass @ 24, protocol @ 28, expected @ 32, seen @ 40, mine @ 48, theirs @ 88);
     places!(Control: 256, abort @ 0, trouble @ 128);
     places!(CommView: 584, inbox @ 0, outbox @ 256, cursors @ 512, control @ 520,
@@ -206,7 +206,7 @@ mod tests {
             digits.parse().expect(name)
         };
         assert_eq!(number("CINCH_MAX_RANKS"), MAX_RANKS);
-        assert_eq!(number("CINCH_MAX_LANES"), MAX_LANES);
+        assert_eq!(number("CINCH_MAX_LANES"), MAX_CHANNELS);
         assert_eq!(number("CINCH_LINE_BYTES"), LINE_BYTES);
         assert_eq!(number("CINCH_SIGNATURE_WORDS"), SIGNATURE_WORDS);
         assert_eq!(number("CINCH_PROTOCOLS"), PROTOCOLS);

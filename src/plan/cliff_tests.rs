@@ -2,7 +2,7 @@
 
 use super::gpu_tests::limits;
 use super::*;
-use crate::mem::BoxShape;
+use crate::mem::PeerBufferLayout;
 use crate::schedule::Hosts;
 use crate::types::TransportKind;
 
@@ -82,7 +82,7 @@ fn time_on_gpus_never_falls_when_size_grows() {
 #[test]
 fn time_on_gpus_with_many_channels_never_falls_when_size_grows() {
     for nranks in [2, 4, 8] {
-        let shape = BoxShape::new(nranks, 64 << 20, 128).unwrap();
+        let shape = PeerBufferLayout::new(nranks, 64 << 20, 128).unwrap();
         let mut limits = limits(nranks, 132);
         limits.gpu = Some(GpuLimits {
             ll128: true,

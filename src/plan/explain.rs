@@ -116,7 +116,7 @@ pub fn explain(
     let width = names.iter().map(String::len).max().unwrap_or(0).max(9);
     text += &format!("  {:<width$}", "algorithm");
     text += &protocol("protocol");
-    text += "  chunk(elements)  passes  lanes  hops  sends  predicted(us)\n";
+    text += "  chunk(elements)  passes  channels  hops  sends  predicted(us)\n";
     for (index, (candidate, name)) in candidates.iter().zip(names).enumerate() {
         let mark = match measured {
             Some(_) if index == 0 => " <- measured",

@@ -3,14 +3,14 @@
 //! Everything here follows from the request and from what all ranks know, so that all ranks
 //! launch alike.
 
+use super::encoded_tiles::TILE as CODED_TILE;
 use super::gpu_costs::{network_seconds, seconds};
-use super::images::TILE as CODED_TILE;
 use super::select::{Candidate, Limits};
-use super::tuning::Way;
-use super::{Geometry, Images, Request, chunk_max, granule};
+use super::tuning::KernelVariant;
+use super::{EncodedTiles, Geometry, Request, chunk_max, granule};
 use crate::codec::{Codec, FUSED_CODECS};
 use crate::error::Result;
-use crate::mem::{BoxShape, abi, abi::LINE_BYTES};
+use crate::mem::{PeerBufferLayout, abi, abi::LINE_BYTES};
 use crate::schedule::{self, CostCounts};
 use crate::types::{Algorithm, Collective, DType, Protocol, ScaleRule};
 
@@ -40,7 +40,7 @@ const FUSED_BLOCKS: usize = 64;
 /// Bytes of what a peer gets that each of them has at least: a multiprocessor stores some 44 GB/s into
 /// peers' memory, and to each of seven peers go twice these bytes in packets.
 pub(super) const FUSED_SHARE: usize = 512;
-/// Images of a block of one that goes through a codec, at most: 64 KiB of fp32 between two ranks of an H100 take
+/// EncodedTiles of a block of one that goes through a codec, at most: 64 KiB of fp32 between two ranks of an H100 take
 /// 4.8 us with four and 4.6 with one, on a quarter of the multiprocessors.
 const CODED_SHARE: usize = 4;
 /// Bytes of a message between two ranks for which it should have one more channel.
@@ -93,7 +93,7 @@ impl Resident {
 /// What selection goes by on GPUs; equal on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GpuLimits {
-    /// Payload bytes of a slot, and lanes, of simple, ll and ll128.
+    /// Payload bytes of a slot, and channels, of simple, ll and ll128.
     pub fifos: [(usize, usize); abi::PROTOCOLS],
     /// Slots of a connection, of simple.
     pub depth: usize,
@@ -113,10 +113,10 @@ pub struct GpuLimits {
 
 impl GpuLimits {
     /// The limits of boxes of this shape.
-    pub fn new(shape: &BoxShape, resident: Resident, channels: usize) -> GpuLimits {
+    pub fn new(shape: &PeerBufferLayout, resident: Resident, channels: usize) -> GpuLimits {
         let fifo = |protocol| {
             let fifo = shape.fifo(protocol);
-            (fifo.slot_bytes as usize, fifo.lanes as usize)
+            (fifo.slot_bytes as usize, fifo.channels as usize)
         };
         GpuLimits {
             fifos: abi::Protocol::ALL.map(fifo),
@@ -139,8 +139,8 @@ impl GpuLimits {
             Collective::SendRecv => self.message_channels(bytes(request, nranks), nranks),
             _ => self.resident.channels,
         };
-        let lanes = self.fifos[protocol as usize].1;
-        cap.min(self.channels).min(lanes).min(resident).max(1)
+        let channels = self.fifos[protocol as usize].1;
+        cap.min(self.channels).min(channels).min(resident).max(1)
     }
 
     /// Strands of a ring, 1 of other algorithms: as many as bring anything in both directions, where they
@@ -149,7 +149,7 @@ impl GpuLimits {
     ///
     /// A coded ring has one strand, as on the host, that both give the same bits; so has one between
     /// hosts, whose proxies have slots of their own.
-    fn strands(&self, request: &Request, limits: &Limits, way: Way) -> usize {
+    fn strands(&self, request: &Request, limits: &Limits, way: KernelVariant) -> usize {
         let is_simple_ring = (way.algorithm, way.protocol) == (Algorithm::Ring, Protocol::Simple)
             && schedule::has_strands(request.collective);
         let is_open = !request.codec.is_lossy() && !request.crosses(&limits.hosts);
@@ -288,7 +288,7 @@ fn fits_coded(
         1 => request.count,
         _ => request.count.div_ceil(limits.nranks),
     };
-    is_known && Images::new(codec, elements).room() <= gpu.lines_bytes / trips
+    is_known && EncodedTiles::new(codec, elements).room() <= gpu.lines_bytes / trips
 }
 
 /// Bytes of the largest buffer.
@@ -308,7 +308,7 @@ pub(super) fn cut(
     limits: &Limits,
     gpu: &GpuLimits,
     codec: Option<&dyn Codec>,
-    way: Way,
+    way: KernelVariant,
     parts: usize,
 ) -> Result<(Geometry, usize)> {
     // A tile that is not whole goes by a slower way: only the message's last one may be such.
@@ -323,7 +323,7 @@ pub(super) fn cut(
         let geometry = Geometry::new(request.count, parts, granule, whole);
         let blocks = match codec.filter(|_| request.codec.is_lossy()) {
             Some(codec) => {
-                let images = Images::new(codec, part).count;
+                let images = EncodedTiles::new(codec, part).count;
                 images.div_ceil(coded_share(way.algorithm, limits.nranks))
             }
             None => (part * size).div_ceil(FUSED_SHARE),
@@ -359,9 +359,9 @@ pub(super) fn cut(
     };
     let channels = gpu.channels(request, protocol, limits.nranks);
     let channels = channels.min(way.channels).max(1);
-    let lanes = parts * channels;
-    let rounds = request.count.div_ceil(lanes * most).max(1);
-    let even = request.count.div_ceil(lanes * rounds);
+    let chunks_at_once = parts * channels;
+    let rounds = request.count.div_ceil(chunks_at_once * most).max(1);
+    let even = request.count.div_ceil(chunks_at_once * rounds);
     // A large chunk is worth some channels that end early.
     let even = match even > even_load {
         true => even.next_multiple_of(even_load),
@@ -372,7 +372,7 @@ pub(super) fn cut(
     Ok((geometry, channels.min(geometry.passes())))
 }
 
-/// Images of a block of a fused kernel that goes through a codec: few, and where each of them is a message of
+/// EncodedTiles of a block of a fused kernel that goes through a codec: few, and where each of them is a message of
 /// its own for, or from, every peer, no more messages than warps.
 pub(super) fn coded_share(algorithm: Algorithm, nranks: usize) -> usize {
     match algorithm {
@@ -399,7 +399,7 @@ pub(super) fn candidate(
     limits: &Limits,
     gpu: &GpuLimits,
     codec: Option<&dyn Codec>,
-    (way, between): (Way, Algorithm),
+    (way, between): (KernelVariant, Algorithm),
 ) -> Result<Candidate> {
     let (algorithm, protocol) = (way.algorithm, way.protocol);
     let strands = gpu.strands(request, limits, way);
@@ -444,7 +444,7 @@ pub(super) fn tuned(
     request: &Request,
     limits: &Limits,
     codec: Option<&dyn Codec>,
-    way: Way,
+    way: KernelVariant,
 ) -> Result<Option<Candidate>> {
     let Some(gpu) = &limits.gpu else {
         return Ok(None);
@@ -466,16 +466,16 @@ const TRIED_LL128: usize = 8 << 20;
 const TRIED_CHUNKS: usize = 4 << 20;
 
 /// The ways that are worth a measurement, each with another plan.
-pub(super) fn ways(
+pub(super) fn variants(
     request: &Request,
     limits: &Limits,
     codec: Option<&dyn Codec>,
-) -> Result<Vec<Way>> {
+) -> Result<Vec<KernelVariant>> {
     let Some(gpu) = &limits.gpu else {
         return Ok(Vec::new());
     };
     let bytes = bytes(request, limits.nranks);
-    let mut found: Vec<(Way, Candidate)> = Vec::new();
+    let mut found: Vec<(KernelVariant, Candidate)> = Vec::new();
     for algorithm in super::select::algorithms(request, limits, codec) {
         for protocol in Protocol::ALL {
             let most = match protocol {
@@ -493,7 +493,7 @@ pub(super) fn ways(
             let halves = (0..8).map(|half| gpu.channels >> half);
             for channels in halves.filter(|&channels| channels >= 4.min(gpu.channels)) {
                 for &chunk in chunks {
-                    let way = Way {
+                    let way = KernelVariant {
                         algorithm,
                         protocol,
                         channels,
@@ -509,9 +509,9 @@ pub(super) fn ways(
     }
     let times = found.iter().map(|(_, candidate)| candidate.seconds);
     let least = times.fold(f64::INFINITY, f64::min);
-    let mut ways: Vec<(Way, Candidate)> = Vec::new();
+    let mut ways: Vec<(KernelVariant, Candidate)> = Vec::new();
     for (way, candidate) in found {
-        let same = |(other, known): &(Way, Candidate)| {
+        let same = |(other, known): &(KernelVariant, Candidate)| {
             (other.algorithm, other.protocol) == (way.algorithm, way.protocol)
                 && (known.channels, known.geometry) == (candidate.channels, candidate.geometry)
         };

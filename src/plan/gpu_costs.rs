@@ -1,8 +1,8 @@
 //! What kernels take, for the choice between ways to serve a call.
 
 use super::Request;
+use super::encoded_tiles::TILE;
 use super::gpu::{FUSED_SHARE, GpuLimits, coded_share};
-use super::images::TILE;
 use super::select::{Candidate, Limits};
 use crate::schedule::CostCounts;
 use crate::types::{Algorithm, CodecKind, Protocol};

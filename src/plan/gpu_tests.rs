@@ -1,12 +1,12 @@
 use super::gpu::*;
 use super::*;
-use crate::mem::BoxShape;
+use crate::cpu::Isa;
+use crate::mem::PeerBufferLayout;
 use crate::schedule::{self, Hosts};
-use crate::simd::Isa;
 use crate::types::{CodecSpec, DType, Fused, ReduceOp, TransportKind};
 
 pub(super) fn limits(nranks: usize, resident: usize) -> Limits {
-    let shape = BoxShape::new(nranks, 64 << 20, 64).unwrap();
+    let shape = PeerBufferLayout::new(nranks, 64 << 20, 64).unwrap();
     Limits {
         nranks,
         slot_bytes: 0,
@@ -143,7 +143,7 @@ fn images_stay_within_their_area() {
     let mut areas = HashSet::new();
     for nranks in 2..=32 {
         for kib in (64..64 << 10).step_by(997) {
-            let Ok(shape) = BoxShape::new(nranks, kib << 10, 64) else {
+            let Ok(shape) = PeerBufferLayout::new(nranks, kib << 10, 64) else {
                 continue;
             };
             let (_, half) = shape.lines_area();
@@ -171,7 +171,7 @@ fn images_stay_within_their_area() {
                     }
                     let plan = plan(most);
                     let elements = [most, plan.geometry.chunk()][trips - 1];
-                    let images = Images::new(&**plan.codec.as_ref().unwrap(), elements);
+                    let images = EncodedTiles::new(&**plan.codec.as_ref().unwrap(), elements);
                     let bytes = (images.count * images.lines * 128) as u64;
                     let what = format!("{nranks} {half} {codec} {algorithm}: {most}");
                     assert!(bytes <= half / trips as u64, "{what}");
@@ -233,9 +233,9 @@ fn chunks_fit_slots_and_channels_fit_the_gpu() {
                         assert!(plan.channels <= resident.min(64) && plan.channels >= 1);
                         assert!(plan.channels <= geometry.passes() || plan.protocol.is_fused());
                         if !plan.protocol.is_fused() {
-                            let (slot, lanes) = gpu.fifos[plan.protocol as usize];
+                            let (slot, channels) = gpu.fifos[plan.protocol as usize];
                             assert!(plan.wire_bytes(geometry.chunk()) <= slot);
-                            assert!(plan.channels <= lanes);
+                            assert!(plan.channels <= channels);
                         }
                         if collective == Collective::SendRecv {
                             let bytes = 4 * count;
@@ -384,7 +384,7 @@ fn the_table_names_protocols() {
     }
 }
 
-/// A host communicator can cut as one on GPUs does, in its own lanes, and is still right.
+/// A host communicator can cut as one on GPUs does, in its own channels, and is still right.
 #[test]
 fn the_host_imitates_the_cut_of_a_gpu() {
     use crate::comm::Call;
@@ -403,7 +403,7 @@ fn the_host_imitates_the_cut_of_a_gpu() {
     };
     let mut planner = Planner::new(host, 0, Isa::Scalar);
     let before = planner.plan(&asked).unwrap().geometry;
-    planner.imitate(limits(3, 132));
+    planner.copy_limits(limits(3, 132));
     let imitated = planner.plan(&asked).unwrap();
     assert_eq!(imitated.geometry, wanted.geometry);
     assert_eq!((imitated.channels, wanted.channels > 2), (2, true));
@@ -420,8 +420,8 @@ fn the_host_imitates_the_cut_of_a_gpu() {
         ..Config::default()
     };
     let wrong = local_world(3, &config, |comm| {
-        comm.imitate(limits(3, 132)).unwrap();
-        assert!(comm.imitate(limits(4, 132)).is_err());
+        comm.copy_limits(limits(3, 132)).unwrap();
+        assert!(comm.copy_limits(limits(4, 132)).is_err());
         let input = data.vec(comm.rank(), problem.count);
         let mut output = vec![0; input.len()];
         let call = Call::new(Collective::AllReduce, DType::F32, problem.count);
@@ -550,7 +550,7 @@ fn rings_have_the_slots_that_they_need() {
     let mut found = std::collections::BTreeSet::new();
     for nranks in 2..=32 {
         for budget in [16, 64, 256, 1024] {
-            let Ok(shape) = BoxShape::new(nranks, budget << 20, 64) else {
+            let Ok(shape) = PeerBufferLayout::new(nranks, budget << 20, 64) else {
                 continue;
             };
             let mut limits = limits(nranks, 132);

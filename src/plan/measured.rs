@@ -7,9 +7,9 @@
 
 use super::cost::Work;
 use crate::codec::{self, Span};
+use crate::cpu::Isa;
 use crate::error::{Error, ErrorKind, Result};
 use crate::reduce::{Reducer, Tile};
-use crate::simd::Isa;
 use crate::types::{CodecKind, CodecSpec, DType, ReduceOp, ScaleRule, TransportKind};
 use std::hint::black_box;
 use std::time::Instant;

@@ -4,31 +4,33 @@
 //! ranks choose alike without talking; [`explain`] shows its candidates.
 
 mod cost;
+mod encoded_tiles;
 mod explain;
 mod geometry;
 mod gpu;
 mod gpu_costs;
-mod images;
 mod measured;
 pub mod predict;
+mod sample_window;
 mod select;
-mod slice;
 mod tuning;
 
 pub use cost::{Machine, Work, seconds};
+pub use encoded_tiles::EncodedTiles;
 pub use explain::explain;
 pub use geometry::Geometry;
 pub use gpu::{FUSED128_DTYPES, GpuLimits, KEPT_STEPS, Resident};
-pub use images::Images;
 pub use measured::{Affine, MeasuredCosts};
+pub use sample_window::{SAMPLE_WINDOW_ELEMENTS, SampleWindow};
 pub use select::{Candidate, Limits, candidates};
-pub use slice::{SLICE_ELEMENTS, Slice};
-pub use tuning::{Choice, Entry, Header, Line, Site, Table, Tuning, Way, WireClass, links};
+pub use tuning::{
+    Choice, Entry, Header, KernelVariant, Line, Site, Table, Tuning, WireClass, links,
+};
 
 use crate::codec::{self, Codec, Random};
+use crate::cpu::Isa;
 use crate::error::{Error, Result};
 use crate::schedule::{Hosts, Pattern, Place, Schedule};
-use crate::simd::Isa;
 use crate::types::{
     Algorithm, CallSignature, CodecSpec, Collective, DType, Fused, Level, Protocol, ReduceOp,
     ScaleRule,
@@ -143,7 +145,7 @@ pub struct Plan {
     /// For each step, whether it is the first that reads its chunk of the input: that one takes
     /// note of it for the report.
     pub notes_input: Vec<bool>,
-    /// Lanes that have work.
+    /// Channels that have work.
     pub channels: usize,
     /// How messages are carried.
     pub protocol: Protocol,
@@ -247,8 +249,8 @@ type Codecs = [Option<Arc<dyn Codec>>; 2];
 #[derive(Debug)]
 pub struct Planner {
     limits: Limits,
-    /// Lanes that there are, whatever the limits say.
-    lanes: usize,
+    /// Channels that there are, whatever the limits say.
+    channels: usize,
     rank: usize,
     isa: Isa,
     tuning: Tuning,
@@ -268,7 +270,7 @@ impl Planner {
     pub fn new(limits: Limits, rank: usize, isa: Isa) -> Planner {
         Planner {
             limits,
-            lanes: usize::MAX,
+            channels: usize::MAX,
             rank,
             isa,
             tuning: Tuning::Model("no table was looked for".into()),
@@ -288,7 +290,7 @@ impl Planner {
     ///
     /// # Errors
     /// As for [`Planner::plan`].
-    pub fn can_go(&self, request: &Request, way: Way) -> Result<bool> {
+    pub fn supports(&self, request: &Request, way: KernelVariant) -> Result<bool> {
         let [_, codec] = self.codecs(request)?;
         let found = gpu::tuned(request, &self.limits, codec.as_deref(), way)?;
         Ok(found.is_some())
@@ -303,22 +305,22 @@ impl Planner {
     ///
     /// # Errors
     /// As for [`Planner::plan`].
-    pub fn ways(&self, request: &Request) -> Result<Vec<Way>> {
+    pub fn variants(&self, request: &Request) -> Result<Vec<KernelVariant>> {
         let [_, codec] = self.codecs(request)?;
-        gpu::ways(request, &self.limits, codec.as_deref())
+        gpu::variants(request, &self.limits, codec.as_deref())
     }
 
-    /// Plans from now on as another communicator of as many ranks would, in the lanes of this
+    /// Plans from now on as another communicator of as many ranks would, in the channels of this
     /// one: for tests that compare the bits of two engines, which follow from the cut.
-    pub fn imitate(&mut self, limits: Limits) {
-        self.lanes = self.limits.channels;
+    pub fn copy_limits(&mut self, limits: Limits) {
+        self.channels = self.limits.channels;
         self.limits = limits;
         self.plans.clear();
         self.latest.clear();
     }
 
     /// Goes by these costs from now on; all ranks do so at the same point.
-    pub fn go_by(&mut self, costs: MeasuredCosts) {
+    pub fn set_costs(&mut self, costs: MeasuredCosts) {
         self.limits.machine.measured = Some(costs);
         self.plans.clear();
         self.latest.clear();
@@ -411,7 +413,7 @@ impl Planner {
             count: request.count,
             pattern,
             notes_input,
-            channels: best.channels.min(self.lanes),
+            channels: best.channels.min(self.channels),
             protocol: best.protocol,
             raw_bytes,
         })
@@ -473,7 +475,7 @@ impl Planner {
             )),
             (None, line) => {
                 let of = line.map_or(String::new(), |line| format!(" of line {}", line.number));
-                let Way {
+                let KernelVariant {
                     algorithm,
                     protocol,
                     ..

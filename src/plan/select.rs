@@ -2,7 +2,7 @@
 
 use super::cost::{Machine, Work, seconds};
 use super::gpu::{self, GpuLimits};
-use super::tuning::Way;
+use super::tuning::KernelVariant;
 use super::{Geometry, Request, chunk_max, granule};
 use crate::codec::{Codec, Reencode};
 use crate::error::{Error, ErrorKind, Result};
@@ -18,7 +18,7 @@ pub struct Limits {
     pub slot_bytes: usize,
     /// Slots of a connection.
     pub slots: usize,
-    /// Lanes that are connected.
+    /// Channels that are connected.
     pub channels: usize,
     /// Algorithm preferred by the communicator's settings.
     pub algorithm: Option<Algorithm>,
@@ -41,7 +41,7 @@ pub struct Candidate {
     pub strands: usize,
     /// Its cut of the message.
     pub geometry: Geometry,
-    /// Lanes that would have work.
+    /// Channels that would have work.
     pub channels: usize,
     /// What the busiest rank does in a pass.
     pub counts: CostCounts,
@@ -98,15 +98,15 @@ pub fn candidates(
         if let (Algorithm::Hierarchical, Some(why)) = (asked, no_hierarchy) {
             return Err(Error::new(ErrorKind::Unsupported, why));
         }
-        return ways(request, limits, codecs, &[asked]);
+        return variants(request, limits, codecs, &[asked]);
     }
     if let Some(preferred) = limits.algorithm
         && all.contains(&preferred)
     {
-        return ways(request, limits, codecs, &[preferred]);
+        return variants(request, limits, codecs, &[preferred]);
     }
     all.retain(|&algorithm| algorithm != Algorithm::Ring || ring_is_gentle(request, limits, codec));
-    ways(request, limits, codecs, &all)
+    variants(request, limits, codecs, &all)
 }
 
 /// Whether scales live from call to call. In the one-shot form every rank must see its own part as
@@ -170,7 +170,7 @@ fn between(request: &Request, limits: &Limits, codecs: Codecs<'_>) -> Vec<Algori
 }
 
 /// Every way to serve `request` by one of `algorithms`.
-fn ways(
+fn variants(
     request: &Request,
     limits: &Limits,
     codecs: Codecs<'_>,
@@ -194,7 +194,7 @@ fn ways(
     let mut found = Vec::new();
     for (algorithm, between) in ways {
         for protocol in gpu::protocols(request, limits, gpu, codec, algorithm) {
-            let way = Way {
+            let way = KernelVariant {
                 algorithm,
                 protocol,
                 channels: usize::MAX,
@@ -333,7 +333,7 @@ fn candidate(
 ) -> Result<Candidate> {
     let (algorithm, between) = (pattern.algorithm, pattern.between);
     let hops = pattern.hops();
-    // One thread drives all lanes, so lanes only pay where the wire works while the core does
+    // One thread drives all channels, so channels only pay where the wire works while the core does
     // something else; in shared memory they would only spread the slots over more cache.
     let channels = match limits.machine.transport {
         TransportKind::Loopback | TransportKind::Shm | TransportKind::Cuda => 1,
@@ -382,8 +382,8 @@ fn candidate(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cpu::Isa;
     use crate::plan::{Affine, MeasuredCosts, Planner, gpu_tests};
-    use crate::simd::Isa;
     use crate::types::{CodecSpec, Collective};
 
     fn limits(hosts: &Hosts) -> Limits {

@@ -5,7 +5,7 @@
 use super::Observation;
 use super::format::Format;
 use super::number::{Number, Operator};
-use crate::simd::Tile;
+use crate::cpu::Tile;
 
 /// Elements of a scratch block: 1 KiB, next to the tile in the first-level cache.
 const BLOCK: usize = 256;

@@ -14,10 +14,10 @@ mod number;
 #[allow(unsafe_code)]
 mod simd;
 
-pub use crate::simd::Tile;
+pub use crate::cpu::Tile;
 
+use crate::cpu::Isa;
 use crate::error::{Error, ErrorKind, Result};
-use crate::simd::Isa;
 use crate::types::{DType, ReduceOp, Scalar};
 use simd::{Conversion, Fp32, Kernels};
 

@@ -6,7 +6,7 @@
 use super::format::{BF16, F8E4M3, F8E5M2, F16, Format, raw_casts};
 use super::number::{Max, Min, Operator, Prod, Sum};
 use super::{Observation, kernel};
-use crate::simd::{Isa, Tile};
+use crate::cpu::{Isa, Tile};
 use crate::types::{DType, ReduceOp};
 
 // Each is called only on a machine that has the instruction set it was compiled for.

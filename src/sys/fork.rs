@@ -2,8 +2,8 @@
 //!
 //! For the other side a connection ends when the last process that holds it is gone. A worker
 //! forked after the communicator was made would keep a killed rank alive to its peers: so a child
-//! closes such descriptors before `fork` returns in it ([`Unshared`]), and what was made before
-//! is dead in it ([`Owner`]): it has none of the threads behind it, and a device or a shared
+//! closes such descriptors before `fork` returns in it ([`CloseOnFork`]), and what was made before
+//! is dead in it ([`ProcessId`]): it has none of the threads behind it, and a device or a shared
 //! mapping would take its goodbye for the parent's. Whatever it makes by itself is its own.
 //!
 //! Nothing of this runs in children of `vfork`, `posix_spawn`, `_Fork` or a bare `clone`. They
@@ -38,7 +38,7 @@ struct Table {
 unsafe impl Sync for Table {}
 
 impl Table {
-    /// Runs `work`, which makes no [`Unshared`], drops none and does not fork, while no other
+    /// Runs `work`, which makes no [`CloseOnFork`], drops none and does not fork, while no other
     /// thread does.
     fn with<R>(&self, work: impl FnOnce(&mut Vec<RawFd>) -> R) -> R {
         struct Unlock<'a>(&'a Table);
@@ -174,7 +174,7 @@ fn forget() {
     FORKS.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Runs `work`, which makes no [`Unshared`], drops none, does not fork and comes here no second time,
+/// Runs `work`, which makes no [`CloseOnFork`], drops none, does not fork and comes here no second time,
 /// while no other thread does any of that.
 pub(super) fn undisturbed<R>(work: impl FnOnce() -> R) -> R {
     TABLE.with(|_| work())
@@ -182,13 +182,13 @@ pub(super) fn undisturbed<R>(work: impl FnOnce() -> R) -> R {
 
 /// The process that something was made in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Owner(u64);
+pub struct ProcessId(u64);
 
-impl Owner {
+impl ProcessId {
     /// This process.
-    pub fn this() -> Owner {
+    pub fn this() -> ProcessId {
         install();
-        Owner(FORKS.load(Ordering::Relaxed))
+        ProcessId(FORKS.load(Ordering::Relaxed))
     }
 
     /// Whether it is this process, not one that this was forked from. One relaxed load.
@@ -212,22 +212,22 @@ impl Owner {
 }
 
 /// What only the process that made it drops: to a forked child it is lost.
-pub struct Ours<T> {
-    owner: Owner,
+pub struct ForkOwned<T> {
+    owner: ProcessId,
     value: ManuallyDrop<T>,
 }
 
-impl<T> Ours<T> {
+impl<T> ForkOwned<T> {
     /// Of this process.
-    pub fn new(value: T) -> Ours<T> {
-        Ours {
-            owner: Owner::this(),
+    pub fn new(value: T) -> ForkOwned<T> {
+        ForkOwned {
+            owner: ProcessId::this(),
             value: ManuallyDrop::new(value),
         }
     }
 }
 
-impl<T> Deref for Ours<T> {
+impl<T> Deref for ForkOwned<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
@@ -235,13 +235,13 @@ impl<T> Deref for Ours<T> {
     }
 }
 
-impl<T> DerefMut for Ours<T> {
+impl<T> DerefMut for ForkOwned<T> {
     fn deref_mut(&mut self) -> &mut T {
         &mut self.value
     }
 }
 
-impl<T> Drop for Ours<T> {
+impl<T> Drop for ForkOwned<T> {
     fn drop(&mut self) {
         if self.owner.is_this() {
             // SAFETY: nobody can use `self` after this.
@@ -250,51 +250,51 @@ impl<T> Drop for Ours<T> {
     }
 }
 
-impl<T: fmt::Debug> fmt::Debug for Ours<T> {
+impl<T: fmt::Debug> fmt::Debug for ForkOwned<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         (**self).fmt(f)
     }
 }
 
 /// A descriptor that children do not keep. In a child the number means nothing, or something
-/// else: whoever has one asks its [`Owner`] first.
-pub struct Unshared<T: AsRawFd> {
-    owner: Owner,
+/// else: whoever has one asks its [`ProcessId`] first.
+pub struct CloseOnFork<T: AsRawFd> {
+    owner: ProcessId,
     value: ManuallyDrop<T>,
 }
 
-impl<T: AsRawFd> Unshared<T> {
+impl<T: AsRawFd> CloseOnFork<T> {
     /// Opens it by `open`, a system call or a few that do not wait, during which nobody forks.
     ///
     /// # Errors
     /// Those of `open`.
     pub fn open<E>(
         open: impl FnOnce() -> std::result::Result<T, E>,
-    ) -> std::result::Result<Unshared<T>, E> {
+    ) -> std::result::Result<CloseOnFork<T>, E> {
         TABLE.with(|descriptors| {
             let opened = open()?;
-            Ok(Unshared::listed(opened, descriptors))
+            Ok(CloseOnFork::listed(opened, descriptors))
         })
     }
 
     /// Under the lock, so that owner and table are of one process.
-    fn listed(opened: T, descriptors: &mut Vec<RawFd>) -> Unshared<T> {
+    fn listed(opened: T, descriptors: &mut Vec<RawFd>) -> CloseOnFork<T> {
         descriptors.push(opened.as_raw_fd());
-        Unshared {
-            owner: Owner::this(),
+        CloseOnFork {
+            owner: ProcessId::this(),
             value: ManuallyDrop::new(opened),
         }
     }
 }
 
 /// A child of a fork between its opening and this keeps it.
-impl<T: AsRawFd> From<T> for Unshared<T> {
-    fn from(opened: T) -> Unshared<T> {
-        TABLE.with(|descriptors| Unshared::listed(opened, descriptors))
+impl<T: AsRawFd> From<T> for CloseOnFork<T> {
+    fn from(opened: T) -> CloseOnFork<T> {
+        TABLE.with(|descriptors| CloseOnFork::listed(opened, descriptors))
     }
 }
 
-impl<T: AsRawFd> Drop for Unshared<T> {
+impl<T: AsRawFd> Drop for CloseOnFork<T> {
     fn drop(&mut self) {
         if !self.owner.is_this() {
             // Closed by `child`; its number may be somebody's by now.
@@ -311,7 +311,7 @@ impl<T: AsRawFd> Drop for Unshared<T> {
     }
 }
 
-impl<T: AsRawFd> Deref for Unshared<T> {
+impl<T: AsRawFd> Deref for CloseOnFork<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
@@ -319,19 +319,19 @@ impl<T: AsRawFd> Deref for Unshared<T> {
     }
 }
 
-impl<T: AsRawFd> DerefMut for Unshared<T> {
+impl<T: AsRawFd> DerefMut for CloseOnFork<T> {
     fn deref_mut(&mut self) -> &mut T {
         &mut self.value
     }
 }
 
-impl<T: AsRawFd + AsFd> AsFd for Unshared<T> {
+impl<T: AsRawFd + AsFd> AsFd for CloseOnFork<T> {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.value.as_fd()
     }
 }
 
-impl<T: AsRawFd + fmt::Debug> fmt::Debug for Unshared<T> {
+impl<T: AsRawFd + fmt::Debug> fmt::Debug for CloseOnFork<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         (**self).fmt(f)
     }
@@ -417,8 +417,8 @@ pub(crate) mod tests {
 
     #[test]
     fn a_child_closes_what_is_not_its_own_and_nothing_else() {
-        let (plain, kept) = (null(), Unshared::open(|| Ok::<_, ()>(null())).unwrap());
-        drop(Unshared::from(null()));
+        let (plain, kept) = (null(), CloseOnFork::open(|| Ok::<_, ()>(null())).unwrap());
+        drop(CloseOnFork::from(null()));
         // Very likely the number that has just become free.
         let again = null();
         let numbers = [&plain, &*kept, &again].map(|one| one.as_raw_fd());
@@ -434,9 +434,9 @@ pub(crate) mod tests {
                 assert_eq!(self.0, std::process::id(), "dropped in a child");
             }
         }
-        let kept = Unshared::from(null());
-        let owner = Owner::this();
-        let ours = Ours::new(Told(std::process::id()));
+        let kept = CloseOnFork::from(null());
+        let owner = ProcessId::this();
+        let ours = ForkOwned::new(Told(std::process::id()));
         assert!(in_child(move || {
             let number = kept.as_raw_fd();
             let other = ManuallyDrop::new(null());
@@ -445,7 +445,7 @@ pub(crate) mod tests {
             drop(kept);
             drop(ours);
             // What has the number now is not what `kept` was.
-            is_open(number) && owner.check().is_err() && Owner::this().is_this()
+            is_open(number) && owner.check().is_err() && ProcessId::this().is_this()
         }));
         assert!(owner.check().is_ok());
     }
@@ -453,7 +453,7 @@ pub(crate) mod tests {
     #[test]
     fn what_a_child_opens_is_its_own() {
         assert!(in_child(|| {
-            let own = Unshared::from(null());
+            let own = CloseOnFork::from(null());
             let number = own.as_raw_fd();
             let closed = in_child(|| !is_open(number));
             let stays = is_open(number);
@@ -497,13 +497,13 @@ pub(crate) mod tests {
         assert!(in_child(|| {
             add_handlers();
             add_handlers();
-            let own = Unshared::from(null());
+            let own = CloseOnFork::from(null());
             let number = own.as_raw_fd();
             let before = FORKS.load(Ordering::Relaxed);
             let closed = in_child(|| {
                 let closed = !is_open(number);
                 // The table is free.
-                drop(Unshared::from(null()));
+                drop(CloseOnFork::from(null()));
                 closed && FORKS.load(Ordering::Relaxed) == before + 1
             });
             let stays = is_open(number);
@@ -517,7 +517,7 @@ pub(crate) mod tests {
     #[test]
     fn a_child_closes_what_is_not_its_own_although_its_parent_forked_while_it_forked() {
         assert!(in_child(|| {
-            let shared = Unshared::from(null());
+            let shared = CloseOnFork::from(null());
             let number = shared.as_raw_fd();
             let before = FORKS.load(Ordering::Relaxed);
             prepare();
@@ -528,7 +528,7 @@ pub(crate) mod tests {
             child();
             let closed = !is_open(number);
             // The table is free.
-            drop(Unshared::from(null()));
+            drop(CloseOnFork::from(null()));
             closed && FORKS.load(Ordering::Relaxed) == before + 1
         }));
     }
@@ -549,7 +549,7 @@ pub(crate) mod tests {
             for _ in 0..2 {
                 scope.spawn(|| {
                     while !done.load(Ordering::Relaxed) {
-                        drop(Unshared::open(open).unwrap());
+                        drop(CloseOnFork::open(open).unwrap());
                     }
                 });
             }

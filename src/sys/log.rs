@@ -1,7 +1,7 @@
 //! The log: lines to standard error or a file, at a threshold that the first communicator of the
 //! process sets. Nothing is logged on the data path.
 
-use super::whole::First;
+use super::fork_safe::First;
 use crate::types::{Subsystem, Subsystems};
 use std::fmt::Arguments;
 use std::fs::File;

@@ -2,7 +2,9 @@
 
 pub mod cpu;
 pub mod cuda;
+pub mod deferred_drop;
 pub mod fork;
+pub mod fork_safe;
 pub mod futex;
 pub mod ibverbs;
 mod loader;
@@ -10,6 +12,4 @@ pub mod log;
 pub mod memory;
 pub mod nccl;
 pub mod process;
-pub mod release;
 pub mod socket;
-pub mod whole;

@@ -1,7 +1,7 @@
 //! Sockets that never block: listening, connecting, scattered reads and writes, and passing
 //! descriptors.
 
-use super::fork::Unshared;
+use super::fork::CloseOnFork;
 use crate::error::{Error, Result};
 use nix::sys::socket::{
     AddressFamily, Backlog, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType,
@@ -14,7 +14,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 /// A socket that forked children do not keep.
-pub type Socket = Unshared<OwnedFd>;
+pub type Socket = CloseOnFork<OwnedFd>;
 
 /// Where a listener is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,7 +76,7 @@ pub fn port(listener: &OwnedFd) -> Result<u16> {
 /// What the system says; a connection that ended while it waited is none.
 pub fn accept(listener: &OwnedFd) -> io::Result<Option<Socket>> {
     loop {
-        let accepted = Unshared::open(|| {
+        let accepted = CloseOnFork::open(|| {
             // SAFETY: null for the address is allowed; a non-negative result is a descriptor that
             // nobody else owns.
             unsafe {
@@ -348,7 +348,7 @@ fn open(address: &Address) -> nix::Result<Socket> {
         Address::Tcp(SocketAddr::V6(_)) => AddressFamily::Inet6,
     };
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-    Unshared::open(|| nix::sys::socket::socket(family, SockType::Stream, flags, None))
+    CloseOnFork::open(|| nix::sys::socket::socket(family, SockType::Stream, flags, None))
 }
 
 fn local(name: &[u8; 16]) -> nix::Result<UnixAddr> {

@@ -1,6 +1,6 @@
 //! Ranks as threads of one process.
 
-use crate::bootstrap::LocalExchange;
+use crate::bootstrap::LocalOutOfBand;
 use crate::comm::Communicator;
 use crate::config::Config;
 use crate::error::Result;
@@ -34,7 +34,7 @@ pub fn try_local_world<T: Send>(
     body: impl Fn(Result<Communicator>) -> T + Sync,
 ) -> Vec<T> {
     let faults: Vec<Arc<Fault>> = (0..nranks).map(|_| Fault::new()).collect();
-    let exchanges = LocalExchange::world_with(nranks, &faults, config);
+    let exchanges = LocalOutOfBand::world_with(nranks, &faults, config);
     std::thread::scope(|scope| {
         let threads: Vec<_> = exchanges
             .into_iter()

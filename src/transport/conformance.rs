@@ -2,7 +2,7 @@
 
 mod processes;
 mod references;
-pub(super) mod world;
+pub(crate) mod world;
 
 use super::*;
 use crate::error::{Error, ErrorKind};

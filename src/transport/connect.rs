@@ -3,7 +3,7 @@
 use super::inbox::InboxLayout;
 use super::mesh::{Link, Mesh};
 use super::rdma::{self, Endpoint, Ports};
-use super::settings::{self, Card};
+use super::settings::{self, ConnectInfo};
 use super::waiter::RankWaiter;
 use super::{ConnectContext, Links, loopback, shm, tcp};
 use crate::bootstrap::PeerInfo;
@@ -40,7 +40,7 @@ pub fn connect_all(context: &ConnectContext<'_>) -> Result<Links> {
 ///
 /// # Errors
 /// As for [`connect_all`].
-pub(super) fn connect_across_hosts(context: &ConnectContext<'_>) -> Result<Links> {
+pub(crate) fn connect_across_hosts(context: &ConnectContext<'_>) -> Result<Links> {
     connect(context, Pairs::AcrossHosts)
 }
 
@@ -60,27 +60,27 @@ fn connect(context: &ConnectContext<'_>, pairs: Pairs) -> Result<Links> {
     }
 
     let names = settings::shared(config);
-    let mut card = Card {
+    let mut info = ConnectInfo {
         settings: names.map(|(_, value)| value),
         cores: cpu::allowed(),
-        ..Card::default()
+        ..ConnectInfo::default()
     };
-    let prepared = shape.and_then(|shape| Prepared::new(context, pairs, shape, &mut card));
+    let prepared = shape.and_then(|shape| Prepared::new(context, pairs, shape, &mut info));
     if let Err(error) = &prepared {
         // Told to the others instead of leaving them to wait.
-        card.trouble = error.to_string();
+        info.trouble = error.to_string();
     }
-    let blobs = exchange.all_gather(&card.encode())?;
+    let blobs = exchange.all_gather(&info.encode())?;
     let compared = settings::compare(&blobs, peers, &names);
     // Settings that differ explain more than what they led to here.
-    let (mut prepared, cards) = match (prepared, compared) {
+    let (mut prepared, infos) = match (prepared, compared) {
         (Err(own), Err(other)) if other.kind() == crate::error::ErrorKind::Remote => {
             return Err(own);
         }
         (_, Err(error)) | (Err(error), _) => return Err(error),
-        (Ok(prepared), Ok(cards)) => (prepared, cards),
+        (Ok(prepared), Ok(infos)) => (prepared, infos),
     };
-    let links = prepared.connect(context, &cards)?;
+    let links = prepared.connect(context, &infos)?;
     // Only now: offers and listeners have served every rank.
     exchange.barrier()?;
     drop(prepared);
@@ -105,7 +105,7 @@ impl Prepared {
         context: &ConnectContext<'_>,
         pairs: Pairs,
         shape: FifoShape,
-        card: &mut Card,
+        info: &mut ConnectInfo,
     ) -> Result<Prepared> {
         let (exchange, config) = (context.exchange, context.config);
         let (me, peers) = (exchange.rank(), exchange.peers());
@@ -132,9 +132,9 @@ impl Prepared {
         prepared.check_descriptors(config.channels * config.tcp_sockets)?;
         if prepared.has(TransportKind::Shm) {
             let (region, memory) = Region::shareable(layout.bytes())?;
-            getrandom::fill(&mut card.local)
+            getrandom::fill(&mut info.local)
                 .map_err(|error| Error::internal(format!("no random numbers: {error}")))?;
-            let listener = socket::listen(&socket::Address::Local(card.local))?;
+            let listener = socket::listen(&socket::Address::Local(info.local))?;
             prepared.region = Some(region);
             prepared.local = Some((listener, memory));
         } else if prepared.has(TransportKind::Loopback) {
@@ -142,22 +142,22 @@ impl Prepared {
         }
         if prepared.has(TransportKind::Loopback) {
             prepared.offer = prepared.region.clone().map(loopback::Offer::new);
-            card.offer = prepared.offer.as_ref().map_or(0, |offer| offer.number);
+            info.offer = prepared.offer.as_ref().map_or(0, |offer| offer.number);
         }
         if prepared.has(TransportKind::Tcp) {
             let (listener, port) = tcp::connect::listen(peers[me].address)?;
             prepared.tcp = Some(listener);
-            card.port = port;
+            info.port = port;
         }
         let forced = prepared.has(TransportKind::Rdma);
         if forced || prepared.has(TransportKind::Tcp) && config.transport.is_none() {
             match find_ports(context.verbs.clone(), config, forced) {
                 Ok(ports) => {
-                    (card.rdma, card.rdma_note) = (ports.kinds(), ports.names());
+                    (info.rdma, info.rdma_note) = (ports.kinds(), ports.names());
                     prepared.ports = Some(ports);
                 }
                 Err(error) if forced => return Err(error),
-                Err(error) => card.rdma_note = error.message().into(),
+                Err(error) => info.rdma_note = error.message().into(),
             }
         }
         Ok(prepared)
@@ -168,7 +168,7 @@ impl Prepared {
     fn rdma(
         &mut self,
         context: &ConnectContext<'_>,
-        cards: &[Card],
+        infos: &[ConnectInfo],
     ) -> Result<Option<(Arc<Endpoint>, Vec<rdma::connect::Ends>)>> {
         let (exchange, config) = (context.exchange, context.config);
         let (me, peers) = (exchange.rank(), exchange.peers());
@@ -176,7 +176,7 @@ impl Prepared {
         if !forced && (config.transport.is_some() || !self.has(TransportKind::Tcp)) {
             return Ok(None);
         }
-        let kind = match settings::rdma_kind(cards, peers) {
+        let kind = match settings::rdma_kind(infos, peers) {
             Ok(kind) => kind,
             Err(why) if forced => {
                 return Err(Error::new(
@@ -247,7 +247,7 @@ impl Prepared {
         Ok(Some(connected))
     }
 
-    fn connect(&mut self, context: &ConnectContext<'_>, cards: &[Card]) -> Result<Links> {
+    fn connect(&mut self, context: &ConnectContext<'_>, infos: &[ConnectInfo]) -> Result<Links> {
         let (exchange, config) = (context.exchange, context.config);
         let (me, peers) = (exchange.rank(), exchange.peers());
         let (nranks, channels) = (peers.len(), self.layout.channels);
@@ -257,7 +257,7 @@ impl Prepared {
         links.recvs.resize_with(channels * nranks, || None);
 
         let shares_cores = |peer: &PeerInfo| {
-            let (ranks, cores) = settings::crowd(peers, cards, peer.host_id);
+            let (ranks, cores) = settings::crowd(peers, infos, peer.host_id);
             ranks > cores
         };
         links.oversubscribed = peers.iter().any(shares_cores);
@@ -265,12 +265,12 @@ impl Prepared {
 
         let mut regions: Vec<(usize, Arc<Region>)> = Vec::new();
         for rank in self.served(TransportKind::Loopback) {
-            let region = loopback::take(cards[rank].offer, self.layout.bytes())
+            let region = loopback::take(infos[rank].offer, self.layout.bytes())
                 .map_err(|error| error.context(&peers[rank]))?;
             regions.push((rank, region));
         }
         if let Some((listener, memory)) = self.local.take() {
-            let (accepts, connects) = self.local_links(me, cards);
+            let (accepts, connects) = self.local_links(me, infos);
             let mesh = Mesh {
                 purpose: shm::PURPOSE,
                 key: exchange.key(shm::PURPOSE),
@@ -300,7 +300,7 @@ impl Prepared {
         }
 
         let mut verbs = None;
-        if let Some((endpoint, ends)) = self.rdma(context, cards)? {
+        if let Some((endpoint, ends)) = self.rdma(context, infos)? {
             for end in ends {
                 let index = end.channel * nranks + end.peer;
                 links.sends[index] = Some(Box::new(end.send));
@@ -317,7 +317,7 @@ impl Prepared {
                 peers,
                 ports: served
                     .iter()
-                    .map(|&rank| (rank, cards[rank].port))
+                    .map(|&rank| (rank, infos[rank].port))
                     .collect(),
                 channels,
                 sockets: config.tcp_sockets,
@@ -368,7 +368,11 @@ impl Prepared {
             .collect()
     }
 
-    fn local_links(&self, me: usize, cards: &[Card]) -> (Vec<Link>, Vec<(Link, socket::Address)>) {
+    fn local_links(
+        &self,
+        me: usize,
+        infos: &[ConnectInfo],
+    ) -> (Vec<Link>, Vec<(Link, socket::Address)>) {
         let link = |peer| Link {
             peer,
             channel: 0,
@@ -381,7 +385,7 @@ impl Prepared {
             .partition(|&rank| rank < me);
         let connects = lower
             .into_iter()
-            .map(|rank| (link(rank), socket::Address::Local(cards[rank].local)));
+            .map(|rank| (link(rank), socket::Address::Local(infos[rank].local)));
         (higher.into_iter().map(link).collect(), connects.collect())
     }
 

@@ -20,7 +20,7 @@ const GLANCE: Duration = Duration::from_millis(20);
 
 /// One socket of this rank, by what it is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Link {
+pub(crate) struct Link {
     /// Rank at the other end.
     pub peer: usize,
     /// Channel.
@@ -30,7 +30,7 @@ pub(super) struct Link {
 }
 
 /// The sockets to open.
-pub(super) struct Mesh<'a> {
+pub(crate) struct Mesh<'a> {
     /// What they are for, in messages.
     pub purpose: &'static str,
     /// Only ranks of the communicator know it.

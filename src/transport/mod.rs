@@ -9,27 +9,26 @@
 //! of the caller instead of a slot: see [`SendFrom`] and [`RecvInto`]. The message is the same: a
 //! receiver cannot tell, and takes it either way.
 
-mod connect;
-pub mod cuda;
+pub(crate) mod connect;
 mod frame;
 mod handshake;
 mod inbox;
 mod loopback;
-mod mesh;
+pub(crate) mod mesh;
 mod rdma;
 mod settings;
-mod shm;
+pub(crate) mod shm;
 mod tcp;
 mod waiter;
 
 #[cfg(all(test, not(loom)))]
-mod conformance;
+pub(crate) mod conformance;
 
 pub use crate::mem::Header;
 pub use connect::connect_all;
 pub use settings::slot_bytes;
 
-use crate::bootstrap::Exchange;
+use crate::bootstrap::OutOfBand;
 use crate::config::Config;
 use crate::error::Result;
 use crate::sync::Fault;
@@ -64,7 +63,7 @@ pub trait SendEnd: Send + std::fmt::Debug {
     fn publish(&mut self, header: Header);
 
     /// This end as one that sends from any memory, if the transport has such ends.
-    fn by_reference(&mut self) -> Option<&mut dyn SendFrom> {
+    fn zero_copy(&mut self) -> Option<&mut dyn SendFrom> {
         None
     }
 
@@ -96,7 +95,7 @@ pub trait RecvEnd: Send + std::fmt::Debug {
     fn release(&mut self);
 
     /// This end as one that receives into any memory, if the transport has such ends.
-    fn by_reference(&mut self) -> Option<&mut dyn RecvInto> {
+    fn zero_copy(&mut self) -> Option<&mut dyn RecvInto> {
         None
     }
 }
@@ -181,7 +180,7 @@ pub trait Waiter: Send + std::fmt::Debug {
 /// What connecting needs to know.
 pub struct ConnectContext<'a> {
     /// The out-of-band side; all ranks connect together.
-    pub exchange: &'a dyn Exchange,
+    pub exchange: &'a dyn OutOfBand,
     /// Settings.
     pub config: &'a Config,
     /// Watched by waits.

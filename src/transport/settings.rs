@@ -147,7 +147,7 @@ pub(super) fn kinds(
 
 /// One rank's part of the exchange.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Card {
+pub(super) struct ConnectInfo {
     /// In the order of [`shared`].
     pub settings: [u64; SHARED],
     /// Under which its region is offered to threads of its process.
@@ -176,7 +176,7 @@ const CARD: usize = RDMA + 1 + 2;
 /// Longer notes are cut.
 const LONGEST_NOTE: usize = 1000;
 
-impl Card {
+impl ConnectInfo {
     /// As it travels.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(CARD + self.trouble.len());
@@ -195,8 +195,8 @@ impl Card {
         bytes
     }
 
-    /// From what travelled; None if it is no card.
-    pub fn decode(bytes: &[u8]) -> Option<Card> {
+    /// From what travelled; None if it is no info.
+    pub fn decode(bytes: &[u8]) -> Option<ConnectInfo> {
         let (fixed, texts) = bytes.split_at_checked(CARD)?;
         let note = usize::from(u16::from_le_bytes([fixed[RDMA + 1], fixed[RDMA + 2]]));
         let (rdma_note, trouble) = texts.split_at_checked(note)?;
@@ -205,7 +205,7 @@ impl Card {
             u64::from_le_bytes(bytes.unwrap_or_default())
         };
         let long = |index: usize| long_at(8 * index);
-        Some(Card {
+        Some(ConnectInfo {
             settings: std::array::from_fn(long),
             offer: long(SHARED),
             local: fixed[LOCAL..PORT].try_into().ok()?,
@@ -223,55 +223,63 @@ impl Card {
 /// # Errors
 /// Why it cannot: the rank that has no port, or the two that share no kind. The same on all ranks.
 pub(super) fn rdma_kind(
-    cards: &[Card],
+    infos: &[ConnectInfo],
     peers: &[PeerInfo],
 ) -> std::result::Result<AddressKind, String> {
-    if let Some((card, peer)) = cards.iter().zip(peers).find(|(card, _)| card.rdma == 0) {
-        return Err(format!("{peer}: {}", card.rdma_note));
+    if let Some((info, peer)) = infos.iter().zip(peers).find(|(info, _)| info.rdma == 0) {
+        return Err(format!("{peer}: {}", info.rdma_note));
     }
-    let common = cards.iter().fold(u8::MAX, |set, card| set & card.rdma);
+    let common = infos.iter().fold(u8::MAX, |set, info| set & info.rdma);
     AddressKind::first(common).ok_or_else(|| {
-        let first = cards[0].rdma;
-        let other = cards.iter().zip(peers).find(|(card, _)| card.rdma != first);
-        let has = |card: &Card| AddressKind::names(card.rdma);
-        let other = other.map_or(String::new(), |(card, peer)| {
-            format!(" and {peer} has {}", has(card))
+        let first = infos[0].rdma;
+        let other = infos.iter().zip(peers).find(|(info, _)| info.rdma != first);
+        let has = |info: &ConnectInfo| AddressKind::names(info.rdma);
+        let other = other.map_or(String::new(), |(info, peer)| {
+            format!(" and {peer} has {}", has(info))
         });
         format!(
             "ports of the ranks share no kind of address: {} has {}{other}",
             peers[0],
-            has(&cards[0])
+            has(&infos[0])
         )
     })
 }
 
 /// The ranks of one host and the cores that any of them may run on: launchers often give each
 /// rank one of them.
-pub(super) fn crowd(peers: &[PeerInfo], cards: &[Card], host_id: [u8; 16]) -> (usize, usize) {
+pub(super) fn crowd(
+    peers: &[PeerInfo],
+    infos: &[ConnectInfo],
+    host_id: [u8; 16],
+) -> (usize, usize) {
     let mut all = CoreSet::default();
     let mut ranks = 0;
-    for (_, card) in peers
+    for (_, info) in peers
         .iter()
-        .zip(cards)
+        .zip(infos)
         .filter(|(peer, _)| peer.host_id == host_id)
     {
         ranks += 1;
-        for (all, word) in all.iter_mut().zip(card.cores) {
+        for (all, word) in all.iter_mut().zip(info.cores) {
             *all |= word;
         }
     }
     (ranks, cpu::count(&all))
 }
 
-/// Reads everybody's card, and finds out whether all ranks can and want the same.
+/// Reads everybody's info, and finds out whether all ranks can and want the same.
 ///
 /// # Errors
 /// Mismatch, naming two ranks and both values; remote, naming the rank that has trouble. The
 /// same on all ranks.
-pub(super) fn compare(blobs: &[Vec<u8>], peers: &[PeerInfo], names: &Shared) -> Result<Vec<Card>> {
-    let mut cards = Vec::with_capacity(blobs.len());
+pub(super) fn compare(
+    blobs: &[Vec<u8>],
+    peers: &[PeerInfo],
+    names: &Shared,
+) -> Result<Vec<ConnectInfo>> {
+    let mut infos = Vec::with_capacity(blobs.len());
     for (blob, peer) in blobs.iter().zip(peers) {
-        cards.push(Card::decode(blob).ok_or_else(|| {
+        infos.push(ConnectInfo::decode(blob).ok_or_else(|| {
             Error::new(
                 ErrorKind::Mismatch,
                 format!("{peer} described its connections in another format: use one version"),
@@ -279,9 +287,9 @@ pub(super) fn compare(blobs: &[Vec<u8>], peers: &[PeerInfo], names: &Shared) -> 
         })?);
     }
     // Settings first: trouble often comes from them.
-    for (card, peer) in cards.iter().zip(peers) {
+    for (info, peer) in infos.iter().zip(peers) {
         for (index, (name, _)) in names.iter().enumerate() {
-            let (first, other) = (cards[0].settings[index], card.settings[index]);
+            let (first, other) = (infos[0].settings[index], info.settings[index]);
             if first != other {
                 return Err(Error::new(
                     ErrorKind::Mismatch,
@@ -295,15 +303,15 @@ pub(super) fn compare(blobs: &[Vec<u8>], peers: &[PeerInfo], names: &Shared) -> 
             }
         }
     }
-    for (card, peer) in cards.iter().zip(peers) {
-        if !card.trouble.is_empty() {
+    for (info, peer) in infos.iter().zip(peers) {
+        if !info.trouble.is_empty() {
             return Err(Error::new(
                 ErrorKind::Remote,
-                format!("{peer} cannot connect: {}", card.trouble),
+                format!("{peer} cannot connect: {}", info.trouble),
             ));
         }
     }
-    Ok(cards)
+    Ok(infos)
 }
 
 #[cfg(test)]

@@ -73,7 +73,7 @@ fn slots_shrink_to_the_budget_and_no_further() {
 fn cards_travel_and_disagreement_names_both() {
     let config = Config::default();
     let names = shared(&config);
-    let card = Card {
+    let info = ConnectInfo {
         settings: names.map(|(_, value)| value),
         offer: 7,
         local: [9; 16],
@@ -84,10 +84,10 @@ fn cards_travel_and_disagreement_names_both() {
         trouble: String::new(),
     };
     let peers = [peer(0, 1, 1), peer(1, 1, 2)];
-    let blobs = |other: &Card| vec![card.encode(), other.encode()];
-    assert_eq!(compare(&blobs(&card), &peers, &names).unwrap()[1], card);
+    let blobs = |other: &ConnectInfo| vec![info.encode(), other.encode()];
+    assert_eq!(compare(&blobs(&info), &peers, &names).unwrap()[1], info);
 
-    let mut other = card.clone();
+    let mut other = info.clone();
     other.settings[5] = TransportKind::Tcp as u64 + 1;
     other.trouble = "no sockets".into();
     let error = compare(&blobs(&other), &peers, &names).unwrap_err();
@@ -95,7 +95,7 @@ fn cards_travel_and_disagreement_names_both() {
     for part in ["CINCH_TRANSPORT is auto on rank 0", "tcp on rank 1"] {
         assert!(error.message().contains(part), "{error}");
     }
-    other.settings = card.settings;
+    other.settings = info.settings;
     let error = compare(&blobs(&other), &peers, &names).unwrap_err();
     assert!(
         error
@@ -104,22 +104,22 @@ fn cards_travel_and_disagreement_names_both() {
     );
 
     for cut in [0, CARD - 1] {
-        let short = vec![card.encode(), card.encode()[..cut].to_vec()];
+        let short = vec![info.encode(), info.encode()[..cut].to_vec()];
         assert!(compare(&short, &peers, &names).is_err());
     }
 }
 
 #[test]
 fn cores_are_counted_once_for_all_ranks_of_a_host() {
-    let card = |cores: u64| {
-        let mut card = Card::default();
-        card.cores[1] = cores;
-        card
+    let info = |cores: u64| {
+        let mut info = ConnectInfo::default();
+        info.cores[1] = cores;
+        info
     };
     let peers = [peer(0, 1, 1), peer(1, 1, 2), peer(2, 2, 3), peer(3, 1, 4)];
-    let bound = [card(1), card(2), card(1), card(2)];
+    let bound = [info(1), info(2), info(1), info(2)];
     assert_eq!(crowd(&peers, &bound, peers[0].host_id), (3, 2));
     assert_eq!(crowd(&peers, &bound, peers[2].host_id), (1, 1));
-    let free = [card(15), card(15), card(15), card(15)];
+    let free = [info(15), info(15), info(15), info(15)];
     assert_eq!(crowd(&peers, &free, peers[0].host_id), (3, 4));
 }

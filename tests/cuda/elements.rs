@@ -2,8 +2,8 @@
 
 use crate::common::{Rng, seed};
 use crate::host::{Bytes, all};
+use cinch::cpu::{Isa, Tile};
 use cinch::reduce::{Reducer, narrow, widen};
-use cinch::simd::{Isa, Tile};
 use cinch::types::Scalar;
 use cinch::{DType, ReduceOp};
 

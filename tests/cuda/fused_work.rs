@@ -289,7 +289,7 @@ impl Work {
     pub fn share(&self, words: usize) -> usize {
         match self.codec {
             None => self.by.share(words, self.blocks as usize),
-            // Images of a tile each.
+            // EncodedTiles of a tile each.
             Some(_) => words.div_ceil(512).div_ceil(self.blocks as usize),
         }
     }

@@ -2,7 +2,7 @@
 
 use crate::library::{Library, starts};
 use cinch::codec::{Codec, Random, Span, build, kernel_params};
-use cinch::simd::Isa;
+use cinch::cpu::Isa;
 use cinch::types::{CodecKind, CodecSpec, ScaleRule};
 use cinch::{DType, codec};
 use std::ffi::c_void;

@@ -3,12 +3,12 @@
 
 use crate::common::config;
 use crate::soon;
-use cinch::bootstrap::{Exchange, ExchangeRef, LocalExchange};
+use cinch::bootstrap::{LocalOutOfBand, OutOfBand, OutOfBandRef};
+use cinch::cpu::Isa;
 use cinch::engine::HostEngine;
 use cinch::mem::UserBuffers;
 use cinch::plan::{Machine, Request};
 use cinch::schedule::Hosts;
-use cinch::simd::Isa;
 use cinch::sync::Fault;
 use cinch::transport::{ConnectContext, Header, Links, RecvEnd, Waiter, connect_all};
 use cinch::types::TransportKind;
@@ -96,16 +96,16 @@ fn one_message(
     config: &Config,
     count: usize,
     before: impl Fn() + Sync,
-    alter: impl Fn(Links, ExchangeRef) -> Links + Sync,
+    alter: impl Fn(Links, OutOfBandRef) -> Links + Sync,
 ) -> cinch::Result<Vec<u8>> {
     let faults = [Fault::new(), Fault::new()];
     let transport = config.transport.expect("a transport");
-    let ranks = LocalExchange::world_with(2, &faults, config);
+    let ranks = LocalOutOfBand::world_with(2, &faults, config);
     let results: Vec<_> = std::thread::scope(|scope| {
         let ranks = ranks.into_iter().zip(&faults).map(|(exchange, fault)| {
             let (before, alter) = (&before, &alter);
             scope.spawn(move || {
-                let (rank, exchange): (usize, ExchangeRef) = (exchange.rank(), exchange);
+                let (rank, exchange): (usize, OutOfBandRef) = (exchange.rank(), exchange);
                 let links = connect_all(&ConnectContext {
                     exchange: &*exchange,
                     config,
@@ -198,7 +198,7 @@ fn a_rank_that_sends_and_leaves_while_it_is_looked_at_has_sent() {
                 let asks = begin.elapsed() > Duration::from_millis(600);
                 if behind.swap(false, Ordering::Relaxed) && asks && !ready {
                     go.store(true, Ordering::Release);
-                    assert!(soon(|| exchange.departed(0)));
+                    assert!(soon(|| exchange.has_left(0)));
                 }
                 Ok(ready)
             })

@@ -254,7 +254,7 @@ impl Case {
     ) -> Result<(), String> {
         let nranks = inputs.len();
         let problem = self.problem(nranks);
-        let inputs = Slices(inputs);
+        let inputs = SampleWindows(inputs);
         let told = |error: Error| format!("{self}: {error}");
         if self.call.codec.is_some_and(|codec| codec.is_lossy()) {
             // Each element's error is the codec's business; a message that went astray is ours.
@@ -283,7 +283,9 @@ impl Case {
             // The terms of a few elements may cancel, and a codec's error goes by the terms.
             let expected = problem.expected(&inputs, rank).map_err(told)?;
             let positive: Vec<Vec<u8>> = inputs.0.iter().map(|one| self.positive(one)).collect();
-            let largest = problem.expected(&Slices(&positive), rank).map_err(told)?;
+            let largest = problem
+                .expected(&SampleWindows(&positive), rank)
+                .map_err(told)?;
             let cancelled = rms(&expected.values) / rms(&largest.values);
             if expected.values.len() <= FEW && error * cancelled < few {
                 return Ok(());
@@ -425,9 +427,9 @@ fn rms(values: &[f64]) -> f64 {
 }
 
 /// All ranks' inputs.
-struct Slices<'a>(&'a [Vec<u8>]);
+struct SampleWindows<'a>(&'a [Vec<u8>]);
 
-impl Inputs for Slices<'_> {
+impl Inputs for SampleWindows<'_> {
     fn bytes(&self, rank: usize) -> usize {
         self.0.bytes(rank)
     }

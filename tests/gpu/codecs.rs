@@ -9,9 +9,9 @@ use crate::options::Options;
 use cinch::codec::{
     Codec, KERNEL_CODECS, Random, Span, abs_max, array_family, build, kernel_family, kernel_params,
 };
+use cinch::cpu::Isa;
 use cinch::gpu::{DeviceMemory, Function, Stream, kernels};
 use cinch::reduce::{narrow, widen};
-use cinch::simd::Isa;
 use cinch::testing::gaussian;
 use cinch::types::{CodecKind, CodecSpec, ScaleRule};
 use cinch::{DType, Result};

@@ -8,9 +8,9 @@ use crate::options::Options;
 use crate::world::World;
 use cinch::codec;
 use cinch::comm::Call;
+use cinch::cpu::Isa;
 use cinch::gpu::{CaptureMode, Graph};
-use cinch::plan::{Images, Limits};
-use cinch::simd::Isa;
+use cinch::plan::{EncodedTiles, Limits};
 use cinch::testing::{Pattern, gaussian};
 use cinch::types::Protocol;
 use cinch::{Algorithm, CodecSpec, Collective, DType, ReduceOp, schedule};
@@ -207,7 +207,7 @@ fn largest_cases(rng: &mut Rng, nranks: usize, lines_bytes: usize) -> Result<Vec
     for (text, dtype) in [("linear8", DType::F32), ("minmax4:block=32", DType::BF16)] {
         let mut case = one(rng, nranks, text, dtype, 1 << 19);
         let image = match codec::build(text.parse()?, Isa::Scalar)? {
-            Some(codec) => Images::new(&*codec, 1).room(),
+            Some(codec) => EncodedTiles::new(&*codec, 1).room(),
             None => return Stop::wrong("there is no codec"),
         };
         case.call.collective = Collective::AllReduce;
@@ -309,7 +309,7 @@ pub fn outputs(
     let arenas = world.arenas(bytes.unwrap_or(0))?;
     let all = world.run(|comm| {
         if let Some(limits) = &limits {
-            comm.imitate(limits.clone())?;
+            comm.copy_limits(limits.clone())?;
         }
         let mut done = Vec::new();
         for case in cases {

@@ -6,8 +6,8 @@ use crate::case::factor;
 use crate::harness::{Check, Setup, Stop, Verdict, ensure};
 use crate::world::World;
 use cinch::comm::Call;
+use cinch::cpu::Isa;
 use cinch::gpu::DeviceMemory;
-use cinch::simd::Isa;
 use cinch::types::{Protocol, Scalar};
 use cinch::{Collective, Communicator, DType, ReduceOp};
 

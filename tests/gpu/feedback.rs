@@ -128,7 +128,7 @@ fn outputs(
     let arenas = world.arenas(bytes.unwrap_or(0))?;
     let all = world.run(|comm| {
         if let Some(limits) = &limits {
-            comm.imitate(limits.clone())?;
+            comm.copy_limits(limits.clone())?;
         }
         let mut done = Vec::new();
         for turn in 0..CALLS {

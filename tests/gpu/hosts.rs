@@ -87,7 +87,7 @@ fn collectives(setup: &Setup, world: &World, gpus: usize) -> Verdict {
     let mut rng = Rng::new(setup.options.seed ^ (nranks * 64 + gpus) as u64);
     let number = setup.options.either(120, 600);
     let mut cases = cover::random(&mut rng, nranks, number, 1 << 20);
-    // Of several passes on each lane.
+    // Of several passes on each channel.
     for collective in Collective::ALL {
         let share = match collective {
             Collective::AllReduce | Collective::Broadcast | Collective::Reduce => 1,
@@ -172,7 +172,7 @@ fn groups(setup: &Setup, world: &World, _: usize) -> Verdict {
     graphs::streams(setup, world)
 }
 
-/// With few lanes: all ranks are of one process here, whose descriptors may be few.
+/// With few channels: all ranks are of one process here, whose descriptors may be few.
 fn communicators(setup: &Setup, world: &World, _: usize) -> Verdict {
     let mut world = world.clone();
     world.config.gpu_channels = Some(2);

@@ -41,7 +41,7 @@ impl World {
     }
 
     /// As many ranks on host memory, with slots that hold the chunks of a GPU's cut: those that can
-    /// imitate it.
+    /// copy_limits it.
     pub fn on_host_memory(&self, limits: &Limits) -> World {
         let mut world = self.clone();
         world.seats = vec![None; self.nranks()];

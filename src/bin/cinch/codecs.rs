@@ -8,7 +8,7 @@
 
 use cinch::CodecSpec;
 use cinch::codec::{Codec, EncodeStats, Span, build};
-use cinch::simd::Isa;
+use cinch::cpu::Isa;
 use cinch::types::ScaleRule;
 use std::io::{Error, Result, Write};
 use std::sync::Arc;

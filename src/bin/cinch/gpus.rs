@@ -3,8 +3,8 @@
 use crate::bench::gpu::driver_version;
 use cinch::gpu::probe::{PairSpeed, Probe, pair_speed};
 use cinch::gpu::{Context, Device, Driver, kernels};
-use cinch::mem::BoxShape;
-use cinch::transport::cuda::link_class;
+use cinch::gpu_links::link_class;
+use cinch::mem::PeerBufferLayout;
 use cinch::{Config, Result};
 use std::io::{self, Write};
 
@@ -56,7 +56,7 @@ pub fn write(config: &Config, probes: bool, out: &mut dyn Write) -> io::Result<(
 
 /// What a communicator with a rank on each GPU takes of each.
 fn write_buffers(config: &Config, gpus: usize, out: &mut dyn Write) -> io::Result<()> {
-    match BoxShape::new(gpus, config.buffer_bytes, config.lanes(1)) {
+    match PeerBufferLayout::new(gpus, config.buffer_bytes, config.gpu_channels_for(1)) {
         Ok(shape) => writeln!(
             out,
             "  buffers    {} bytes on each GPU for a communicator of {gpus} ranks",

@@ -2,8 +2,8 @@
 
 use crate::machine::{Machine, host_name};
 use cinch::config::{KNOBS, Origin};
+use cinch::cpu::Isa;
 use cinch::gpu::{Driver, kernels};
-use cinch::simd::Isa;
 use cinch::types::{CodecKind, TransportKind};
 use cinch::{Algorithm, Communicator, Config};
 use nix::sys::memfd::{MFdFlags, memfd_create};

@@ -35,7 +35,7 @@ impl Machine {
             cores: launched_on()
                 .or_else(|| std::thread::available_parallelism().ok().map(usize::from))
                 .unwrap_or(0),
-            isa: cinch::simd::Isa::detect().name().to_string(),
+            isa: cinch::cpu::Isa::detect().name().to_string(),
             kernel: match kernel.trim() {
                 "" => "unknown".into(),
                 kernel => kernel.into(),

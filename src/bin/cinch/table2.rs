@@ -15,7 +15,7 @@
 use crate::codecs::{DEVIATIONS, Mean, Random};
 use cinch::CodecSpec;
 use cinch::codec::{Span, build};
-use cinch::simd::Isa;
+use cinch::cpu::Isa;
 use std::io::{Error, Result, Write};
 
 /// Samples that go through a search together.

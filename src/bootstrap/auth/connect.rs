@@ -36,13 +36,13 @@ pub(in crate::bootstrap) enum Patience {
 pub fn connect(
     address: SocketAddr,
     key: &[u8; 32],
-    me: Greeting,
+    me: PeerIdentity,
     deadline: Instant,
     fault: &Fault,
 ) -> Result<Peer> {
     connect_with(
         address,
-        &Terms::new(key, me),
+        &HandshakeConfig::new(key, me),
         Patience::None,
         deadline,
         fault,
@@ -52,7 +52,7 @@ pub fn connect(
 /// [`connect`], with a choice of what refusal means.
 pub(in crate::bootstrap) fn connect_with(
     address: SocketAddr,
-    terms: &Terms,
+    terms: &HandshakeConfig,
     patience: Patience,
     deadline: Instant,
     fault: &Fault,
@@ -64,7 +64,7 @@ pub(in crate::bootstrap) fn connect_with(
 /// waited for until the deadline while another one might answer.
 pub(in crate::bootstrap) fn connect_to_any(
     addresses: &[SocketAddr],
-    terms: &Terms,
+    terms: &HandshakeConfig,
     patience: Patience,
     deadline: Instant,
     fault: &Fault,
@@ -145,7 +145,7 @@ impl From<Error> for Trouble {
 
 fn attempt(
     address: SocketAddr,
-    terms: &Terms,
+    terms: &HandshakeConfig,
     deadline: Instant,
     fault: &Fault,
 ) -> std::result::Result<Peer, Trouble> {
@@ -246,13 +246,13 @@ fn open(
     address: SocketAddr,
     deadline: Instant,
     fault: &Fault,
-) -> std::result::Result<Unshared<TcpStream>, Trouble> {
+) -> std::result::Result<CloseOnFork<TcpStream>, Trouble> {
     let failed = |cause: Errno| Error::system(format!("cannot connect to {address}"), cause);
     let family = match address {
         SocketAddr::V4(_) => AddressFamily::Inet,
         SocketAddr::V6(_) => AddressFamily::Inet6,
     };
-    let stream = Unshared::open(|| {
+    let stream = CloseOnFork::open(|| {
         let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
         nix::sys::socket::socket(family, SockType::Stream, flags, None).map(TcpStream::from)
     })

@@ -24,8 +24,8 @@ const GLANCE: Duration = Duration::from_millis(50);
 /// oldest that has said nothing of use gives its place to the newest.
 #[derive(Debug)]
 pub struct Listener {
-    sockets: Vec<Unshared<TcpListener>>,
-    pub(super) waiting: VecDeque<Stranger>,
+    sockets: Vec<CloseOnFork<TcpListener>>,
+    pub(super) waiting: VecDeque<PendingPeer>,
     places: usize,
     proven: VecDeque<Result<Peer>>,
     shortage: Option<Shortage>,
@@ -91,7 +91,7 @@ impl Listener {
         Ok((Listener::of(sockets), bound))
     }
 
-    fn of(sockets: Vec<Unshared<TcpListener>>) -> Listener {
+    fn of(sockets: Vec<CloseOnFork<TcpListener>>) -> Listener {
         Listener {
             sockets,
             waiting: VecDeque::new(),
@@ -107,7 +107,7 @@ impl Listener {
     /// System if there are no descriptors left.
     pub(in crate::bootstrap) fn again(&self) -> Result<Listener> {
         let sockets = self.sockets.iter();
-        let sockets = sockets.map(|socket| Unshared::open(|| socket.try_clone()));
+        let sockets = sockets.map(|socket| CloseOnFork::open(|| socket.try_clone()));
         let sockets = sockets
             .collect::<std::io::Result<_>>()
             .map_err(|cause| Error::system("a socket that listens cannot be shared", cause))?;
@@ -131,11 +131,11 @@ impl Listener {
     pub fn accept(
         &mut self,
         key: &[u8; 32],
-        me: Greeting,
+        me: PeerIdentity,
         deadline: Instant,
         fault: &Fault,
     ) -> Result<Peer> {
-        self.accept_until(&Terms::new(key, me), deadline, fault)?
+        self.accept_until(&HandshakeConfig::new(key, me), deadline, fault)?
             .ok_or_else(|| {
                 Error::new(
                     ErrorKind::Timeout,
@@ -147,7 +147,7 @@ impl Listener {
     /// As [`Listener::accept`]; `None` at the deadline.
     pub(in crate::bootstrap) fn accept_until(
         &mut self,
-        terms: &Terms,
+        terms: &HandshakeConfig,
         deadline: Instant,
         fault: &Fault,
     ) -> Result<Option<Peer>> {
@@ -206,7 +206,11 @@ impl Listener {
     ///
     /// # Errors
     /// System if a socket itself fails.
-    pub(in crate::bootstrap) fn serve(&mut self, terms: &Terms, ready: &[bool]) -> Result<()> {
+    pub(in crate::bootstrap) fn serve(
+        &mut self,
+        terms: &HandshakeConfig,
+        ready: &[bool],
+    ) -> Result<()> {
         let now = Instant::now();
         let (sockets, strangers) = ready.split_at(self.sockets.len().min(ready.len()));
         let mut kept = VecDeque::with_capacity(self.waiting.len());
@@ -235,10 +239,10 @@ impl Listener {
     }
 
     /// Accepts what has queued up at a socket, a bounded number at a time.
-    fn welcome(&mut self, at: usize, terms: &Terms, now: Instant) -> Result<()> {
+    fn welcome(&mut self, at: usize, terms: &HandshakeConfig, now: Instant) -> Result<()> {
         for _ in 0..64 {
             let mut from = None;
-            let accepted = Unshared::open(|| -> std::io::Result<TcpStream> {
+            let accepted = CloseOnFork::open(|| -> std::io::Result<TcpStream> {
                 let (stream, address) = self.sockets[at].accept()?;
                 from = Some(address);
                 Ok(stream)
@@ -278,7 +282,7 @@ impl Listener {
                 let silent = self.waiting.iter().position(|one| one.heard.is_none());
                 self.waiting.remove(silent.unwrap_or(0));
             }
-            let mut stranger = Stranger {
+            let mut stranger = PendingPeer {
                 stream,
                 address,
                 until: now + PROOF_TIME,
@@ -322,8 +326,8 @@ impl Listener {
 }
 
 /// A socket that listens on `address`, and where that is.
-fn listen(address: SocketAddr) -> std::io::Result<(Unshared<TcpListener>, SocketAddr)> {
-    let socket = Unshared::open(|| TcpListener::bind(address))?;
+fn listen(address: SocketAddr) -> std::io::Result<(CloseOnFork<TcpListener>, SocketAddr)> {
+    let socket = CloseOnFork::open(|| TcpListener::bind(address))?;
     // The standard library's backlog of 128 is too short for a thousand ranks that come at once: a
     // dropped SYN costs a second.
     nix::sys::socket::listen(&socket, nix::sys::socket::Backlog::MAXCONN)?;
@@ -337,8 +341,8 @@ fn cannot_listen(address: SocketAddr, cause: std::io::Error) -> Error {
 }
 
 /// A connection before its proof.
-pub(super) struct Stranger {
-    stream: Unshared<TcpStream>,
+pub(super) struct PendingPeer {
+    stream: CloseOnFork<TcpStream>,
     address: SocketAddr,
     until: Instant,
     input: [u8; HELLO_BYTES + PROOF_BYTES],
@@ -352,8 +356,8 @@ enum Step {
     Proven(Hello, Key),
 }
 
-impl Stranger {
-    fn advance(&mut self, terms: &Terms) -> Step {
+impl PendingPeer {
+    fn advance(&mut self, terms: &HandshakeConfig) -> Step {
         loop {
             let goal = match self.heard {
                 None => HELLO_BYTES,
@@ -388,7 +392,7 @@ impl Stranger {
     }
 
     /// Our hello and proof, once theirs looks right. A fresh socket has room for both.
-    fn answer(&mut self, terms: &Terms) -> Option<(Hello, Transcript)> {
+    fn answer(&mut self, terms: &HandshakeConfig) -> Option<(Hello, Transcript)> {
         let connector = *self.input.first_chunk()?;
         let hello = parse_hello(&connector, terms, Side::Connector).ok()?;
         let acceptor = terms.hello(Side::Acceptor).ok()?;
@@ -403,7 +407,7 @@ impl Stranger {
         (sent == message.len()).then_some((hello, transcript))
     }
 
-    fn settle(self, terms: &Terms, hello: Hello, session: Key) -> Result<Peer> {
+    fn settle(self, terms: &HandshakeConfig, hello: Hello, session: Key) -> Result<Peer> {
         terms.check_version(&hello, self.address)?;
         self.stream
             .set_nonblocking(false)
@@ -419,8 +423,8 @@ impl Stranger {
     }
 }
 
-impl std::fmt::Debug for Stranger {
+impl std::fmt::Debug for PendingPeer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Stranger({})", self.address)
+        write!(f, "PendingPeer({})", self.address)
     }
 }

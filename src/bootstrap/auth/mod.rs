@@ -29,7 +29,7 @@ pub use listener::Listener;
 
 use super::keys::{self, Authenticator, Key};
 use crate::error::{Error, ErrorKind, Result};
-use crate::sys::fork::Unshared;
+use crate::sys::fork::CloseOnFork;
 use crate::types::FORMAT_VERSION;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::net::{SocketAddr, TcpStream};
@@ -55,7 +55,7 @@ pub enum Role {
 
 /// What one side says about itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Greeting {
+pub struct PeerIdentity {
     /// What the connection is for.
     pub role: Role,
     /// The speaker's rank.
@@ -67,7 +67,7 @@ pub struct Greeting {
 /// The other side, proven.
 pub struct Peer {
     /// The connection: blocking, without Nagle's delay, nothing read beyond the proof.
-    pub stream: Unshared<TcpStream>,
+    pub stream: CloseOnFork<TcpStream>,
     /// Where it comes from or goes to.
     pub address: SocketAddr,
     /// The rank that the other side says it is.
@@ -119,19 +119,19 @@ impl std::fmt::Display for Version {
 
 /// One side's part of a handshake: what it knows and what it says.
 #[derive(Clone)]
-pub(super) struct Terms {
+pub(super) struct HandshakeConfig {
     prove: Authenticator,
     session: Key,
     fingerprint: [u8; 4],
-    greeting: Greeting,
+    greeting: PeerIdentity,
     version: Version,
 }
 
-impl Terms {
-    pub(super) fn new(key: &[u8; 32], greeting: Greeting) -> Terms {
+impl HandshakeConfig {
+    pub(super) fn new(key: &[u8; 32], greeting: PeerIdentity) -> HandshakeConfig {
         let role = [greeting.role as u8];
         let fingerprint = keys::derive(key, b"", "handshake fingerprint");
-        Terms {
+        HandshakeConfig {
             prove: keys::authenticator(&keys::derive(key, &role, "handshake proof")),
             session: keys::derive(key, &role, "handshake session"),
             fingerprint: std::array::from_fn(|at| fingerprint[at]),
@@ -141,7 +141,7 @@ impl Terms {
     }
 
     #[cfg(test)]
-    pub(super) fn with_library(mut self, library: [u16; 3]) -> Terms {
+    pub(super) fn with_library(mut self, library: [u16; 3]) -> HandshakeConfig {
         self.version.library = library;
         self
     }
@@ -227,7 +227,7 @@ struct Hello {
 /// Why a hello is none of ours, as a phrase behind "it".
 fn parse_hello(
     bytes: &[u8; HELLO_BYTES],
-    terms: &Terms,
+    terms: &HandshakeConfig,
     side: Side,
 ) -> std::result::Result<Hello, &'static str> {
     let number = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);

@@ -7,8 +7,8 @@ use std::time::Instant;
 const LOCAL: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 const KEY: [u8; 32] = [7; 32];
 
-fn greeting(rank: usize, word: u64) -> Greeting {
-    Greeting {
+fn greeting(rank: usize, word: u64) -> PeerIdentity {
+    PeerIdentity {
         role: Role::Data,
         rank,
         word,
@@ -21,7 +21,7 @@ fn soon(milliseconds: u64) -> Instant {
 
 /// Accepts as rank 0 with `terms` on another thread.
 fn acceptor(
-    terms: Terms,
+    terms: HandshakeConfig,
     wait: u64,
 ) -> (SocketAddr, std::thread::JoinHandle<Result<Option<Peer>>>) {
     let (mut listener, address) = Listener::bind(LOCAL).unwrap();
@@ -79,8 +79,8 @@ fn sessions_differ_between_connections() {
 #[test]
 fn another_secret_or_role_is_refused_on_both_sides() {
     for (key, role) in [([8; 32], Role::Data), (KEY, Role::Control)] {
-        let (address, server) = acceptor(Terms::new(&KEY, greeting(0, 0)), 1500);
-        let me = Greeting {
+        let (address, server) = acceptor(HandshakeConfig::new(&KEY, greeting(0, 0)), 1500);
+        let me = PeerIdentity {
             role,
             rank: 1,
             word: 0,
@@ -93,7 +93,7 @@ fn another_secret_or_role_is_refused_on_both_sides() {
 
 #[test]
 fn other_versions_are_refused_by_rank_on_both_sides() {
-    let other = Terms::new(&KEY, greeting(0, 0)).with_library([9, 8, 7]);
+    let other = HandshakeConfig::new(&KEY, greeting(0, 0)).with_library([9, 8, 7]);
     let (address, server) = acceptor(other, 4000);
     let mine = connect(address, &KEY, greeting(3, 0), soon(4000), &Fault::new()).unwrap_err();
     let theirs = server.join().unwrap().unwrap_err();
@@ -108,8 +108,8 @@ fn other_versions_are_refused_by_rank_on_both_sides() {
 /// A fake acceptor that knows the fingerprint but not the secret.
 #[test]
 fn a_fake_acceptor_is_refused() {
-    let terms = Terms::new(&KEY, greeting(0, 0));
-    let mut fake = Terms::new(&[0; 32], greeting(0, 0));
+    let terms = HandshakeConfig::new(&KEY, greeting(0, 0));
+    let mut fake = HandshakeConfig::new(&[0; 32], greeting(0, 0));
     fake.fingerprint = terms.fingerprint;
     let (address, server) = acceptor(fake, 1500);
     let error = connect(address, &KEY, greeting(1, 0), soon(4000), &Fault::new()).unwrap_err();
@@ -121,8 +121,8 @@ fn a_fake_acceptor_is_refused() {
 #[test]
 fn a_fake_connector_is_refused() {
     for reflect in [true, false] {
-        let (address, server) = acceptor(Terms::new(&KEY, greeting(0, 0)), 400);
-        let hello = Terms::new(&KEY, greeting(1, 0)).hello(Side::Connector);
+        let (address, server) = acceptor(HandshakeConfig::new(&KEY, greeting(0, 0)), 400);
+        let hello = HandshakeConfig::new(&KEY, greeting(1, 0)).hello(Side::Connector);
         let mut stream = TcpStream::connect(address).unwrap();
         stream
             .set_read_timeout(Some(Duration::from_secs(2)))
@@ -164,7 +164,7 @@ fn an_echo_is_refused() {
 fn nobody_there_is_an_error_at_once_and_a_late_listener_is_awaited() {
     let (listener, address) = Listener::bind(LOCAL).unwrap();
     drop(listener);
-    let terms = Terms::new(&KEY, greeting(1, 0));
+    let terms = HandshakeConfig::new(&KEY, greeting(1, 0));
     let error = connect_with(address, &terms, Patience::None, soon(60_000), &Fault::new());
     assert!(error.unwrap_err().message().contains("refused"));
 
@@ -207,7 +207,7 @@ fn all_addresses_of_a_listener_are_tried_within_the_deadline() {
     let silent = TcpListener::bind(("127.0.0.2", 0)).unwrap();
     let port = silent.local_addr().unwrap().port();
     let addresses = [4, 2, 3].map(|last| SocketAddr::from(([127, 0, 0, last], port)));
-    let terms = Terms::new(&KEY, greeting(1, 0));
+    let terms = HandshakeConfig::new(&KEY, greeting(1, 0));
     let fault = Fault::new();
     let server = std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(100));
@@ -231,7 +231,7 @@ fn a_silent_address_does_not_use_up_the_time_of_others() {
     let silent = TcpListener::bind(("127.0.0.2", 0)).unwrap();
     let port = silent.local_addr().unwrap().port();
     let addresses = [2, 3].map(|last| SocketAddr::from(([127, 0, 0, last], port)));
-    let terms = Terms::new(&KEY, greeting(1, 0));
+    let terms = HandshakeConfig::new(&KEY, greeting(1, 0));
     let server = std::thread::spawn(move || {
         // Behind the turns of a second and of two.
         std::thread::sleep(Duration::from_millis(1200));
@@ -269,7 +269,7 @@ fn silent_and_slow_strangers_hold_nobody_up() {
         .map(|_| TcpStream::connect(address).unwrap())
         .collect();
     let client = std::thread::spawn(move || {
-        let terms = Terms::new(&KEY, greeting(1, 0));
+        let terms = HandshakeConfig::new(&KEY, greeting(1, 0));
         let mut stream = TcpStream::connect(address).unwrap();
         let connector = terms.hello(Side::Connector).unwrap();
         for byte in connector {
@@ -296,8 +296,11 @@ fn silent_and_slow_strangers_hold_nobody_up() {
     client.join().unwrap();
     drop(crowd);
     // Their time is up after two seconds at most; those who hung up are gone at once.
-    let nothing =
-        listener.accept_until(&Terms::new(&KEY, greeting(0, 0)), soon(100), &Fault::new());
+    let nothing = listener.accept_until(
+        &HandshakeConfig::new(&KEY, greeting(0, 0)),
+        soon(100),
+        &Fault::new(),
+    );
     assert!(nothing.unwrap().is_none());
     assert_eq!(listener.waiting.len(), 0);
 }
@@ -306,8 +309,8 @@ fn silent_and_slow_strangers_hold_nobody_up() {
 #[test]
 fn a_flood_of_silence_does_not_displace_a_rank() {
     let (mut listener, address) = Listener::bind(LOCAL).unwrap();
-    let terms = Terms::new(&KEY, greeting(0, 0));
-    let mine = Terms::new(&KEY, greeting(1, 0));
+    let terms = HandshakeConfig::new(&KEY, greeting(0, 0));
+    let mine = HandshakeConfig::new(&KEY, greeting(1, 0));
     let mut stream = TcpStream::connect(address).unwrap();
     let connector = mine.hello(Side::Connector).unwrap();
     stream.write_all(&connector).unwrap();
@@ -333,7 +336,7 @@ fn a_flood_of_silence_does_not_displace_a_rank() {
 #[test]
 fn no_more_than_a_hello_is_read_from_a_stranger() {
     let (mut listener, address) = Listener::bind(LOCAL).unwrap();
-    let terms = Terms::new(&KEY, greeting(0, 0));
+    let terms = HandshakeConfig::new(&KEY, greeting(0, 0));
     let mut stream = TcpStream::connect(address).unwrap();
     stream.write_all(&[0xff; 4096]).unwrap();
     let nothing = listener.accept_until(&terms, soon(50), &Fault::new());
@@ -362,7 +365,7 @@ fn a_listener_without_descriptors_says_so_and_does_not_spin() {
         limit_descriptors(3);
         come();
         let deadline = Instant::now() + Duration::from_secs(10);
-        let terms = Terms::new(&KEY, greeting(0, 0));
+        let terms = HandshakeConfig::new(&KEY, greeting(0, 0));
         let mut found = None;
         let spent = processor_time(|| {
             found = listener.accept_until(&terms, deadline, &Fault::new()).err();

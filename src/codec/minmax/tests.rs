@@ -1,7 +1,7 @@
 //! Golden vectors of compression.md 1.6, the ends of the range, and what is drawn.
 
 use super::super::{Codec, Random, Span, build};
-use crate::simd::Isa;
+use crate::cpu::Isa;
 use std::sync::Arc;
 
 fn codec(text: &str, isa: Isa) -> Arc<dyn Codec> {

@@ -115,7 +115,7 @@ fn means(above: f64, below: f64, negative: usize, n: usize) -> Numbers {
 #[cfg(test)]
 mod tests {
     use super::super::{Span, build};
-    use crate::simd::Isa;
+    use crate::cpu::Isa;
 
     #[test]
     fn elements_become_the_mean_of_their_side() {

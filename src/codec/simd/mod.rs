@@ -11,8 +11,8 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 
+use crate::cpu::Isa;
 use crate::error::{Error, ErrorKind, Result};
-use crate::simd::Isa;
 
 /// Elements of the widest vector: the length of a buffer that any [`Lanes::load`] may read.
 pub(super) const WIDEST: usize = 16;

@@ -10,8 +10,8 @@ mod threads;
 
 use super::simd::Available;
 use super::{Codec, EncodeStats, Random, Span, abs_max, build};
+use crate::cpu::{FloatEnvironment, Isa};
 use crate::error::{Error, ErrorKind, Result};
-use crate::simd::{FloatEnvironment, Isa};
 use crate::types::{CodecKind, CodecSpec, ScaleRule};
 use bitpack::Bitpack;
 use compll::CompLl;

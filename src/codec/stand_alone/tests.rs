@@ -1,7 +1,7 @@
 //! Published bytes, counts that lie, and any length.
 
 use super::*;
-use crate::simd::{self, STRANGE};
+use crate::cpu::{self, STRANGE};
 
 fn stand_alone(text: &str, layout: Layout, isa: Isa) -> StandAlone {
     StandAlone::new(text.parse().unwrap(), layout, isa).unwrap()
@@ -177,7 +177,7 @@ fn the_callers_arithmetic_changes_nothing() {
             for threads in [1, 2] {
                 let expected = run(threads);
                 for word in STRANGE {
-                    let found = simd::under(word, || run(threads));
+                    let found = cpu::under(word, || run(threads));
                     assert!(found == expected, "{spec} {layout:?} under {word:#x}");
                     looked_at += usize::from(found.is_some());
                 }

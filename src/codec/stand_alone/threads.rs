@@ -172,7 +172,7 @@ fn run<T: Send, W: FnOnce() -> T + Send>(works: impl Iterator<Item = W>) -> Vec<
 mod tests {
     use super::super::Layout;
     use super::*;
-    use crate::simd::Isa;
+    use crate::cpu::Isa;
     use crate::types::{CodecKind, CodecSpec};
 
     fn samples(n: usize) -> Vec<f32> {

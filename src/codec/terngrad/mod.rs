@@ -149,7 +149,7 @@ fn scale(most: f32, squares: f64, n: usize) -> Numbers {
 #[cfg(test)]
 mod tests {
     use super::super::{Codec, Random, Span, build};
-    use crate::simd::Isa;
+    use crate::cpu::Isa;
     use std::sync::Arc;
 
     fn codec(isa: Isa) -> Arc<dyn Codec> {

@@ -95,7 +95,7 @@ impl ElementFormat for Threshold {
 #[cfg(test)]
 mod tests {
     use super::super::{EncodeStats, Span, build};
-    use crate::simd::Isa;
+    use crate::cpu::Isa;
 
     #[test]
     fn golden_codes() {

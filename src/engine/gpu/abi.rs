@@ -8,7 +8,7 @@ use crate::schedule::Op;
 pub const ARGS_BYTES: usize = 4096;
 /// Most steps of a batch.
 pub const MAX_BATCH: usize = 32;
-/// Bytes of [`Args::blob`].
+/// Bytes of [`Args::work_buffer`].
 pub const BLOB_BYTES: usize = ARGS_BYTES - 24 - 584;
 
 /// `cinch_own`: no own contribution.
@@ -134,7 +134,7 @@ pub struct Work {
     pub first_block: u16,
     /// Channels.
     pub channels: u16,
-    /// The lane of channel 0.
+    /// The channel of channel 0.
     pub first_lane: u16,
     /// Stages of a pass.
     pub stages: u16,
@@ -158,9 +158,9 @@ pub struct Work {
 pub struct Args {
     /// The communicator.
     pub comm: CommView,
-    /// Device address of the blob where it does not fit; else 0.
+    /// Device address of the work_buffer where it does not fit; else 0.
     pub far: u64,
-    /// Works in the blob.
+    /// Works in the work_buffer.
     pub nworks: u32,
     /// Steps behind them.
     pub nsteps: u32,
@@ -169,7 +169,7 @@ pub struct Args {
     /// Nothing.
     pub unused: u32,
     /// Works, steps and peers, one after the other.
-    pub blob: [u8; BLOB_BYTES],
+    pub work_buffer: [u8; BLOB_BYTES],
 }
 
 /// What the fused exchange of small messages is launched with (`cinch_oneshot_args`).
@@ -225,7 +225,7 @@ pub struct OneshotArgs {
 const _: () = assert!(size_of::<Step>() == 24 && size_of::<Work>() == 152);
 const _: () = assert!(size_of::<Args>() == ARGS_BYTES && size_of::<OneshotArgs>() == 752);
 const _: () = assert!(std::mem::offset_of!(Args, far) == 584);
-const _: () = assert!(std::mem::offset_of!(Args, blob) == 608);
+const _: () = assert!(std::mem::offset_of!(Args, work_buffer) == 608);
 const _: () = assert!(std::mem::offset_of!(Work, codec) == 120);
 const _: () = assert!(Op::Send as u8 == 0 && Op::RecvReduceCopySend as u8 == 7);
 
@@ -271,7 +271,7 @@ mod tests {
         fields!("cinch_residuals", ResidualsHeader, turn arrived);
         fields!("cinch_work", Work, input output count chunk factor signature residuals span parts passes
             first_block channels first_lane stages steps nsteps combine flags mark codec);
-        fields!("cinch_args", Args, comm far nworks nsteps npeers unused blob);
+        fields!("cinch_args", Args, comm far nworks nsteps npeers unused work_buffer);
         fields!("cinch_oneshot_args", OneshotArgs, comm area half epoch input output count factor mark
             signature words share combine flags element_bytes root phases image_lines unused
             codec residuals span);
@@ -316,7 +316,7 @@ mod tests {
         ("CINCH_BLOB_BYTES", BLOB_BYTES),
         ("CINCH_MAX_BATCH", MAX_BATCH),
         ("CINCH_MAX_RANKS", crate::mem::abi::MAX_RANKS),
-        ("CINCH_MAX_LANES", crate::mem::abi::MAX_LANES),
+        ("CINCH_MAX_LANES", crate::mem::abi::MAX_CHANNELS),
         (
             "CINCH_BLOCK_THREADS",
             crate::engine::gpu::kernels::LARGE[0] as usize,

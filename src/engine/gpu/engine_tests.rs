@@ -5,11 +5,11 @@ use super::abi::{self, Args, OneshotArgs};
 use super::interpreter::World;
 use super::*;
 
-use crate::bootstrap::LocalExchange;
+use crate::bootstrap::LocalOutOfBand;
 use crate::codec::FUSED_CODECS;
 use crate::error::{Error, ErrorKind};
 use crate::gpu::{CaptureMode, Device, DeviceMemory, Driver, Graph, Module};
-use crate::mem::BoxShape;
+use crate::mem::PeerBufferLayout;
 use crate::mem::abi::{CommView, Protocol, TROUBLE_MISMATCH, TROUBLE_TIMEOUT, Trouble};
 use crate::sys::cuda::CuResult;
 use crate::sys::cuda::mock::{Machine as Gpus, Process};
@@ -21,23 +21,23 @@ use std::time::Instant;
 
 #[path = "fused_tests.rs"]
 mod fused;
+#[path = "launch_order_tests.rs"]
+mod launch_order;
 #[path = "messages_tests.rs"]
 mod messages;
-#[path = "order_tests.rs"]
-mod order;
 #[path = "refusal_tests.rs"]
 mod refusals;
 #[path = "residuals_tests.rs"]
 mod residuals;
-#[path = "slices_tests.rs"]
-mod slices;
+#[path = "sample_window_tests.rs"]
+mod sample_window;
 
 pub(crate) const WAIT: Duration = Duration::from_secs(20);
 
 /// A launch, as a kernel saw it.
 #[derive(Clone)]
 enum Seen {
-    Blob(String, Blob),
+    WorkBuffer(String, WorkBuffer),
     Fused(String, Box<OneshotArgs>, u32),
 }
 
@@ -73,14 +73,14 @@ impl Bench {
                 // SAFETY: integers and addresses.
                 let args: Args = unsafe { launch.args() };
                 let counts = [args.nworks, args.nsteps, args.npeers];
-                let mut bytes = args.blob.to_vec();
+                let mut bytes = args.work_buffer.to_vec();
                 if let Some(far) = launch.reach(args.far, 64 << 10) {
                     // SAFETY: a whole pinned buffer, which is written before the launch.
                     bytes = unsafe { std::slice::from_raw_parts(far, 64 << 10) }.to_vec();
                 }
-                let blob = Blob::read(&bytes, counts);
-                assert_eq!(blob.channels(), launch.grid[0] as usize);
-                let seen_one = Seen::Blob(name.into(), blob);
+                let work_buffer = WorkBuffer::read(&bytes, counts);
+                assert_eq!(work_buffer.channels(), launch.grid[0] as usize);
+                let seen_one = Seen::WorkBuffer(name.into(), work_buffer);
                 seen.lock().unwrap().push(seen_one);
                 CuResult::SUCCESS
             });
@@ -136,7 +136,7 @@ impl Bench {
     /// Engines of all ranks of a communicator.
     pub(crate) fn ranks(&self, nranks: usize, resident: usize, config: &Config) -> Vec<Rank> {
         let faults: Vec<Arc<Fault>> = (0..nranks).map(|_| Fault::new()).collect();
-        let exchanges = LocalExchange::world_with(nranks, &faults, config);
+        let exchanges = LocalOutOfBand::world_with(nranks, &faults, config);
         let ranks = exchanges.into_iter().zip(faults).enumerate();
         ranks
             .map(|(rank, (exchange, fault))| {
@@ -171,7 +171,9 @@ impl Bench {
     /// Counts of the calls that have been launched since the last time.
     pub(crate) fn counts(&self) -> Vec<u64> {
         let counts = |seen| match seen {
-            Seen::Blob(_, blob) => blob.works().iter().map(|work| work.count).collect(),
+            Seen::WorkBuffer(_, work_buffer) => {
+                work_buffer.works().iter().map(|work| work.count).collect()
+            }
             Seen::Fused(_, args, _) => vec![args.count],
         };
         self.take().into_iter().flat_map(counts).collect::<Vec<_>>()
@@ -181,14 +183,14 @@ impl Bench {
 pub(crate) struct Rank {
     pub(crate) engine: GpuEngine,
     wires: Arc<Wires>,
-    pub(crate) exchange: ExchangeRef,
+    pub(crate) exchange: OutOfBandRef,
     pub(crate) fault: Arc<Fault>,
 }
 
 /// Connections that lead nowhere.
 #[derive(Debug)]
 struct Wires {
-    shape: BoxShape,
+    shape: PeerBufferLayout,
     rank: usize,
     whole_lines: bool,
     aborted: AtomicBool,
@@ -199,7 +201,7 @@ struct Wires {
 impl Wires {
     fn new(rank: usize, nranks: usize) -> Wires {
         Wires {
-            shape: BoxShape::new(nranks, 64 << 20, 64).unwrap(),
+            shape: PeerBufferLayout::new(nranks, 64 << 20, 64).unwrap(),
             rank,
             whole_lines: false,
             aborted: AtomicBool::new(false),
@@ -209,8 +211,8 @@ impl Wires {
     }
 }
 
-impl Wiring for Wires {
-    fn shape(&self) -> &BoxShape {
+impl Connections for Wires {
+    fn shape(&self) -> &PeerBufferLayout {
         &self.shape
     }
     fn view(&self, protocol: Protocol, timeout: Duration) -> CommView {
@@ -324,11 +326,11 @@ fn a_closed_engine_maps_nothing_and_takes_no_calls() {
 }
 
 /// A launch as the interpreter of the tests takes it.
-fn blob(seen: Seen) -> Blob {
-    let Seen::Blob(_, blob) = seen else {
+fn work_buffer(seen: Seen) -> WorkBuffer {
+    let Seen::WorkBuffer(_, work_buffer) = seen else {
         panic!("a fused launch")
     };
-    blob
+    work_buffer
 }
 
 fn simple() -> Config {
@@ -371,7 +373,13 @@ fn every_collective_is_one_launch_that_gives_the_reference() {
                         let reports = ranks[rank].engine.run(&[call]).unwrap();
                         assert_eq!(reports[0].transport, Some(TransportKind::Cuda));
                     }
-                    launches.push(bench.take().into_iter().map(blob).collect::<Vec<_>>());
+                    launches.push(
+                        bench
+                            .take()
+                            .into_iter()
+                            .map(work_buffer)
+                            .collect::<Vec<_>>(),
+                    );
                     assert_eq!(launches[rank].len(), usize::from(at_work));
                 }
                 // One more for the second strand of a ring in each direction.
@@ -404,7 +412,9 @@ fn a_factor_on_the_gpu_stays_there() {
         let call = call(request(&problem, codec), &memory, &memory, &stream);
         ranks[0].engine.run(&[call]).unwrap();
         let (factor, flags) = match &bench.take()[0] {
-            Seen::Blob(_, blob) => (blob.works()[0].factor, blob.works()[0].flags),
+            Seen::WorkBuffer(_, work_buffer) => {
+                (work_buffer.works()[0].factor, work_buffer.works()[0].flags)
+            }
             Seen::Fused(_, args, _) => (args.factor, args.flags),
         };
         assert_eq!(factor, memory.address() + 64);
@@ -446,11 +456,11 @@ fn small_sums_are_fused_and_wire_bytes_are_counted() {
     );
     let (report, seen) = run(1 << 20, "linear8", ReduceOp::Sum);
     assert_eq!(report.wire_bytes, (6 << 20) / 4 / 256 * 260);
-    let Seen::Blob(name, blob) = &seen[0] else {
+    let Seen::WorkBuffer(name, work_buffer) = &seen[0] else {
         panic!("fused")
     };
     assert_eq!(name, "cinch_coded_linear8_f32");
-    assert_eq!(blob.works()[0].codec.word[0], 8, "log2 of a block");
+    assert_eq!(work_buffer.works()[0].codec.word[0], 8, "log2 of a block");
     let (report, seen) = run(0, "raw", ReduceOp::Sum);
     assert!(seen.is_empty() && report.transport.is_none());
 }
@@ -485,7 +495,7 @@ fn trouble_becomes_a_sentence_on_all_ranks_and_ends_their_kernels() {
     let report = Trouble {
         state: 2,
         peer: 2,
-        lane: 5,
+        channel: 5,
         step: 3,
         pass: 9,
         expected: 77,
@@ -501,7 +511,7 @@ fn trouble_becomes_a_sentence_on_all_ranks_and_ends_their_kernels() {
             vec![
                 "rank 2",
                 "rank 1",
-                "step 3 of pass 9 on lane 5",
+                "step 3 of pass 9 on channel 5",
                 "77",
                 "75",
                 "1024",

@@ -4,7 +4,7 @@
 
 use super::abi::{self, Work};
 use super::interpreter::{World, order};
-use super::pack::Blob;
+use super::pack::WorkBuffer;
 use crate::codec::Codec;
 use crate::mem::abi::{
     CommView, Control, Counters, Cursor, LINE_BYTES, MAX_RANKS, Protocol, SIGNATURE_WORDS,
@@ -17,13 +17,13 @@ use std::time::{Duration, Instant};
 /// One launch.
 pub(super) struct Kernel<'a> {
     view: &'a CommView,
-    blob: &'a Blob,
+    work_buffer: &'a WorkBuffer,
     codec: Option<&'a dyn Codec>,
 }
 
 struct Block {
     work: Work,
-    lane: usize,
+    channel: usize,
     batches: Vec<(u64, usize, usize)>,
     at: usize,
     /// Bit r: something was received from, sent to, rank r.
@@ -32,9 +32,17 @@ struct Block {
 }
 
 impl<'a> Kernel<'a> {
-    pub fn new(view: &'a CommView, blob: &'a Blob, codec: Option<&'a dyn Codec>) -> Kernel<'a> {
+    pub fn new(
+        view: &'a CommView,
+        work_buffer: &'a WorkBuffer,
+        codec: Option<&'a dyn Codec>,
+    ) -> Kernel<'a> {
         assert_eq!(view.protocol, Protocol::Simple as u32);
-        Kernel { view, blob, codec }
+        Kernel {
+            view,
+            work_buffer,
+            codec,
+        }
     }
 
     /// Runs all blocks to their ends, or until one has to stop.
@@ -42,12 +50,12 @@ impl<'a> Kernel<'a> {
         let nobody = vec![Vec::new(); self.view.nranks as usize];
         let mut world = World::new(&nobody, self.codec, 2);
         let mut blocks: Vec<Block> = Vec::new();
-        for work in &self.blob.works {
+        for work in &self.work_buffer.works {
             for channel in 0..u64::from(work.channels) {
                 blocks.push(Block {
                     work: *work,
-                    lane: usize::from(work.first_lane) + channel as usize,
-                    batches: order(work, &self.blob.steps, channel),
+                    channel: usize::from(work.first_lane) + channel as usize,
+                    batches: order(work, &self.work_buffer.steps, channel),
                     at: 0,
                     received: 0,
                     sent: 0,
@@ -77,12 +85,12 @@ impl<'a> Kernel<'a> {
             }
             if since.elapsed() > Duration::from_nanos(self.view.timeout_ns) {
                 let waiting = blocks.iter().find_map(|block| self.waits_for(block));
-                let (peer, sends, lane) = waiting.unwrap_or_default();
+                let (peer, sends, channel) = waiting.unwrap_or_default();
                 return self.report(Trouble {
                     kind: TROUBLE_TIMEOUT,
                     peer: peer as u32,
                     sends: u32::from(sends),
-                    lane: lane as u32,
+                    channel: channel as u32,
                     mine: blocks[0].work.signature,
                     ..Trouble::default()
                 });
@@ -107,48 +115,52 @@ impl<'a> Kernel<'a> {
         }
     }
 
-    fn cursor(&self, lane: usize, peer: usize) -> &'a mut Cursor {
+    fn cursor(&self, channel: usize, peer: usize) -> &'a mut Cursor {
         let cursors = self.view.cursors as *mut Cursor;
         // SAFETY: inside the cursors; launches of a rank follow one another.
-        unsafe { &mut *cursors.add(lane * MAX_RANKS + peer) }
+        unsafe { &mut *cursors.add(channel * MAX_RANKS + peer) }
     }
 
-    fn counter(&self, boxes: u64, lane: usize, offset: usize) -> &'a AtomicU64 {
-        let at = boxes + self.view.fifo.counters + (lane * LINE_BYTES + offset) as u64;
+    fn counter(&self, boxes: u64, channel: usize, offset: usize) -> &'a AtomicU64 {
+        let at = boxes + self.view.fifo.counters + (channel * LINE_BYTES + offset) as u64;
         // SAFETY: a counter of a box that the view names.
         unsafe { &*(at as *const AtomicU64) }
     }
 
-    fn slot(&self, boxes: u64, lane: usize, number: u64) -> *mut u8 {
+    fn slot(&self, boxes: u64, channel: usize, number: u64) -> *mut u8 {
         let fifo = &self.view.fifo;
-        let place = lane as u64 * u64::from(fifo.depth) + number % u64::from(fifo.depth);
+        let place = channel as u64 * u64::from(fifo.depth) + number % u64::from(fifo.depth);
         (boxes + fifo.slots + place * u64::from(fifo.stride)) as *mut u8
     }
 
     fn batch_of<'b>(&self, block: &'b Block) -> (u64, &'a [abi::Step], &'b Work) {
         let (pass, first, len) = block.batches[block.at];
-        (pass, &self.blob.steps[first..first + len], &block.work)
+        (
+            pass,
+            &self.work_buffer.steps[first..first + len],
+            &block.work,
+        )
     }
 
-    /// The first peer whose message or credit is missing: rank, whether it is for a send, lane.
+    /// The first peer whose message or credit is missing: rank, whether it is for a send, channel.
     fn waits_for(&self, block: &Block) -> Option<(usize, bool, usize)> {
         let batch = block.batches.get(block.at)?;
-        let first = &self.blob.steps[batch.1];
-        let lane = block.lane;
+        let first = &self.work_buffer.steps[batch.1];
+        let channel = block.channel;
         (0..MAX_RANKS).find_map(|peer| {
-            let cursor = || self.cursor(lane, peer);
+            let cursor = || self.cursor(channel, peer);
             let inbox = self.view.inbox[peer];
             if first.recv_mask >> peer & 1 == 1 {
-                let tail = self.counter(inbox, lane, offset_of!(Counters, tail));
+                let tail = self.counter(inbox, channel, offset_of!(Counters, tail));
                 if tail.load(Ordering::Acquire) <= cursor().received {
-                    return Some((peer, false, lane));
+                    return Some((peer, false, channel));
                 }
             }
             if first.send_mask >> peer & 1 == 1 {
-                let head = self.counter(inbox, lane, offset_of!(Counters, head));
+                let head = self.counter(inbox, channel, offset_of!(Counters, head));
                 let depth = u64::from(self.view.fifo.depth);
                 if head.load(Ordering::Acquire) + depth <= cursor().sent {
-                    return Some((peer, true, lane));
+                    return Some((peer, true, channel));
                 }
             }
             None
@@ -165,20 +177,20 @@ impl<'a> Kernel<'a> {
     /// Runs one batch; false if a peer runs another call.
     fn batch(&self, block: &mut Block, world: &mut World<'_>) -> bool {
         let (pass, steps, work) = self.batch_of(block);
-        let (work, lane) = (*work, block.lane);
+        let (work, channel) = (*work, block.channel);
         let mut taken = Vec::new();
         let mut sent = Vec::new();
         for step in steps {
             let bytes = self.bytes(&work, step, pass);
             let first = usize::from(step.peers);
             let middle = first + usize::from(step.nrecv);
-            let peers = &self.blob.peers[first..middle + usize::from(step.nsend)];
+            let peers = &self.work_buffer.peers[first..middle + usize::from(step.nsend)];
             let (recv, send) = peers.split_at(usize::from(step.nrecv));
             let mut received = Vec::new();
             for &peer in recv {
                 let peer = usize::from(peer);
-                let number = self.cursor(lane, peer).received;
-                let slot = self.slot(self.view.inbox[peer], lane, number);
+                let number = self.cursor(channel, peer).received;
+                let slot = self.slot(self.view.inbox[peer], channel, number);
                 if block.received >> peer & 1 == 0 {
                     // SAFETY: the header of a slot that was published.
                     let theirs = unsafe {
@@ -190,7 +202,7 @@ impl<'a> Kernel<'a> {
                         self.report(Trouble {
                             kind: TROUBLE_MISMATCH,
                             peer: peer as u32,
-                            lane: lane as u32,
+                            channel: channel as u32,
                             mine: work.signature,
                             theirs,
                             ..Trouble::default()
@@ -211,14 +223,14 @@ impl<'a> Kernel<'a> {
             }
         }
         for peer in taken {
-            let cursor = self.cursor(lane, peer);
+            let cursor = self.cursor(channel, peer);
             cursor.received += 1;
-            self.counter(self.view.outbox[peer], lane, offset_of!(Counters, head))
+            self.counter(self.view.outbox[peer], channel, offset_of!(Counters, head))
                 .store(cursor.received, Ordering::Release);
         }
         for (peer, message) in sent {
-            let cursor = self.cursor(lane, peer);
-            let slot = self.slot(self.view.outbox[peer], lane, cursor.sent);
+            let cursor = self.cursor(channel, peer);
+            let slot = self.slot(self.view.outbox[peer], channel, cursor.sent);
             // SAFETY: a slot that is free, with room for a chunk; its header before it.
             unsafe {
                 slot.copy_from(message.as_ptr(), message.len());
@@ -230,7 +242,7 @@ impl<'a> Kernel<'a> {
             }
             block.sent |= 1 << peer;
             cursor.sent += 1;
-            self.counter(self.view.outbox[peer], lane, offset_of!(Counters, tail))
+            self.counter(self.view.outbox[peer], channel, offset_of!(Counters, tail))
                 .store(cursor.sent, Ordering::Release);
         }
         true

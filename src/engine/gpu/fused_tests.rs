@@ -80,7 +80,7 @@ fn small_exchanges_go_in_lines_where_these_arrive_whole() {
         assert_eq!(*grid as usize, report.channels);
         (name.clone(), **args, report)
     };
-    let shape = BoxShape::new(4, 64 << 20, 64).unwrap();
+    let shape = PeerBufferLayout::new(4, 64 << 20, 64).unwrap();
     let mut marks = Vec::new();
     for (collective, algorithm, count, kernel, words) in [
         (Collective::AllReduce, Algorithm::OneShot, 1001, "f32", 501),
@@ -141,7 +141,7 @@ fn small_exchanges_through_codecs_are_fused_too() {
     let stream = bench.stream();
     let mut ranks = bench.ranks(4, 16, &in_lines());
     let memory = bench.memory(8 << 20);
-    let shape = BoxShape::new(4, 64 << 20, 64).unwrap();
+    let shape = PeerBufferLayout::new(4, 64 << 20, 64).unwrap();
     for (collective, algorithm, codec, dtype, phases, words, lines) in [
         (
             Collective::AllReduce,
@@ -228,7 +228,7 @@ fn small_exchanges_through_codecs_are_fused_too() {
             "{spec}"
         );
         // Encoded bytes: what is due to flags and ends of lines does not count.
-        let wire = crate::codec::build(spec, crate::simd::Isa::Scalar)
+        let wire = crate::codec::build(spec, crate::cpu::Isa::Scalar)
             .unwrap()
             .unwrap();
         let sent = match algorithm {

@@ -9,16 +9,16 @@
 //! A slot, the staging of a piece, belongs to whoever holds it: it wanders between threads by
 //! channels, and nobody shares it.
 //!
-//! Order: a copy begins behind the work that the caller's stream has, and that stream goes on
+//! LaunchOrder: a copy begins behind the work that the caller's stream has, and that stream goes on
 //! behind the copy. A call returns when the host array may be used again: towards the GPU when it
 //! has been packed, towards the host when it is complete. It therefore cannot be captured.
 
 use super::stand_alone::{CodecKernels, DeviceCodec, Elements};
 use crate::codec::{Layout, Random, StandAlone};
+use crate::cpu::{Isa, Tile};
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::{Context, DeviceMemory, Event, PinnedMemory, Stream};
 use crate::reduce::Reducer;
-use crate::simd::{Isa, Tile};
 use crate::types::{CodecSpec, DType, ReduceOp};
 use std::collections::VecDeque;
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -51,7 +51,7 @@ pub struct HostCopier {
 #[derive(Debug)]
 struct Machinery {
     /// Streams with an event behind what a copy has queued on each.
-    lanes: Vec<(Stream, Event)>,
+    channels: Vec<(Stream, Event)>,
     slots: Vec<Slot>,
     /// One for each thread: elements that are no fp32, widened.
     tiles: Vec<Tile>,
@@ -60,8 +60,8 @@ struct Machinery {
 /// Staging of one piece.
 #[derive(Debug)]
 struct Slot {
-    /// The lane on which all uses of it are queued.
-    lane: usize,
+    /// The channel on which all uses of it are queued.
+    channel: usize,
     /// In front of `pinned`: to free it waits for copies between the two.
     device: DeviceMemory,
     pinned: PinnedMemory,
@@ -105,9 +105,9 @@ impl HostCopier {
             0 => HostCopier::default_threads(),
             some => some,
         };
-        let lane = |_| Ok::<_, Error>((Stream::new(context)?, Event::new(context)?));
+        let channel = |_| Ok::<_, Error>((Stream::new(context)?, Event::new(context)?));
         let machinery = Machinery {
-            lanes: (0..LANES).map(lane).collect::<Result<_>>()?,
+            channels: (0..LANES).map(channel).collect::<Result<_>>()?,
             slots: (0..threads + UNDERWAY)
                 .map(|number| Slot::new(context, number % LANES))
                 .collect::<Result<_>>()?,
@@ -231,13 +231,13 @@ impl HostCopier {
             .lock()
             .map_err(|_| Error::internal("an earlier copy panicked; make another copier"))?;
         self.begun.record(stream)?;
-        for (own, _) in &machinery.lanes {
+        for (own, _) in &machinery.channels {
             own.wait_event(&self.begun)?;
         }
         let all = machinery.slots.len();
         let outcome = run(&copy, &mut machinery);
         // Whatever happened, the stream stays behind what was queued.
-        let ended = machinery.lanes.iter().try_for_each(|(own, ended)| {
+        let ended = machinery.channels.iter().try_for_each(|(own, ended)| {
             ended.record(own)?;
             stream.wait_event(ended)
         });
@@ -255,7 +255,7 @@ impl HostCopier {
 impl Copy<'_> {
     fn to_device(&self, src: &[u8], machinery: &mut Machinery) -> Result<()> {
         let Machinery {
-            lanes,
+            channels,
             slots,
             tiles,
         } = machinery;
@@ -303,7 +303,7 @@ impl Copy<'_> {
                         Err(RecvTimeoutError::Disconnected) => return Err(panicked()),
                     }
                 };
-                let queued = self.send(&packed, &lanes[packed.slot.lane].0);
+                let queued = self.send(&packed, &channels[packed.slot.channel].0);
                 underway.push_back(packed.slot);
                 queued?;
             }
@@ -317,7 +317,7 @@ impl Copy<'_> {
 
     fn to_host(&self, dst: &mut [u8], machinery: &mut Machinery) -> Result<()> {
         let Machinery {
-            lanes,
+            channels,
             slots,
             tiles,
         } = machinery;
@@ -352,7 +352,7 @@ impl Copy<'_> {
                     && let Some(slot) = slots.pop()
                 {
                     let n = piece.bytes.len() / self.dtype.size();
-                    let queued = self.fetch(&slot, piece.first, n, &lanes[slot.lane].0);
+                    let queued = self.fetch(&slot, piece.first, n, &channels[slot.channel].0);
                     underway.push_back((slot, piece));
                     queued?;
                 }
@@ -464,9 +464,9 @@ impl Copy<'_> {
 }
 
 impl Slot {
-    fn new(context: &Arc<Context>, lane: usize) -> Result<Slot> {
+    fn new(context: &Arc<Context>, channel: usize) -> Result<Slot> {
         Ok(Slot {
-            lane,
+            channel,
             pinned: PinnedMemory::new(context, STAGING)?,
             device: DeviceMemory::new(context, STAGING)?,
             used: Event::new(context)?,

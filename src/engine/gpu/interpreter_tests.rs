@@ -2,7 +2,7 @@
 //! connections of as few slots as do. It starts a step as late as a kernel may.
 
 use super::abi::{self, Work};
-use super::pack::Blob;
+use super::pack::WorkBuffer;
 use crate::codec::{Codec, Span};
 use crate::schedule::Op;
 use std::collections::{HashMap, VecDeque};
@@ -10,17 +10,17 @@ use std::collections::{HashMap, VecDeque};
 /// All ranks' launches, those of one rank one after the other. Addresses in works are of memory
 /// of f32 that lives as long.
 pub(super) struct World<'a> {
-    launches: &'a [Vec<Blob>],
+    launches: &'a [Vec<WorkBuffer>],
     codec: Option<&'a dyn Codec>,
     /// Slots of a connection.
     slots: usize,
-    /// Messages on their way, by lane, sender and receiver.
+    /// Messages on their way, by channel, sender and receiver.
     wires: HashMap<(usize, usize, usize), VecDeque<Vec<u8>>>,
 }
 
-impl Blob {
-    /// What [`Blob::write`] has written.
-    pub(super) fn read(bytes: &[u8], counts: [u32; 3]) -> Blob {
+impl WorkBuffer {
+    /// What [`WorkBuffer::write`] has written.
+    pub(super) fn read(bytes: &[u8], counts: [u32; 3]) -> WorkBuffer {
         fn take<T: Copy>(bytes: &[u8], count: u32) -> (Vec<T>, &[u8]) {
             let (front, rest) = bytes.split_at(count as usize * size_of::<T>());
             // SAFETY: structs of integers, as many as the slice has bytes for.
@@ -32,7 +32,7 @@ impl Blob {
         let (steps, rest) = take(rest, counts[1]);
         let (peers, _) = take(rest, counts[2]);
         let channels = works.iter().map(|work| usize::from(work.channels)).sum();
-        Blob {
+        WorkBuffer {
             works,
             steps,
             peers,
@@ -46,7 +46,7 @@ struct Block {
     rank: usize,
     launch: usize,
     work: Work,
-    lane: usize,
+    channel: usize,
     /// Pass, first step and number of steps of each batch, in the order in which they run.
     batches: Vec<(u64, usize, usize)>,
     at: usize,
@@ -54,7 +54,7 @@ struct Block {
 
 impl<'a> World<'a> {
     pub(super) fn new(
-        launches: &'a [Vec<Blob>],
+        launches: &'a [Vec<WorkBuffer>],
         codec: Option<&'a dyn Codec>,
         slots: usize,
     ) -> World<'a> {
@@ -69,16 +69,16 @@ impl<'a> World<'a> {
     fn blocks(&self) -> Vec<Block> {
         let mut blocks = Vec::new();
         for (rank, launches) in self.launches.iter().enumerate() {
-            for (launch, blob) in launches.iter().enumerate() {
-                for work in &blob.works {
+            for (launch, work_buffer) in launches.iter().enumerate() {
+                for work in &work_buffer.works {
                     for channel in 0..u64::from(work.channels) {
-                        let lane = u64::from(work.first_lane) + channel;
+                        let fifo = u64::from(work.first_lane) + channel;
                         blocks.push(Block {
                             rank,
                             launch,
                             work: *work,
-                            lane: lane as usize,
-                            batches: order(work, &blob.steps, channel),
+                            channel: fifo as usize,
+                            batches: order(work, &work_buffer.steps, channel),
                             at: 0,
                         });
                     }
@@ -118,20 +118,20 @@ impl<'a> World<'a> {
         }
     }
 
-    fn blob(&self, block: &Block) -> &Blob {
+    fn work_buffer(&self, block: &Block) -> &WorkBuffer {
         &self.launches[block.rank][block.launch]
     }
 
     fn steps(&self, block: &Block) -> &[abi::Step] {
         let (_, first, len) = block.batches[block.at];
-        &self.blob(block).steps[first..first + len]
+        &self.work_buffer(block).steps[first..first + len]
     }
 
     fn peers(&self, block: &Block, step: &abi::Step) -> (Vec<usize>, Vec<usize>) {
         let first = usize::from(step.peers);
         let middle = first + usize::from(step.nrecv);
         let end = middle + usize::from(step.nsend);
-        let peers = &self.blob(block).peers;
+        let peers = &self.work_buffer(block).peers;
         let ranks = |peers: &[u8]| peers.iter().map(|&peer| usize::from(peer)).collect();
         (ranks(&peers[first..middle]), ranks(&peers[middle..end]))
     }
@@ -139,7 +139,7 @@ impl<'a> World<'a> {
     /// Whether all messages of the batch are there, and all of its slots free.
     fn ready(&self, block: &Block) -> bool {
         let held = |from, to| {
-            let wire = self.wires.get(&(block.lane, from, to));
+            let wire = self.wires.get(&(block.channel, from, to));
             wire.map_or(0, VecDeque::len)
         };
         self.steps(block).iter().all(|step| {
@@ -151,7 +151,7 @@ impl<'a> World<'a> {
 
     fn batch(&mut self, block: &Block) {
         let (pass, ..) = block.batches[block.at];
-        let (rank, lane) = (block.rank, block.lane);
+        let (rank, channel) = (block.rank, block.channel);
         let masks = (
             self.steps(block)[0].recv_mask,
             self.steps(block)[0].send_mask,
@@ -162,11 +162,14 @@ impl<'a> World<'a> {
             let (recv, send) = self.peers(block, &step);
             let received: Vec<Vec<u8>> = recv
                 .iter()
-                .map(|&from| self.wires[&(lane, from, rank)][0].clone())
+                .map(|&from| self.wires[&(channel, from, rank)][0].clone())
                 .collect();
             let message = self.step(&block.work, &step, pass, &received);
-            taken.extend(recv.iter().map(|&from| (lane, from, rank)));
-            sent.extend(send.iter().map(|&to| ((lane, rank, to), message.clone())));
+            taken.extend(recv.iter().map(|&from| (channel, from, rank)));
+            sent.extend(
+                send.iter()
+                    .map(|&to| ((channel, rank, to), message.clone())),
+            );
         }
         let bits = |peers: &mut dyn Iterator<Item = usize>| peers.fold(0u32, |b, p| b | 1 << p);
         let used = (

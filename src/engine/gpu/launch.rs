@@ -2,15 +2,15 @@
 
 use super::GpuCall;
 use super::abi::{self, Args, OneshotArgs};
+use super::connections::Connections;
 use super::kernels::{self, Kernels, Shape};
-use super::pack::{self, Addresses, Blob, PackedSchedule};
+use super::pack::{self, Addresses, PackedSchedule, WorkBuffer};
 use super::residuals::Place;
-use super::wiring::Wiring;
 use crate::codec;
 use crate::error::{Error, ErrorKind, Result};
-use crate::gpu::{Begin, Context, Function, Stream};
+use crate::gpu::{Context, Function, Launch, Stream};
 use crate::mem::abi::{CommView, Protocol as Fifo};
-use crate::plan::{Images, Plan, Request};
+use crate::plan::{EncodedTiles, Plan, Request};
 use crate::sys::cuda::{CuContext, CuGreenContext, CuResult};
 use crate::types::{Algorithm, Collective, Protocol, ReduceOp, SIGNATURE_WORDS};
 use std::sync::Arc;
@@ -84,12 +84,12 @@ impl Prepared {
     /// Adds a call to the works of a launch, which a graph may replay if it is captured.
     pub fn add_to(
         &self,
-        blob: &mut Blob,
+        work_buffer: &mut WorkBuffer,
         call: &GpuCall<'_>,
         signature: [u64; SIGNATURE_WORDS],
         residuals: Option<&Place>,
         captured: bool,
-        begin: Begin,
+        begin: Launch,
     ) -> Result<()> {
         let mut work = pack::work(&self.plan, call.request.op, call.at())?;
         (work.signature, work.mark) = (signature, mark(signature));
@@ -102,7 +102,7 @@ impl Prepared {
             work.flags |= abi::REDRAW;
         }
         work.flags |= lets_next_begin(begin);
-        blob.add(&self.packed, work)
+        work_buffer.add(&self.packed, work)
     }
 
     /// The arguments of the fused kernel, if the plan is for it.
@@ -129,10 +129,10 @@ impl Prepared {
 }
 
 /// What kernels that begin early themselves let the next one do.
-fn lets_next_begin(begin: Begin) -> u8 {
+fn lets_next_begin(begin: Launch) -> u8 {
     match begin {
-        Begin::Early => abi::LETS_NEXT_BEGIN,
-        Begin::Behind => 0,
+        Launch::Programmatic => abi::LETS_NEXT_BEGIN,
+        Launch::Serialized => 0,
     }
 }
 
@@ -152,10 +152,10 @@ impl Fused {
     pub fn launch(
         &self,
         run: &Prepared,
-        wiring: &dyn Wiring,
+        wiring: &dyn Connections,
         timeout: Duration,
         stream: &Stream,
-        begin: Begin,
+        begin: Launch,
     ) -> Result<()> {
         let [packets, lines] = wiring.epochs();
         let ((area, half), epoch) = match run.plan.protocol {
@@ -196,7 +196,7 @@ impl Fused {
         // which he vouches for.
         unsafe {
             let function = &run.function;
-            function.launch_to_begin(begin, blocks, threads, shared, stream, &args)
+            function.launch_with(begin, blocks, threads, shared, stream, &args)
         }
     }
 }
@@ -213,7 +213,7 @@ impl Exchange {
         let share = |all: usize| all.div_ceil(plan.channels);
         match (plan.protocol, &plan.codec) {
             (Protocol::Fused128, Some(codec)) => {
-                let images = Images::new(&**codec, elements);
+                let images = EncodedTiles::new(&**codec, elements);
                 Exchange {
                     words: elements,
                     share: share(images.count),
@@ -262,9 +262,9 @@ fn mark(signature: [u64; SIGNATURE_WORDS]) -> u16 {
     mixed as u16
 }
 
-/// The arguments of an interpreter whose blob is still to be written.
-pub(super) fn args(comm: CommView, blob: &Blob) -> Args {
-    let [nworks, nsteps, npeers] = blob.counts();
+/// The arguments of an interpreter whose work_buffer is still to be written.
+pub(super) fn args(comm: CommView, work_buffer: &WorkBuffer) -> Args {
+    let [nworks, nsteps, npeers] = work_buffer.counts();
     Args {
         comm,
         far: 0,
@@ -272,7 +272,7 @@ pub(super) fn args(comm: CommView, blob: &Blob) -> Args {
         nsteps,
         npeers,
         unused: 0,
-        blob: [0; abi::BLOB_BYTES],
+        work_buffer: [0; abi::BLOB_BYTES],
     }
 }
 

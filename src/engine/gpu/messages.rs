@@ -1,6 +1,6 @@
 //! The sends and receives of a group between two collectives.
 
-use super::pack::Blob;
+use super::pack::WorkBuffer;
 use super::{GpuCall, GpuEngine, Prepared, copy};
 use crate::error::Result;
 use crate::gpu::Stream;
@@ -46,15 +46,22 @@ impl GpuEngine {
             *turn += 1;
         }
         for positions in launches.values() {
-            let mut blob = Blob::default();
+            let mut work_buffer = WorkBuffer::default();
             for &position in positions {
                 let (index, signature) = messages[position];
                 let captured = capture.is_some();
                 let call = &calls[index];
-                prepared[index].add_to(&mut blob, call, signature, None, captured, self.begin)?;
+                prepared[index].add_to(
+                    &mut work_buffer,
+                    call,
+                    signature,
+                    None,
+                    captured,
+                    self.begin,
+                )?;
             }
             let (index, _) = messages[positions[0]];
-            self.launch(&prepared[index], &blob, None, stream, capture)?;
+            self.launch(&prepared[index], &work_buffer, None, stream, capture)?;
         }
         Ok(())
     }

@@ -107,12 +107,18 @@ fn messages_of_a_group_meet() {
             }
             let reports = ranks[rank].engine.run(&calls).unwrap();
             assert_eq!(reports.len(), calls.len());
-            launches.push(bench.take().into_iter().map(blob).collect::<Vec<_>>());
-            for blob in &launches[rank] {
+            launches.push(
+                bench
+                    .take()
+                    .into_iter()
+                    .map(work_buffer)
+                    .collect::<Vec<_>>(),
+            );
+            for work_buffer in &launches[rank] {
                 assert!(
-                    blob.channels() <= resident,
+                    work_buffer.channels() <= resident,
                     "{} of {resident}",
-                    blob.channels()
+                    work_buffer.channels()
                 );
             }
             outputs.push(memory);

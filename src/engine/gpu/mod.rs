@@ -7,52 +7,54 @@
 //! fault. What goes to ranks of other hosts a thread of this rank carries: the proxy.
 
 pub mod abi;
-mod blobs;
-mod bridge;
-mod course;
+mod connections;
 pub mod device;
-mod ending;
 pub mod host_copy;
 pub mod kernels;
 mod launch;
+mod launch_order;
+mod message_cursor;
 mod messages;
-mod order;
 pub mod pack;
-mod places;
 mod proxy;
+mod proxy_channel;
 mod residuals;
-mod slices;
+mod sample_window;
 pub mod stand_alone;
+mod stream_capture;
+mod teardown;
 mod watchdog;
-mod wiring;
+mod work_buffer;
 
-pub use slices::{Sampled, Slices};
+pub use connections::Connections;
+pub use sample_window::{SampleWindows, Sampled};
 pub use watchdog::Watchdog;
-pub use wiring::Wiring;
 
 use super::Report;
 use super::numbers::CallNumbers;
-use crate::bootstrap::ExchangeRef;
+use crate::bootstrap::OutOfBandRef;
 use crate::config::Config;
+use crate::cpu::Isa;
 use crate::error::{Error, Result};
-use crate::gpu::{Begin, Context, DeviceMemory, Stream};
+use crate::gpu::{Context, DeviceMemory, Launch, Stream};
+use crate::gpu_links::Network;
 use crate::mem::{DeviceBuffers, abi as shared};
-use crate::plan::{GpuLimits, Limits, Machine, Plan, Planner, Request, Resident, Tuning, Way};
+use crate::plan::{
+    GpuLimits, KernelVariant, Limits, Machine, Plan, Planner, Request, Resident, Tuning,
+};
 use crate::schedule::Hosts;
-use crate::simd::Isa;
 use crate::sync::Fault;
-use crate::transport::cuda::Network;
 use crate::types::{CallSignature, Collective, SIGNATURE_WORDS, TransportKind};
-use blobs::{BlobPool, Placed};
 use kernels::{Kernels, Shape};
 use launch::{Prepared, copy};
-use order::Order;
-use pack::{Addresses, Blob};
+use launch_order::LaunchOrder;
+use pack::{Addresses, WorkBuffer};
 use proxy::Proxy;
 use residuals::DeviceResiduals;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
+use work_buffer::{Placed, WorkBufferPool};
 
 /// One call with its buffers on this rank's GPU.
 #[derive(Clone, Copy, Debug)]
@@ -90,21 +92,21 @@ pub struct GpuEngine {
     proxy: Option<Proxy>,
     context: Arc<Context>,
     kernels: Arc<Kernels>,
-    wiring: Arc<dyn Wiring>,
-    exchange: ExchangeRef,
+    wiring: Arc<dyn Connections>,
+    exchange: OutOfBandRef,
     fault: Arc<Fault>,
     planner: Planner,
     /// What the planner goes by where nothing is being measured.
     tuning: Tuning,
     numbers: CallNumbers,
-    order: Order,
-    blobs: BlobPool,
+    order: LaunchOrder,
+    work_buffers: WorkBufferPool,
     residuals: DeviceResiduals,
     /// What plans need to be launched, by the plan's address; each holds its plan.
     prepared: HashMap<usize, Arc<Prepared>>,
     timeout: Duration,
     /// Of its kernels.
-    begin: Begin,
+    begin: Launch,
     rank: usize,
     nranks: usize,
     /// Whether it takes no more calls.
@@ -125,9 +127,9 @@ pub struct Parts {
     /// Loaded there.
     pub kernels: Arc<Kernels>,
     /// The connections.
-    pub wiring: Arc<dyn Wiring>,
+    pub wiring: Arc<dyn Connections>,
     /// The out-of-band side.
-    pub exchange: ExchangeRef,
+    pub exchange: OutOfBandRef,
     /// Raised when something goes wrong.
     pub fault: Arc<Fault>,
     /// Blocks that a rank may have resident at once.
@@ -157,7 +159,11 @@ impl GpuEngine {
         let gpu = GpuLimits {
             ll128: wiring.lines_arrive_whole(),
             protocol: config.protocol,
-            ..GpuLimits::new(wiring.shape(), resident, config.lanes(hosts.count()))
+            ..GpuLimits::new(
+                wiring.shape(),
+                resident,
+                config.gpu_channels_for(hosts.count()),
+            )
         };
         let limits = Limits {
             nranks,
@@ -175,7 +181,7 @@ impl GpuEngine {
             gpu: Some(gpu),
         };
         let planner = Planner::new(limits.clone(), rank, isa);
-        let order = Order::new(&context, config.graph_mixing)?;
+        let order = LaunchOrder::new(&context, config.graph_mixing)?;
         let carrying = |network| {
             Proxy::start(proxy::Parts {
                 network,
@@ -192,13 +198,13 @@ impl GpuEngine {
             planner,
             numbers: CallNumbers::new(rank, nranks),
             order,
-            blobs: BlobPool::new(&context)?,
+            work_buffers: WorkBufferPool::new(&context)?,
             residuals: DeviceResiduals::new(&context)?,
             prepared: HashMap::new(),
             timeout: config.timeout,
             begin: match config.early_launch {
-                true => Begin::Early,
-                false => Begin::Behind,
+                true => Launch::Programmatic,
+                false => Launch::Serialized,
             },
             context,
             kernels,
@@ -230,7 +236,7 @@ impl GpuEngine {
     }
 
     /// Runs what can go this way so; with `None`, as [`GpuEngine::tune`] said.
-    pub fn go_way(&mut self, way: Option<Way>) {
+    pub fn force_variant(&mut self, way: Option<KernelVariant>) {
         let tuning = way.map_or_else(|| self.tuning.clone(), Tuning::Always);
         self.planner.tune(tuning);
     }
@@ -239,18 +245,18 @@ impl GpuEngine {
     ///
     /// # Errors
     /// As for [`kernels::check`] and [`Planner::plan`].
-    pub fn can_go(&self, request: &Request, way: Way) -> Result<bool> {
+    pub fn supports(&self, request: &Request, way: KernelVariant) -> Result<bool> {
         kernels::check(request)?;
-        self.planner.can_go(request, way)
+        self.planner.supports(request, way)
     }
 
     /// The ways to run `request` that are worth a measurement.
     ///
     /// # Errors
     /// As for [`kernels::check`] and [`Planner::plan`].
-    pub fn ways(&self, request: &Request) -> Result<Vec<Way>> {
+    pub fn variants(&self, request: &Request) -> Result<Vec<KernelVariant>> {
         kernels::check(request)?;
-        self.planner.ways(request)
+        self.planner.variants(request)
     }
 
     /// The candidates for `request`, as text.
@@ -393,7 +399,7 @@ impl GpuEngine {
             .signature(plan.algorithm, plan.intra_spec, sequence)
             .words();
         if capture.is_none() {
-            self.exchange.note_call(signature);
+            self.exchange.log_call(signature);
         }
         signature
     }
@@ -431,9 +437,9 @@ impl GpuEngine {
                 engine.keep(stream, capture, None, memory)
             });
         }
-        let mut blob = Blob::default();
+        let mut work_buffer = WorkBuffer::default();
         run.add_to(
-            &mut blob,
+            &mut work_buffer,
             call,
             signature,
             residuals.as_ref(),
@@ -441,39 +447,41 @@ impl GpuEngine {
             self.begin,
         )?;
         let memory = residuals.map(|place| place.memory);
-        self.launch(run, &blob, memory, stream, capture)
+        self.launch(run, &work_buffer, memory, stream, capture)
     }
 
     fn launch(
         &mut self,
         run: &Prepared,
-        blob: &Blob,
+        work_buffer: &WorkBuffer,
         residuals: Option<Arc<DeviceMemory>>,
         stream: &Stream,
         capture: Option<u64>,
     ) -> Result<()> {
         self.queue(stream, capture, |engine| {
             let view = engine.wiring.view(run.fifo(), engine.timeout);
-            let mut args = launch::args(view, blob);
+            let mut args = launch::args(view, work_buffer);
             let mut placed = None;
-            if blob.len() > abi::BLOB_BYTES {
-                let (far, place) = engine.blobs.place(blob, capture.is_some())?;
+            if work_buffer.len() > abi::BLOB_BYTES {
+                let (far, place) = engine.work_buffers.place(work_buffer, capture.is_some())?;
                 (args.far, placed) = (far, Some(place));
             } else {
-                blob.write(&mut args.blob);
+                work_buffer.write(&mut args.work_buffer);
             }
-            let blocks = blob.channels() as u32;
+            let blocks = work_buffer.channels() as u32;
             let Shape { threads, shared } = run.shape;
             // SAFETY: the interpreter takes `cinch_args`, and waits before it touches memory; the
             // addresses are of the wiring, which lives until no kernel uses it (see `end` and
-            // `keep`), of the blob, and of the caller's buffers, which he vouches for.
+            // `keep`), of the work_buffer, and of the caller's buffers, which he vouches for.
             unsafe {
                 let function = &run.function;
-                function.launch_to_begin(engine.begin, blocks, threads, shared, stream, &args)?;
+                function.launch_with(engine.begin, blocks, threads, shared, stream, &args)?;
             }
             match placed {
-                Some(Placed::Pooled(index)) => engine.blobs.launched(index, stream),
-                Some(Placed::Own(blob)) => engine.keep(stream, capture, Some(blob), residuals),
+                Some(Placed::Pooled(index)) => engine.work_buffers.launched(index, stream),
+                Some(Placed::Own(work_buffer)) => {
+                    engine.keep(stream, capture, Some(work_buffer), residuals)
+                }
                 None => engine.keep(stream, capture, None, residuals),
             }
         })

@@ -203,16 +203,16 @@ fn batches(steps: &[Joined]) -> Vec<Batch> {
     found
 }
 
-/// What a launch works on: works, steps and peers, in the order of [`abi::Args::blob`].
+/// What a launch works on: works, steps and peers, in the order of [`abi::Args::work_buffer`].
 #[derive(Clone, Debug, Default)]
-pub struct Blob {
+pub struct WorkBuffer {
     pub(super) works: Vec<Work>,
     pub(super) steps: Vec<abi::Step>,
     pub(super) peers: Vec<u8>,
     pub(super) channels: usize,
 }
 
-impl Blob {
+impl WorkBuffer {
     /// Adds a call whose other fields are in `work`; it gets the next blocks of the launch.
     ///
     /// # Errors

@@ -3,9 +3,9 @@
 use super::super::interpreter::{World, floats};
 use super::*;
 use crate::codec::{self, Codec};
+use crate::cpu::Isa;
 use crate::plan::Geometry;
 use crate::schedule::Hosts;
-use crate::simd::Isa;
 use crate::testing::{Data, Pattern as Numbers, Problem};
 use crate::types::{Algorithm, CodecSpec, Collective, DType, Protocol, Scalar};
 use std::sync::Arc;
@@ -88,7 +88,7 @@ impl Case {
         let inputs: Vec<Vec<f32>> = inputs.iter().map(|bytes| floats(bytes)).collect();
         let elements = (0..nranks).map(|rank| self.problem.output_elements(rank));
         let mut outputs: Vec<Vec<f32>> = elements.map(|n| vec![f32::NAN; n]).collect();
-        let launches: Vec<Vec<Blob>> = (0..nranks)
+        let launches: Vec<Vec<WorkBuffer>> = (0..nranks)
             .map(|rank| {
                 let plan = self.plan(rank);
                 let packed = PackedSchedule::new(&plan.schedule, &plan.pattern).unwrap();
@@ -98,13 +98,15 @@ impl Case {
                 {
                     *factor = *own;
                 }
-                let mut blob = Blob::default();
+                let mut work_buffer = WorkBuffer::default();
                 let at = Addresses {
                     input: inputs[rank].as_ptr().expose_provenance() as u64,
                     output: outputs[rank].as_mut_ptr().expose_provenance() as u64,
                 };
-                blob.add(&packed, work(&plan, op, at).unwrap()).unwrap();
-                vec![blob]
+                work_buffer
+                    .add(&packed, work(&plan, op, at).unwrap())
+                    .unwrap();
+                vec![work_buffer]
             })
             .collect();
         let ended = World::new(&launches, self.codec.as_deref(), self.slots()).run();
@@ -334,7 +336,7 @@ fn waits_are_taken_together() {
 
 #[test]
 fn a_blob_lies_as_the_header_says() {
-    let mut blob = Blob::default();
+    let mut work_buffer = WorkBuffer::default();
     for rank in [0, 1] {
         let plan = case(Collective::AllReduce, Algorithm::Direct, 3, 2).plan(rank);
         let packed = PackedSchedule::new(&plan.schedule, &plan.pattern).unwrap();
@@ -342,15 +344,19 @@ fn a_blob_lies_as_the_header_says() {
             input: 32,
             output: 64 + 8 * rank as u64,
         };
-        blob.add(&packed, work(&plan, ReduceOp::Sum, at).unwrap())
+        work_buffer
+            .add(&packed, work(&plan, ReduceOp::Sum, at).unwrap())
             .unwrap();
     }
-    assert_eq!(blob.channels(), 4);
-    let [works, steps, peers] = blob.counts().map(|count| count as usize);
-    assert_eq!((works, blob.len()), (2, 2 * 152 + 24 * steps + peers));
-    let mut bytes = vec![0xee; blob.len() + 1];
-    blob.write(&mut bytes);
-    assert_eq!(bytes[blob.len()], 0xee);
+    assert_eq!(work_buffer.channels(), 4);
+    let [works, steps, peers] = work_buffer.counts().map(|count| count as usize);
+    assert_eq!(
+        (works, work_buffer.len()),
+        (2, 2 * 152 + 24 * steps + peers)
+    );
+    let mut bytes = vec![0xee; work_buffer.len() + 1];
+    work_buffer.write(&mut bytes);
+    assert_eq!(bytes[work_buffer.len()], 0xee);
     let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
     let half = |at: usize| u16::from_le_bytes(bytes[at..at + 2].try_into().unwrap());
     // Second work: output, first block, first step, alignment; its first step's peers.

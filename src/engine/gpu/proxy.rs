@@ -14,7 +14,7 @@
 //!
 //! It never calls the driver: another thread may hold the driver's locks until a kernel has ended
 //! (to free memory, to load a module), and that kernel may wait for the proxy. Whether launches are
-//! still in flight a second thread asks in its place ([`Asks`]), and may be kept waiting.
+//! still in flight a second thread asks in its place ([`CompletionPoller`]), and may be kept waiting.
 //!
 //! A connection that breaks matters only to kernels that wait for it. So it becomes the
 //! communicator's fault when calls have been in flight for another 200 ms ([`GRACE`]), within which
@@ -23,18 +23,18 @@
 //! where the peer has left in good order, which it may as soon as its part of a call has left: a
 //! call that is in flight then may have all that it wants of that rank, and wait for another.
 
-use super::bridge::Bridge;
-use super::course::Courses;
-use crate::bootstrap::ExchangeRef;
+use super::message_cursor::MessageSizesCache;
+use super::proxy_channel::ProxyChannel;
+use crate::bootstrap::OutOfBandRef;
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::Event;
+use crate::gpu_links::Network;
 use crate::plan::Planner;
 use crate::sync::Fault;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::sys::log::{Level, line};
 use crate::sys::process::block_signals;
 use crate::transport::Waiter;
-use crate::transport::cuda::Network;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
@@ -101,7 +101,7 @@ pub(super) struct Parts {
     /// Raised when a connection breaks.
     pub fault: Arc<Fault>,
     /// Tells the other ranks.
-    pub exchange: ExchangeRef,
+    pub exchange: OutOfBandRef,
 }
 
 impl Proxy {
@@ -118,14 +118,14 @@ impl Proxy {
             flushed: AtomicU64::new(0),
         });
         let rank = parts.exchange.rank();
-        let asks = Asks {
+        let asks = CompletionPoller {
             shared: shared.clone(),
             launched: parts.launched.clone(),
             fault: parts.fault.clone(),
             exchange: parts.exchange.clone(),
         };
         let asker = Ending::spawn("cinch-proxy-ask", move || asks.live())?;
-        let carrying = Carrier::new(parts, shared.clone(), asker.thread.thread().clone())
+        let carrying = ProxyThread::new(parts, shared.clone(), asker.thread.thread().clone())
             .and_then(|carrier| Ending::spawn("cinch-proxy", move || carrier.live()));
         match carrying {
             Ok(carrier) => Ok(Proxy {
@@ -146,7 +146,7 @@ impl Proxy {
     /// Something is about to be launched, or was: called once before and once after.
     #[inline]
     pub fn wake(&self) {
-        // SYNC POINT launches: pairs with the acquire in `Asks`; the event of the launch was recorded
+        // SYNC POINT launches: pairs with the acquire in `CompletionPoller`; the event of the launch was recorded
         // before. A count that is seen late is seen at the next look.
         self.shared.launches.fetch_add(1, Ordering::Release);
         if let Some([carrier, _]) = &self.threads {
@@ -163,7 +163,7 @@ impl Proxy {
             return Ok(());
         };
         let until = Instant::now() + patience;
-        // SYNC POINT flush: pairs with the acquire in `Carrier::carry`, which looks at the boxes after it.
+        // SYNC POINT flush: pairs with the acquire in `ProxyThread::carry`, which looks at the boxes after it.
         let question = self.shared.asked.fetch_add(1, Ordering::Release) + 1;
         carrier.thread.thread().unpark();
         while self.shared.flushed.load(Ordering::Relaxed) < question {
@@ -257,43 +257,43 @@ impl Drop for Proxy {
 }
 
 /// The thread itself.
-struct Carrier {
-    bridges: Vec<Bridge>,
+struct ProxyThread {
+    proxy_channels: Vec<ProxyChannel>,
     waiter: Box<dyn Waiter>,
-    courses: Courses,
+    message_sizes: MessageSizesCache,
     shared: Arc<Shared>,
     asker: Thread,
     fault: Arc<Fault>,
-    exchange: ExchangeRef,
+    exchange: OutOfBandRef,
     /// When it was last asked whether launches have ended.
     asked: Instant,
 }
 
-impl Carrier {
-    fn new(parts: Parts, shared: Arc<Shared>, asker: Thread) -> Result<Carrier> {
+impl ProxyThread {
+    fn new(parts: Parts, shared: Arc<Shared>, asker: Thread) -> Result<ProxyThread> {
         let Network { mut links, staging } = parts.network;
-        let mut bridges = Vec::new();
+        let mut proxy_channels = Vec::new();
         for (peer, staging) in staging.iter().enumerate() {
             let Some(staging) = staging else {
                 continue;
             };
-            for lane in 0..links.channels {
-                let index = lane * links.nranks + peer;
+            for channel in 0..links.channels {
+                let index = channel * links.nranks + peer;
                 let ends = (links.sends[index].take(), links.recvs[index].take());
                 let (Some(send), Some(recv)) = ends else {
                     return Err(Error::internal(format!(
-                        "no connection with rank {peer} on lane {lane}"
+                        "no connection with rank {peer} on channel {channel}"
                     )));
                 };
-                // SAFETY: each lane of each peer comes up once, and the network is taken once.
-                let boxes = unsafe { staging.ends(lane as u32) };
-                bridges.push(Bridge::new((peer, lane), boxes, (send, recv)));
+                // SAFETY: each channel of each peer comes up once, and the network is taken once.
+                let boxes = unsafe { staging.ends(channel as u32) };
+                proxy_channels.push(ProxyChannel::new((peer, channel), boxes, (send, recv)));
             }
         }
-        Ok(Carrier {
-            bridges,
+        Ok(ProxyThread {
+            proxy_channels,
             waiter: links.waiter,
-            courses: Courses::new(parts.planner),
+            message_sizes: MessageSizesCache::new(parts.planner),
             shared,
             asker,
             fault: parts.fault,
@@ -333,12 +333,12 @@ impl Carrier {
             let moved = self.turn()?;
             if question != self.shared.flushed.load(Ordering::Relaxed)
                 && !moved
-                && !self.is_laden()?
+                && !self.has_pending()?
             {
                 self.shared.flushed.store(question, Ordering::Relaxed);
             }
             let order = self.order();
-            if order == END || order == DRAIN && !moved && !self.is_laden()? {
+            if order == END || order == DRAIN && !moved && !self.has_pending()? {
                 return Ok(());
             }
             if moved {
@@ -350,11 +350,11 @@ impl Carrier {
             if seen != launches {
                 (moved_at, launches) = (now, seen);
             }
-            self.look_for_cuts(now, order == CARRY)?;
+            self.check_connections(now, order == CARRY)?;
             let lively = order == DRAIN
                 || now.duration_since(moved_at) < LIVELY
                 || self.in_flight(now)
-                || self.is_laden()?;
+                || self.has_pending()?;
             if lively {
                 self.waiter.idle(scans, NAP)?;
                 scans += 1;
@@ -367,15 +367,15 @@ impl Carrier {
 
     fn turn(&mut self) -> Result<bool> {
         let mut moved = false;
-        for bridge in &mut self.bridges {
-            moved |= bridge.turn(&mut self.courses)?;
+        for proxy_channel in &mut self.proxy_channels {
+            moved |= proxy_channel.turn(&mut self.message_sizes)?;
         }
         Ok(moved)
     }
 
-    fn is_laden(&self) -> Result<bool> {
-        for bridge in &self.bridges {
-            if bridge.is_laden()? {
+    fn has_pending(&self) -> Result<bool> {
+        for proxy_channel in &self.proxy_channels {
+            if proxy_channel.has_pending()? {
                 return Ok(true);
             }
         }
@@ -396,11 +396,11 @@ impl Carrier {
     }
 
     /// Kernels wait for what comes only while they `run`; what they sent is to leave in any case.
-    fn look_for_cuts(&mut self, now: Instant, run: bool) -> Result<()> {
+    fn check_connections(&mut self, now: Instant, run: bool) -> Result<()> {
         let in_flight = run && self.in_flight(now);
-        for bridge in &self.bridges {
-            let may_wait = in_flight && !self.exchange.departed(bridge.peer());
-            if let Some((since, error)) = bridge.cut(may_wait)?
+        for proxy_channel in &self.proxy_channels {
+            let may_wait = in_flight && !self.exchange.has_left(proxy_channel.peer());
+            if let Some((since, error)) = proxy_channel.cut(may_wait)?
                 && now.duration_since(*since) >= GRACE
             {
                 return Err(error.clone());
@@ -415,14 +415,14 @@ impl Carrier {
 }
 
 /// The thread that asks the driver whether launches have ended, each time that it is woken.
-struct Asks {
+struct CompletionPoller {
     shared: Arc<Shared>,
     launched: Arc<Event>,
     fault: Arc<Fault>,
-    exchange: ExchangeRef,
+    exchange: OutOfBandRef,
 }
 
-impl Asks {
+impl CompletionPoller {
     fn live(&self) {
         while self.shared.order.load(Ordering::Relaxed) == CARRY {
             std::thread::park();
@@ -455,7 +455,7 @@ impl Asks {
 }
 
 /// Fails the communicator, and tells the other ranks.
-fn fail(fault: &Fault, exchange: &ExchangeRef, error: Error) {
+fn fail(fault: &Fault, exchange: &OutOfBandRef, error: Error) {
     fault.raise(error);
     if let Some(reason) = fault.reason() {
         exchange.announce(reason);

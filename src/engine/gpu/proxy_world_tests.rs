@@ -4,24 +4,24 @@
 use super::super::super::abi::Args;
 use super::super::super::fake_kernel::Kernel;
 use super::super::super::kernels::Kernels;
-use super::super::super::pack::Blob;
+use super::super::super::pack::WorkBuffer;
 use super::super::super::tests::request;
-use super::super::super::{GpuCall, GpuEngine, Parts, Wiring};
+use super::super::super::{Connections, GpuCall, GpuEngine, Parts};
 use super::WAIT;
-use crate::bootstrap::{ExchangeRef, LocalExchange};
+use crate::bootstrap::{LocalOutOfBand, OutOfBandRef};
 use crate::codec;
 use crate::config::Config;
+use crate::cpu::Isa;
 use crate::gpu::{Context, Device, DeviceMemory, Driver, Module, Stream};
+use crate::gpu_links::{self, PeerPath};
 use crate::mem::DeviceBuffers;
 use crate::plan::{Request, Resident};
 use crate::schedule::Hosts;
-use crate::simd::Isa;
 use crate::sync::Fault;
 use crate::sys::cuda::CuResult;
 use crate::sys::cuda::mock::{Machine as Gpus, Process};
 use crate::testing::{Data, Pattern, Problem};
 use crate::transport::ConnectContext;
-use crate::transport::cuda::{self, PeerPath};
 use crate::types::{Algorithm, Collective, DType, Protocol, ReduceOp, TransportKind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -47,13 +47,13 @@ impl World {
             gpus.kernel(name, size_of::<Args>(), move |launch| {
                 // SAFETY: integers and addresses.
                 let args: Args = unsafe { launch.args() };
-                let mut bytes = args.blob.to_vec();
+                let mut bytes = args.work_buffer.to_vec();
                 if let Some(far) = launch.reach(args.far, 64 << 10) {
                     // SAFETY: a whole pinned buffer, which is written before the launch.
                     bytes = unsafe { std::slice::from_raw_parts(far, 64 << 10) }.to_vec();
                 }
-                let blob = Blob::read(&bytes, [args.nworks, args.nsteps, args.npeers]);
-                Kernel::new(&args.comm, &blob, codec.as_deref()).run();
+                let work_buffer = WorkBuffer::read(&bytes, [args.nworks, args.nsteps, args.npeers]);
+                Kernel::new(&args.comm, &work_buffer, codec.as_deref()).run();
                 CuResult::SUCCESS
             });
         }
@@ -79,7 +79,7 @@ impl World {
     /// Runs `body` as every rank.
     pub fn run<R: Send>(&self, body: impl Fn(&mut Rank) -> R + Sync) -> Vec<R> {
         let faults: Vec<Arc<Fault>> = self.configs.iter().map(|_| Fault::new()).collect();
-        let exchanges = LocalExchange::world_of(&self.configs, &faults);
+        let exchanges = LocalOutOfBand::world_of(&self.configs, &faults);
         std::thread::scope(|scope| {
             let ranks = exchanges.into_iter().zip(faults).zip(&self.configs);
             let threads: Vec<_> = ranks
@@ -96,11 +96,11 @@ impl World {
 
 pub(super) struct Rank {
     pub engine: Option<GpuEngine>,
-    pub wiring: Arc<dyn Wiring>,
+    pub wiring: Arc<dyn Connections>,
     pub paths: Vec<Option<PeerPath>>,
     pub context: Arc<Context>,
     pub stream: Stream,
-    pub exchange: ExchangeRef,
+    pub exchange: OutOfBandRef,
     pub fault: Arc<Fault>,
     pub rank: usize,
     pub nranks: usize,
@@ -109,11 +109,11 @@ pub(super) struct Rank {
 impl Rank {
     fn join(
         world: &World,
-        exchange: Arc<LocalExchange>,
+        exchange: Arc<LocalOutOfBand>,
         fault: Arc<Fault>,
         config: &Config,
     ) -> Rank {
-        let exchange: ExchangeRef = exchange;
+        let exchange: OutOfBandRef = exchange;
         let connecting = ConnectContext {
             exchange: &*exchange,
             config,
@@ -121,9 +121,9 @@ impl Rank {
             deadline: Instant::now() + WAIT,
             verbs: None,
         };
-        let links = cuda::connect(&connecting, &world.context).unwrap();
+        let links = gpu_links::connect(&connecting, &world.context).unwrap();
         let (paths, network) = (links.paths.clone(), links.take_network());
-        let wiring: Arc<dyn Wiring> = Arc::new(links);
+        let wiring: Arc<dyn Connections> = Arc::new(links);
         let parts = Parts {
             context: world.context.clone(),
             kernels: world.kernels.clone(),

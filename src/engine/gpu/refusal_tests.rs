@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::codec::{KERNEL_CODECS, kernel_family};
-use crate::engine::gpu::Slices;
-use crate::plan::Slice;
+use crate::engine::gpu::SampleWindows;
+use crate::plan::SampleWindow;
 use crate::types::{CodecKind, ScaleRule};
 
 #[test]
@@ -95,7 +95,7 @@ fn what_cannot_be_sampled_is_refused_before_anything_is_queued() {
     let mut ranks = bench.ranks(2, 16, &simple());
     let engine = &mut ranks[0].engine;
     let memory = bench.memory(4096);
-    let slices = Slices::new(&bench.context, WAIT).unwrap();
+    let slices = SampleWindows::new(&bench.context, WAIT).unwrap();
     let coded = |dtype| {
         let problem = Problem::new(Collective::AllReduce, dtype, 2, 1000);
         request(&problem, "linear8")
@@ -106,7 +106,7 @@ fn what_cannot_be_sampled_is_refused_before_anything_is_queued() {
         (DType::F32, DType::F16, "cinch_raw_f16"),
     ] {
         let copies = bench.process.calls("cuMemcpyAsync");
-        let slice = Slice::of(&coded(slice_of), 2, 0).unwrap();
+        let slice = SampleWindow::of(&coded(slice_of), 2, 0).unwrap();
         let call = call(coded(call_of), &memory, &memory, &stream);
         let error = slices.admit(engine, &call, &slice).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");

@@ -8,7 +8,7 @@
 
 use super::GpuEngine;
 use super::abi::{RESIDUALS_BYTES, ResidualsHeader};
-use super::order::Order;
+use super::launch_order::LaunchOrder;
 use crate::adapt::{BY_ELEMENT, Feedback, Residuals, Role, Shape};
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::{Context, DeviceMemory, Event, Stream};
@@ -159,7 +159,7 @@ impl DeviceResiduals {
         &mut self,
         tensor: u64,
         (request, plan): (&Request, &Plan),
-        order: &mut Order,
+        order: &mut LaunchOrder,
         stream: &Stream,
     ) -> Result<Place> {
         let shape = shape_of(request, plan)?;

@@ -24,7 +24,10 @@ fn residuals_stay_where_they_are() {
             .run(&[call(request, &memory, &memory, &stream)])
             .unwrap();
         match &bench.take()[0] {
-            Seen::Blob(_, blob) => (blob.works()[0].residuals, blob.works()[0].span),
+            Seen::WorkBuffer(_, work_buffer) => (
+                work_buffer.works()[0].residuals,
+                work_buffer.works()[0].span,
+            ),
             Seen::Fused(..) => (0, 0),
         }
     };
@@ -77,7 +80,7 @@ fn residuals_that_a_graph_uses_stay_its_own() {
             .run(&[call(fed(count), &memory, &memory, &stream)])
             .unwrap();
         match &bench.take()[0] {
-            Seen::Blob(_, blob) => blob.works()[0].residuals,
+            Seen::WorkBuffer(_, work_buffer) => work_buffer.works()[0].residuals,
             Seen::Fused(..) => 0,
         }
     };

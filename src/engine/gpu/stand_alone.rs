@@ -5,9 +5,9 @@
 //! the other decodes.
 
 use crate::codec::{KERNEL_CODECS, Layout, Random, StandAlone, array_family, kernel_params};
+use crate::cpu::Isa;
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::{Context, Function, Module, Stream, kernels};
-use crate::simd::Isa;
 use crate::types::{CodecSpec, DType, ScaleRule};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};

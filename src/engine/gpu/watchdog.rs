@@ -1,8 +1,8 @@
 //! Carries news between kernels and the rest: the communicator's fault to kernels that wait, and
 //! what kernels found wrong to the fault.
 
-use super::wiring::Wiring;
-use crate::bootstrap::{ExchangeRef, PeerInfo};
+use super::connections::Connections;
+use crate::bootstrap::{OutOfBandRef, PeerInfo};
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::abi::{self, Trouble};
 use crate::sync::Fault;
@@ -30,9 +30,9 @@ impl Watchdog {
     /// # Errors
     /// System if there can be no thread.
     pub fn start(
-        wiring: &Arc<dyn Wiring>,
+        wiring: &Arc<dyn Connections>,
         fault: &Arc<Fault>,
-        exchange: &ExchangeRef,
+        exchange: &OutOfBandRef,
         timeout: Duration,
     ) -> Result<Watchdog> {
         let (alive, ends) = mpsc::channel();
@@ -69,9 +69,9 @@ impl Drop for Watchdog {
 }
 
 struct Watch {
-    wiring: Arc<dyn Wiring>,
+    wiring: Arc<dyn Connections>,
     fault: Arc<Fault>,
-    exchange: ExchangeRef,
+    exchange: OutOfBandRef,
     timeout: Duration,
 }
 
@@ -111,8 +111,8 @@ fn describe(trouble: &Trouble, peers: &[PeerInfo], rank: usize, timeout: Duratio
     let (me, peer) = (name(rank), name(trouble.peer as usize));
     let mine = CallSignature::describe(&trouble.mine);
     let place = format!(
-        "step {} of pass {} on lane {}",
-        trouble.step, trouble.pass, trouble.lane
+        "step {} of pass {} on channel {}",
+        trouble.step, trouble.pass, trouble.channel
     );
     if trouble.kind == abi::TROUBLE_MISMATCH {
         return Error::new(
@@ -130,7 +130,7 @@ fn describe(trouble: &Trouble, peers: &[PeerInfo], rank: usize, timeout: Duratio
     let protocol = Protocol::ALL.get(trouble.protocol as usize);
     let protocol_name = protocol.map_or("unknown protocol", |protocol| protocol.name());
     let sentence = match protocol {
-        // Flags among the data are all that it knows: no lane, step or counter.
+        // Flags among the data are all that it knows: no channel, step or counter.
         Some(protocol) if protocol.is_fused() => format!(
             "{waited} to send its part of {mine} ({protocol_name}, call {} of that kind): it has not \
              made that call, or has made another one",
@@ -172,7 +172,7 @@ mod tests {
             for word in ["rank 1 has waited 2.0 s", "rank 3", protocol.name(), "5"] {
                 assert!(sentence.contains(word), "{sentence}");
             }
-            assert_eq!(sentence.contains("lane 0"), !protocol.is_fused());
+            assert_eq!(sentence.contains("channel 0"), !protocol.is_fused());
             assert_eq!(sentence.contains("it was at 4"), !protocol.is_fused());
         }
     }

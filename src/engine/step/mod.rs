@@ -8,11 +8,11 @@ use super::host::HostEngine;
 use super::state::{self, Arithmetic, Chain, Chunk, Scratch, Stats, TILE};
 use crate::adapt::{Residuals, Role};
 use crate::codec::{self, Codec, EncodeStats, Random, Span, TensorScales};
+use crate::cpu::{Isa, Tile};
 use crate::mem::UserBuffers;
 use crate::plan::{Plan, Request};
 use crate::reduce;
 use crate::schedule::{MAX_FAN, Op, Own, Step};
-use crate::simd::{Isa, Tile};
 use crate::transport::{Header, RecvEnd, SendEnd};
 use crate::types::{ReduceOp, SIGNATURE_WORDS, ScaleRule};
 

@@ -100,16 +100,16 @@ fn kernels_begin_early_where_they_can_wait() {
             value: 1,
         };
         // SAFETY: the kernel's parameter; the memory holds the word.
-        unsafe { add.launch_to_begin(begin, 1, 32, 0, &stream, &args) }.unwrap();
+        unsafe { add.launch_with(begin, 1, 32, 0, &stream, &args) }.unwrap();
         process.calls(EARLY_STARTS)
     };
-    assert_eq!(early_starts(13_000, 90, Begin::Early), 1);
-    assert_eq!(early_starts(13_000, 90, Begin::Behind), 0);
-    assert_eq!(early_starts(12_030, 100, Begin::Early), 1);
+    assert_eq!(early_starts(13_000, 90, Launch::Programmatic), 1);
+    assert_eq!(early_starts(13_000, 90, Launch::Serialized), 0);
+    assert_eq!(early_starts(12_030, 100, Launch::Programmatic), 1);
     // Compiled for an older GPU it does not wait, whatever it runs on.
-    assert_eq!(early_starts(13_000, 80, Begin::Early), 0);
+    assert_eq!(early_starts(13_000, 80, Launch::Programmatic), 0);
     // Older drivers cannot put it into a graph.
-    assert_eq!(early_starts(12_020, 90, Begin::Early), 0);
+    assert_eq!(early_starts(12_020, 90, Launch::Programmatic), 0);
 }
 
 #[test]

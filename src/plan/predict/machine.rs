@@ -14,9 +14,9 @@
 
 use super::network::Layer;
 use crate::codec::{self, Codec, Reencode};
+use crate::cpu::Isa;
 use crate::error::{Error, Result};
 use crate::schedule::{self, Pattern};
-use crate::simd::Isa;
 use crate::types::{Algorithm, CodecKind, CodecSpec, Collective, DType};
 
 /// Most passes that a message is cut into.

@@ -2,7 +2,7 @@
 
 use super::Table;
 use crate::error::Result;
-use crate::sys::whole::First;
+use crate::sys::fork_safe::First;
 use std::sync::Arc;
 
 /// Every table: its name, and its text, as `cinch tune` wrote it, but for lines that it says were left

@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 /// One way of kernels to run a call: everything that is chosen. Strands of a ring follow from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Way {
+pub struct KernelVariant {
     /// The schedule.
     pub algorithm: Algorithm,
     /// How its messages are carried.
@@ -29,7 +29,7 @@ pub struct Way {
     pub chunk: usize,
 }
 
-impl fmt::Display for Way {
+impl fmt::Display for KernelVariant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
@@ -78,7 +78,7 @@ pub struct Entry {
     /// First size that is not its own.
     pub to: usize,
     /// How such calls run.
-    pub way: Way,
+    pub way: KernelVariant,
     /// Seconds measured, or interpolated between measurements, at `from` and at `to`.
     pub seconds: [f64; 2],
 }
@@ -146,7 +146,7 @@ const BEYOND: usize = 16;
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Choice {
     /// How it runs.
-    pub way: Way,
+    pub way: KernelVariant,
     /// The line of a table that says so; none of a way that is being measured.
     pub line: Option<Line>,
 }
@@ -290,7 +290,7 @@ pub enum Tuning {
     /// Nowhere, and why, as a phrase.
     Model(String),
     /// All calls that can go this way do: something is being measured.
-    Always(Way),
+    Always(KernelVariant),
 }
 
 impl Tuning {

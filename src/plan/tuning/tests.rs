@@ -1,7 +1,7 @@
 use super::*;
+use crate::cpu::Isa;
 use crate::plan::gpu_tests::{limits, request};
 use crate::plan::{Planner, Request};
-use crate::simd::Isa;
 use crate::types::DType;
 
 const TEXT: &str = "\
@@ -401,7 +401,7 @@ fn ways_are_different_and_each_can_be_taken() {
         for bytes in [8, 4 << 10, 256 << 10, 64 << 20] {
             let asked = all_reduce(bytes, codec);
             let mut planner = planner(Tuning::Model("none".into()));
-            let ways = planner.ways(&asked).unwrap();
+            let ways = planner.variants(&asked).unwrap();
             assert!(ways.len() >= 2 || bytes == 8, "{codec} {bytes}: {ways:?}");
             assert!(ways.len() <= 64, "{codec} {bytes}: {}", ways.len());
             let mut seen = Vec::new();

@@ -1,6 +1,6 @@
 //! Tables as text.
 
-use super::{Entry, Header, Left, Table, Way, WireClass};
+use super::{Entry, Header, KernelVariant, Left, Table, WireClass};
 use crate::config::MOST_GPU_CHANNELS;
 use crate::error::{Error, Result};
 use crate::types::{Algorithm, CodecKind, Collective, DType, Protocol};
@@ -281,7 +281,7 @@ fn entry(line: &str) -> std::result::Result<Entry, String> {
         wire: wire_class(wire)?,
         from,
         to,
-        way: Way {
+        way: KernelVariant {
             algorithm,
             protocol: Protocol::from_name(protocol).ok_or_else(|| unknown("protocol", protocol))?,
             channels,

@@ -24,7 +24,7 @@ pub unsafe fn poll_cq(queue: *mut IbvCq, into: &mut [IbvWc]) -> c_int {
     }
 }
 
-/// Asks for an event with the next completion; 0, or an error number.
+/// CompletionPoller for an event with the next completion; 0, or an error number.
 ///
 /// # Safety
 /// As for [`poll_cq`].

@@ -1,6 +1,6 @@
 use super::*;
+use crate::cpu::Isa;
 use crate::reduce::{Reducer, Tile};
-use crate::simd::Isa;
 use crate::testing::{Data, Pattern};
 
 fn i32_bytes(numbers: &[i32]) -> Vec<u8> {

@@ -2,7 +2,7 @@
 
 use super::world::{PATIENCE, World, config, connect, kinds, recv, send, wait};
 use super::{check, fill, header};
-use crate::bootstrap::{Exchange, PeerInfo};
+use crate::bootstrap::{OutOfBand, PeerInfo};
 use crate::error::{Error, ErrorKind, Result};
 use crate::testing::on_rdma_devices;
 use crate::transport::Links;
@@ -72,7 +72,7 @@ impl Pair {
     }
 }
 
-impl Exchange for Pair {
+impl OutOfBand for Pair {
     fn rank(&self) -> usize {
         self.rank
     }
@@ -100,9 +100,9 @@ impl Exchange for Pair {
 
     fn announce(&self, _: &Error) {}
 
-    fn note_call(&self, _: [u64; SIGNATURE_WORDS]) {}
+    fn log_call(&self, _: [u64; SIGNATURE_WORDS]) {}
 
-    fn departed(&self, _: usize) -> bool {
+    fn has_left(&self, _: usize) -> bool {
         false
     }
 

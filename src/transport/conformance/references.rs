@@ -12,16 +12,11 @@ fn send(links: &mut Links, to: usize, channel: usize, message: (usize, u64), len
     let index = channel * links.nranks + to;
     let payload: Vec<u8> = (0..bytes).map(|at| byte(seed, at)).collect();
     let header = header(bytes, seed);
-    let lent = lent
-        && links.sends[index]
-            .as_mut()
-            .unwrap()
-            .by_reference()
-            .is_some();
+    let lent = lent && links.sends[index].as_mut().unwrap().zero_copy().is_some();
     wait(links, |links| {
         let end = links.sends[index].as_mut().unwrap();
         if lent {
-            let end = end.by_reference().unwrap();
+            let end = end.zero_copy().unwrap();
             return end.send_from(header, &payload).unwrap();
         }
         if !end.ready().unwrap() {
@@ -37,18 +32,13 @@ fn send(links: &mut Links, to: usize, channel: usize, message: (usize, u64), len
 fn recv(links: &mut Links, from: usize, channel: usize, message: (usize, u64), lent: bool) {
     let (bytes, seed) = message;
     let index = channel * links.nranks + from;
-    let lent = lent
-        && links.recvs[index]
-            .as_mut()
-            .unwrap()
-            .by_reference()
-            .is_some();
+    let lent = lent && links.recvs[index].as_mut().unwrap().zero_copy().is_some();
     let mut place = Vec::new();
     let mut found: Option<Header> = None;
     wait(links, |links| {
         let end = links.recvs[index].as_mut().unwrap();
         if lent {
-            let end = end.by_reference().unwrap();
+            let end = end.zero_copy().unwrap();
             let Some(header) = end.expect().unwrap() else {
                 return false;
             };
@@ -145,7 +135,7 @@ fn a_late_receiver_holds_a_lent_message_back() {
         }
         let payload = |seed| -> Vec<u8> { (0..bytes).map(|at| byte(seed, at)).collect() };
         let mut sent = 0;
-        let end = links.sends[1].as_mut().unwrap().by_reference().unwrap();
+        let end = links.sends[1].as_mut().unwrap().zero_copy().unwrap();
         // The receiver does not even take what fits its slots: it is not waiting.
         while end.send_from(header(bytes, sent), &payload(sent)).unwrap() {
             sent += 1;

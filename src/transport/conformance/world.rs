@@ -1,6 +1,6 @@
 //! Ranks that are threads, and an exchange between them.
 
-use crate::bootstrap::{Exchange, PeerInfo};
+use crate::bootstrap::{OutOfBand, PeerInfo};
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::Fault;
@@ -14,10 +14,10 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 /// When a test that waits has failed.
-pub(super) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Small slots over `kind`.
-pub(in crate::transport) fn config(kind: TransportKind) -> Config {
+pub(crate) fn config(kind: TransportKind) -> Config {
     Config {
         slot_bytes: 4096,
         transport: Some(kind),
@@ -26,7 +26,7 @@ pub(in crate::transport) fn config(kind: TransportKind) -> Config {
 }
 
 /// Sends one message.
-pub(in crate::transport) fn send(
+pub(crate) fn send(
     links: &mut Links,
     to: usize,
     channel: usize,
@@ -43,7 +43,7 @@ pub(in crate::transport) fn send(
 }
 
 /// Receives one message.
-pub(in crate::transport) fn recv(
+pub(crate) fn recv(
     links: &mut Links,
     from: usize,
     channel: usize,
@@ -59,7 +59,7 @@ pub(in crate::transport) fn recv(
 }
 
 /// Waits as an engine does.
-pub(in crate::transport) fn wait(links: &mut Links, mut done: impl FnMut(&mut Links) -> bool) {
+pub(crate) fn wait(links: &mut Links, mut done: impl FnMut(&mut Links) -> bool) {
     let mut scans = 0;
     let mut until = None;
     while !done(links) {
@@ -82,7 +82,7 @@ struct Round {
 
 /// Some ranks of one process.
 #[derive(Debug)]
-pub(in crate::transport) struct World {
+pub(crate) struct World {
     peers: Vec<PeerInfo>,
     round: Mutex<Round>,
     changed: Condvar,
@@ -91,7 +91,7 @@ pub(in crate::transport) struct World {
 }
 
 /// What the suite runs on: RDMA alone where it goes through devices, for all else runs elsewhere.
-pub(super) fn kinds() -> Vec<TransportKind> {
+pub(crate) fn kinds() -> Vec<TransportKind> {
     match on_rdma_devices() {
         true => vec![TransportKind::Rdma],
         false => TransportKind::HOST.to_vec(),
@@ -137,12 +137,12 @@ impl World {
         })
     }
 
-    pub(super) fn verbs(&self) -> Option<Arc<dyn Api>> {
+    pub(crate) fn verbs(&self) -> Option<Arc<dyn Api>> {
         self.fabric.clone().map(|fabric| fabric as Arc<dyn Api>)
     }
 
     /// One rank's side.
-    pub fn exchange(self: &Arc<World>, rank: usize) -> Arc<dyn Exchange> {
+    pub fn exchange(self: &Arc<World>, rank: usize) -> Arc<dyn OutOfBand> {
         Arc::new(Side {
             world: self.clone(),
             rank,
@@ -150,7 +150,7 @@ impl World {
     }
 
     /// Connects all ranks and runs `body` on each, in a thread.
-    pub fn run(self: &Arc<World>, config: &Config, body: impl Fn(Links, &dyn Exchange) + Sync) {
+    pub fn run(self: &Arc<World>, config: &Config, body: impl Fn(Links, &dyn OutOfBand) + Sync) {
         self.run_each(&vec![config.clone(); self.peers.len()], body);
     }
 
@@ -158,7 +158,7 @@ impl World {
     pub fn run_crowded(
         self: &Arc<World>,
         config: &Config,
-        body: impl Fn(Links, &dyn Exchange) + Sync,
+        body: impl Fn(Links, &dyn OutOfBand) + Sync,
     ) {
         let cores = cpu::allowed();
         let first = (0..1024).find(|core| cores[core / 64] >> (core % 64) & 1 == 1);
@@ -176,7 +176,7 @@ impl World {
     pub fn run_each(
         self: &Arc<World>,
         configs: &[Config],
-        body: impl Fn(Links, &dyn Exchange) + Sync,
+        body: impl Fn(Links, &dyn OutOfBand) + Sync,
     ) {
         self.start(configs, None, body);
     }
@@ -185,7 +185,7 @@ impl World {
         self: &Arc<World>,
         configs: &[Config],
         core: Option<usize>,
-        body: impl Fn(Links, &dyn Exchange) + Sync,
+        body: impl Fn(Links, &dyn OutOfBand) + Sync,
     ) {
         std::thread::scope(|scope| {
             for (rank, config) in configs.iter().enumerate() {
@@ -223,8 +223,8 @@ impl World {
 }
 
 /// Connects one rank.
-pub(super) fn connect(
-    exchange: &dyn Exchange,
+pub(crate) fn connect(
+    exchange: &dyn OutOfBand,
     config: &Config,
     verbs: Option<Arc<dyn Api>>,
 ) -> Result<Links> {
@@ -243,7 +243,7 @@ struct Side {
     rank: usize,
 }
 
-impl Exchange for Side {
+impl OutOfBand for Side {
     fn rank(&self) -> usize {
         self.rank
     }
@@ -282,9 +282,9 @@ impl Exchange for Side {
         self.world.changed.notify_all();
     }
 
-    fn note_call(&self, _: [u64; SIGNATURE_WORDS]) {}
+    fn log_call(&self, _: [u64; SIGNATURE_WORDS]) {}
 
-    fn departed(&self, _: usize) -> bool {
+    fn has_left(&self, _: usize) -> bool {
         false
     }
 

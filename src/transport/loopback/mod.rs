@@ -2,12 +2,12 @@
 
 use crate::error::{Error, Result};
 use crate::mem::Region;
-use crate::sys::whole::Guarded;
+use crate::sys::fork_safe::ForkSafe;
 use std::collections::HashMap;
 use std::sync::Arc;
 
 /// Regions of ranks that are connecting, by the number that their peers are told.
-static OFFERED: Guarded<Option<Offers>> = Guarded::new(None);
+static OFFERED: ForkSafe<Option<Offers>> = ForkSafe::new(None);
 
 #[derive(Default)]
 struct Offers {

@@ -5,7 +5,7 @@ use super::connection::{self, Connection, Parts};
 use super::endpoint::{Endpoint, Rail};
 use super::ports::{AddressKind, Port, Ports};
 use super::verbs::{Channel, Domain, Pair, Queue, Registered, Route};
-use super::{RdmaRecv, RdmaSend, way};
+use super::{RdmaRecv, RdmaSend, qp_flow};
 use crate::bootstrap::PeerInfo;
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
@@ -30,7 +30,7 @@ pub(in super::super) struct Plan<'a> {
 }
 
 /// One connection to be.
-struct Lane {
+struct ChannelEnds {
     peer: usize,
     channel: usize,
     rail: usize,
@@ -44,7 +44,7 @@ struct Lane {
 pub(in super::super) struct Prepared<'a> {
     plan: Plan<'a>,
     rails: Vec<Rail>,
-    lanes: Vec<Lane>,
+    channels: Vec<ChannelEnds>,
 }
 
 /// An end of each direction to a peer on a channel.
@@ -57,16 +57,16 @@ pub(in super::super) struct Ends {
 
 /// A port, as peers need to know it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct PortCard {
+struct PortInfo {
     lid: u16,
     mtu: u8,
     gid: [u8; 16],
 }
 
-const PORT_CARD: usize = 2 + 1 + 16;
+const PORT_INFO_BYTES: usize = 2 + 1 + 16;
 
 /// One connection, as its peer needs to know it; queue pairs' numbers follow.
-const LANE_CARD: usize = 1 + 4 + 8 + 4;
+const CHANNEL_INFO_BYTES: usize = 1 + 4 + 8 + 4;
 
 impl<'a> Prepared<'a> {
     /// Makes queue pairs and registers memory for all connections. Channels take turns among the
@@ -105,7 +105,7 @@ impl<'a> Prepared<'a> {
             let channel = Channel::new(&port.device)?;
             rails.push(Rail { port, channel });
         }
-        let mut lanes = Vec::new();
+        let mut channels = Vec::new();
         for (peer, channel) in all {
             let rail = places[rail_of(peer, channel)].unwrap_or_default();
             let Rail {
@@ -113,9 +113,9 @@ impl<'a> Prepared<'a> {
                 channel: events,
             } = &rails[rail];
             let (memory, domain, at) = &mut pools[rail];
-            let entries = way::completions(&shape, config.ib_qps);
-            let queue = Queue::new(events, entries, lanes.len())?;
-            let (works, room) = way::queue_sizes(&shape);
+            let entries = qp_flow::completions(&shape, config.ib_qps);
+            let queue = Queue::new(events, entries, channels.len())?;
+            let (works, room) = qp_flow::queue_sizes(&shape);
             let sizes = (works as u32, room as u32);
             let pairs = (0..config.ib_qps)
                 .map(|_| Pair::new(domain, &queue, port.number, sizes))
@@ -123,7 +123,7 @@ impl<'a> Prepared<'a> {
             let mut packet = [0; 4];
             getrandom::fill(&mut packet)
                 .map_err(|error| Error::internal(format!("no random numbers: {error}")))?;
-            lanes.push(Lane {
+            channels.push(ChannelEnds {
                 peer,
                 channel,
                 rail,
@@ -143,36 +143,42 @@ impl<'a> Prepared<'a> {
             });
             *at += bytes;
         }
-        Ok(Prepared { plan, rails, lanes })
+        Ok(Prepared {
+            plan,
+            rails,
+            channels,
+        })
     }
 
     /// What peers need to know.
     pub fn offer(&self) -> Vec<u8> {
         let mut bytes = vec![self.rails.len() as u8];
         for rail in &self.rails {
-            let card = card(&rail.port, self.plan.kind);
-            bytes.extend(card.lid.to_le_bytes());
-            bytes.push(card.mtu);
-            bytes.extend(card.gid);
+            let info = info(&rail.port, self.plan.kind);
+            bytes.extend(info.lid.to_le_bytes());
+            bytes.push(info.mtu);
+            bytes.extend(info.gid);
         }
-        let mut cards = vec![0; self.plan.peers.len() * self.plan.channels * self.lane_card()];
-        for lane in &self.lanes {
-            let at = (lane.peer * self.plan.channels + lane.channel) * self.lane_card();
-            let mut card = vec![lane.rail as u8];
-            card.extend(lane.memory.1.to_le_bytes());
-            card.extend(lane.memory.0.to_le_bytes());
-            card.extend(lane.first_packet.to_le_bytes());
-            for pair in lane.connection.pairs() {
-                card.extend(pair.number().to_le_bytes());
+        let mut infos =
+            vec![0; self.plan.peers.len() * self.plan.channels * self.channel_info_bytes()];
+        for channel in &self.channels {
+            let at =
+                (channel.peer * self.plan.channels + channel.channel) * self.channel_info_bytes();
+            let mut info = vec![channel.rail as u8];
+            info.extend(channel.memory.1.to_le_bytes());
+            info.extend(channel.memory.0.to_le_bytes());
+            info.extend(channel.first_packet.to_le_bytes());
+            for pair in channel.connection.pairs() {
+                info.extend(pair.number().to_le_bytes());
             }
-            cards[at..at + card.len()].copy_from_slice(&card);
+            infos[at..at + info.len()].copy_from_slice(&info);
         }
-        bytes.extend(cards);
+        bytes.extend(infos);
         bytes
     }
 
-    fn lane_card(&self) -> usize {
-        LANE_CARD + 4 * self.plan.config.ib_qps
+    fn channel_info_bytes(&self) -> usize {
+        CHANNEL_INFO_BYTES + 4 * self.plan.config.ib_qps
     }
 
     /// Connects all queue pairs with those that the others offer, by rank.
@@ -180,11 +186,11 @@ impl<'a> Prepared<'a> {
     /// # Errors
     /// Mismatch if an offer is none; system, naming the peer, if a queue pair cannot be connected.
     pub fn connect(mut self, offers: &[Vec<u8>]) -> Result<(Arc<Endpoint>, Vec<Ends>)> {
-        let (plan, size) = (&self.plan, self.lane_card());
-        for lane in &mut self.lanes {
-            let peer = &plan.peers[lane.peer];
-            let theirs =
-                read_offer(&offers[lane.peer], plan, size, lane.channel).ok_or_else(|| {
+        let (plan, size) = (&self.plan, self.channel_info_bytes());
+        for channel in &mut self.channels {
+            let peer = &plan.peers[channel.peer];
+            let theirs = read_offer(&offers[channel.peer], plan, size, channel.channel)
+                .ok_or_else(|| {
                     Error::new(
                         ErrorKind::Mismatch,
                         format!(
@@ -192,26 +198,31 @@ impl<'a> Prepared<'a> {
                         ),
                     )
                 })?;
-            let (card, remote, packet, numbers) = theirs;
-            lane.connection.set_remote(remote.0, remote.1);
-            let port = &self.rails[lane.rail].port;
-            for (pair, number) in lane.connection.pairs().zip(numbers) {
+            let (info, remote, packet, numbers) = theirs;
+            channel.connection.set_remote(remote.0, remote.1);
+            let port = &self.rails[channel.rail].port;
+            for (pair, number) in channel.connection.pairs().zip(numbers) {
                 let route = Route {
                     port: port.number,
-                    mtu: port.attributes.active_mtu.min(u32::from(card.mtu)),
-                    address: address(port, &card, plan),
+                    mtu: port.attributes.active_mtu.min(u32::from(info.mtu)),
+                    address: address(port, &info, plan),
                     number,
                     peer_packet: packet,
-                    own_packet: lane.first_packet,
+                    own_packet: channel.first_packet,
                     timeout: plan.config.ib_timeout,
                     retries: plan.config.ib_retry,
                 };
                 pair.connect(&route).map_err(|error| error.context(peer))?;
             }
         }
-        let lanes = self.lanes.into_iter();
-        let (keys, connections): (Vec<_>, Vec<_>) = lanes
-            .map(|lane| ((lane.peer, lane.channel), (lane.rail, lane.connection)))
+        let channels = self.channels.into_iter();
+        let (keys, connections): (Vec<_>, Vec<_>) = channels
+            .map(|channel| {
+                (
+                    (channel.peer, channel.channel),
+                    (channel.rail, channel.connection),
+                )
+            })
             .unzip();
         let endpoint = Endpoint::new(connections, self.rails);
         let ends = keys
@@ -253,7 +264,7 @@ fn place_of_pair(peers: &[PeerInfo], one: usize, other: usize) -> usize {
 
 /// Whether the device has queues that are long enough.
 fn check_sizes(port: &Port, shape: &FifoShape) -> Result<()> {
-    let (works, room) = way::queue_sizes(shape);
+    let (works, room) = qp_flow::queue_sizes(shape);
     let most = port.device.attributes()?.max_qp_wr.max(0) as usize;
     if works.max(room) > most {
         return Err(Error::new(
@@ -268,8 +279,8 @@ fn check_sizes(port: &Port, shape: &FifoShape) -> Result<()> {
     Ok(())
 }
 
-fn card(port: &Port, kind: AddressKind) -> PortCard {
-    PortCard {
+fn info(port: &Port, kind: AddressKind) -> PortInfo {
+    PortInfo {
         lid: port.attributes.lid,
         mtu: port.attributes.active_mtu as u8,
         gid: port.addresses[kind as usize].map_or([0; 16], |(_, gid)| gid.raw),
@@ -277,7 +288,7 @@ fn card(port: &Port, kind: AddressKind) -> PortCard {
 }
 
 /// How `port` reaches the peer's.
-fn address(port: &Port, peer: &PortCard, plan: &Plan<'_>) -> IbvAhAttr {
+fn address(port: &Port, peer: &PortInfo, plan: &Plan<'_>) -> IbvAhAttr {
     let (index, own) = port.addresses[plan.kind as usize].unwrap_or_default();
     // Ports of one InfiniBand subnet share the first half of their addresses, and need no more
     // than LIDs.
@@ -303,29 +314,33 @@ fn address(port: &Port, peer: &PortCard, plan: &Plan<'_>) -> IbvAhAttr {
 
 /// What the offer of a rank says of its connection to this one on a channel: its port, address and
 /// key of its memory, its first packet number, its queue pairs.
-type Offered = (PortCard, (u64, u32), u32, Vec<u32>);
+type Offered = (PortInfo, (u64, u32), u32, Vec<u32>);
 
 fn read_offer(offer: &[u8], plan: &Plan<'_>, size: usize, channel: usize) -> Option<Offered> {
     let (&rails, rest) = offer.split_first()?;
-    let (cards, lanes) = rest.split_at_checked(usize::from(rails) * PORT_CARD)?;
-    if lanes.len() != plan.peers.len() * plan.channels * size {
+    let (infos, channels) = rest.split_at_checked(usize::from(rails) * PORT_INFO_BYTES)?;
+    if channels.len() != plan.peers.len() * plan.channels * size {
         return None;
     }
-    let lane = &lanes[(plan.me * plan.channels + channel) * size..][..size];
-    let word = |at: usize| Some(u32::from_le_bytes(lane.get(at..at + 4)?.try_into().ok()?));
-    let card = cards
-        .get(usize::from(lane[0]) * PORT_CARD..)?
-        .get(..PORT_CARD)?;
-    let memory = u64::from_le_bytes(lane[5..13].try_into().ok()?);
-    let numbers = (LANE_CARD..size).step_by(4).map(word);
-    let card = PortCard {
-        lid: u16::from_le_bytes([card[0], card[1]]),
-        mtu: card[2],
-        gid: card[3..].try_into().ok()?,
+    let channel = &channels[(plan.me * plan.channels + channel) * size..][..size];
+    let word = |at: usize| {
+        Some(u32::from_le_bytes(
+            channel.get(at..at + 4)?.try_into().ok()?,
+        ))
     };
-    let known = (1..=5).contains(&card.mtu);
+    let info = infos
+        .get(usize::from(channel[0]) * PORT_INFO_BYTES..)?
+        .get(..PORT_INFO_BYTES)?;
+    let memory = u64::from_le_bytes(channel[5..13].try_into().ok()?);
+    let numbers = (CHANNEL_INFO_BYTES..size).step_by(4).map(word);
+    let info = PortInfo {
+        lid: u16::from_le_bytes([info[0], info[1]]),
+        mtu: info[2],
+        gid: info[3..].try_into().ok()?,
+    };
+    let known = (1..=5).contains(&info.mtu);
     known.then_some((
-        card,
+        info,
         (memory, word(1)?),
         word(13)?,
         numbers.collect::<Option<_>>()?,

@@ -13,9 +13,9 @@
 
 use super::super::frame::{FRAME, decode, encode};
 use super::ports::Port;
+use super::qp_flow::{Immediate, QpFlow, Tag};
 use super::status;
 use super::verbs::{Pair, Queue, Registered, Write};
-use super::way::{Immediate, Tag, Way};
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::{FifoShape, Header, LINE_BYTES};
 use crate::sys::ibverbs::{IBV_WC_SUCCESS, IBV_WC_WR_FLUSH_ERR, IbvSge, IbvWc};
@@ -55,7 +55,7 @@ pub(super) struct Parts {
 #[derive(Debug)]
 pub(super) struct Connection {
     // Queue pairs first: they use what follows.
-    ways: Vec<Way>,
+    ways: Vec<QpFlow>,
     parts: Parts,
     sent: u64,
     freed: u64,
@@ -81,7 +81,7 @@ impl Connection {
     pub fn new(mut parts: Parts) -> Result<Connection> {
         let pairs = std::mem::take(&mut parts.pairs).into_iter().enumerate();
         let ways = pairs
-            .map(|(index, pair)| Way::new(index, pair, &parts.shape))
+            .map(|(index, pair)| QpFlow::new(index, pair, &parts.shape))
             .collect::<io::Result<_>>()
             .map_err(|error| Error::system("making room for messages", error))?;
         Ok(Connection {
@@ -101,7 +101,7 @@ impl Connection {
 
     /// Connects the queue pairs.
     pub fn pairs(&self) -> impl Iterator<Item = &Pair> {
-        self.ways.iter().map(Way::pair)
+        self.ways.iter().map(QpFlow::pair)
     }
 
     /// Where the peer's part of its memory begins, and its key.
@@ -200,7 +200,7 @@ impl Connection {
 
     /// Whether all messages are in the peer's memory, or are of no more use to it.
     pub fn drained(&mut self) -> Result<bool> {
-        if self.ways.iter().all(Way::drained) {
+        if self.ways.iter().all(QpFlow::drained) {
             return Ok(true);
         }
         for index in 0..self.ways.len() {
@@ -211,7 +211,7 @@ impl Connection {
         }
         self.progress();
         // Who left in good order wants nothing more.
-        if self.left() || self.ways.iter().all(Way::drained) {
+        if self.left() || self.ways.iter().all(QpFlow::drained) {
             return Ok(true);
         }
         self.usable().map(|()| false)
@@ -445,7 +445,7 @@ impl Connection {
         }
     }
 
-    /// Asks for an answer over every queue pair: that they are connected, no packet has shown.
+    /// CompletionPoller for an answer over every queue pair: that they are connected, no packet has shown.
     pub fn ask(&mut self) {
         for index in 0..self.ways.len() {
             self.probe(index);
@@ -455,7 +455,7 @@ impl Connection {
     /// Whether the peer has answered over all of them.
     pub fn has_answered(&mut self) -> Result<bool> {
         self.progress();
-        if self.ways.iter().all(Way::idle) {
+        if self.ways.iter().all(QpFlow::idle) {
             return Ok(true);
         }
         self.usable().map(|()| false)
@@ -494,7 +494,7 @@ impl Connection {
     /// Whether nothing is on its way to a peer that wants it.
     pub fn gone(&mut self) -> bool {
         self.progress();
-        self.usable().is_err() || self.ways.iter().all(Way::idle)
+        self.usable().is_err() || self.ways.iter().all(QpFlow::idle)
     }
 
     /// Has the queue announce the next completion, unless it does already.

@@ -7,11 +7,11 @@ pub(super) mod connect;
 mod connection;
 mod endpoint;
 mod ports;
+mod qp_flow;
 mod status;
 #[cfg(all(test, not(loom)))]
 mod tests;
 mod verbs;
-mod way;
 
 pub(super) use endpoint::Endpoint;
 pub(super) use ports::{AddressKind, Ports};

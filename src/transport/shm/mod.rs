@@ -34,7 +34,7 @@ const RETRY: Duration = Duration::from_millis(1);
 /// # Errors
 /// As for [`Mesh::open`]; remote, naming the peer, if it goes away; mismatch if its memory does
 /// not have `bytes` bytes for good.
-pub(super) fn exchange(
+pub(crate) fn exchange(
     mesh: Mesh<'_>,
     memory: OwnedFd,
     bytes: usize,

@@ -122,7 +122,7 @@ impl SendEnd for TcpSend {
         self.pump.lock().send();
     }
 
-    fn by_reference(&mut self) -> Option<&mut dyn SendFrom> {
+    fn zero_copy(&mut self) -> Option<&mut dyn SendFrom> {
         Some(self)
     }
 
@@ -188,7 +188,7 @@ impl RecvEnd for TcpRecv {
         self.consumer.release();
     }
 
-    fn by_reference(&mut self) -> Option<&mut dyn RecvInto> {
+    fn zero_copy(&mut self) -> Option<&mut dyn RecvInto> {
         Some(self)
     }
 }

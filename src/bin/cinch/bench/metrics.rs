@@ -1,7 +1,7 @@
 //! Sizes, counts and rates, as nccl-tests defines them.
 
 use cinch::codec;
-use cinch::simd::Isa;
+use cinch::cpu::Isa;
 use cinch::{CodecSpec, Collective, DType};
 
 /// Elements of a call (`Call::count`) whose larger buffer holds about `bytes`, rounded down; where it has

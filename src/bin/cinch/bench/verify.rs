@@ -5,7 +5,7 @@ use super::data::Source;
 use super::number::{decode, decode_integer, largest, smallest, unit_roundoff, wrap_integer};
 use super::row::{Row, factor};
 use cinch::codec::{self, ErrorLaw};
-use cinch::simd::Isa;
+use cinch::cpu::Isa;
 use cinch::types::{LevelCodecs, ScaleRule};
 use cinch::{Algorithm, CodecSpec, Collective, DType, ReduceOp};
 use std::hash::Hasher;

@@ -1,8 +1,8 @@
 //! What codecs cost on one core of this host.
 
 use cinch::codec::{Span, build};
+use cinch::cpu::Isa;
 use cinch::plan::predict::{CodecCost, Costs, Link};
-use cinch::simd::Isa;
 use cinch::testing::{gaussian, random_word};
 use cinch::types::{CodecKind, CodecSpec};
 use std::hint::black_box;

@@ -2,9 +2,9 @@
 
 use super::{done, gone, made, readable};
 use crate::error::{Error, ErrorKind, Result};
+use crate::sys::fork_safe::ForkSafe;
 use crate::sys::ibverbs::*;
 use crate::sys::log::{self, Level};
-use crate::sys::whole::Guarded;
 use crate::types::Subsystem;
 use std::ffi::c_uint;
 use std::io;
@@ -150,7 +150,7 @@ impl Device {
 }
 
 /// The library keeps books of registered memory, which two threads must not begin at once.
-static BOOKS: Guarded<()> = Guarded::new(());
+static BOOKS: ForkSafe<()> = ForkSafe::new(());
 
 /// Keeps registered memory from children that the program forks. Where the kernel does not copy
 /// it for them, the first one to write after a fork gets a new page, the parent too, and the device

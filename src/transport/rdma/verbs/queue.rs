@@ -120,7 +120,7 @@ impl Queue {
         }
     }
 
-    /// Asks for an event with the next completion.
+    /// CompletionPoller for an event with the next completion.
     pub fn arm(&self) -> io::Result<()> {
         // SAFETY: alive.
         done(unsafe { ibverbs::req_notify_cq(self.raw) })

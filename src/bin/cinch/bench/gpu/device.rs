@@ -9,7 +9,7 @@ use crate::bench::verify::POISON;
 use cinch::comm::{Call, Group};
 use cinch::gpu::{CaptureMode, Context, DeviceMemory, Event, Graph, Stream};
 use cinch::mem::DeviceBuffers;
-use cinch::plan::Way;
+use cinch::plan::KernelVariant;
 use cinch::{Collective, Communicator, DType, Error, ErrorKind, ReduceOp, Report, Result};
 use std::sync::Arc;
 use std::time::Duration;
@@ -116,16 +116,16 @@ impl<'a> GpuLane<'a> {
     ///
     /// # Errors
     /// As there.
-    pub fn ways(&self, row: &Row) -> Result<Vec<Way>> {
-        self.comm.ways(&self.call(row))
+    pub fn variants(&self, row: &Row) -> Result<Vec<KernelVariant>> {
+        self.comm.variants(&self.call(row))
     }
 
-    /// As [`Communicator::can_go`].
+    /// As [`Communicator::supports`].
     ///
     /// # Errors
     /// As there.
-    pub fn can_go(&self, row: &Row, way: &Way) -> Result<bool> {
-        self.comm.can_go(&self.call(row), way)
+    pub fn supports(&self, row: &Row, way: &KernelVariant) -> Result<bool> {
+        self.comm.supports(&self.call(row), way)
     }
 
     /// Queues a mark, `calls` of our calls, and another mark.

@@ -1,7 +1,7 @@
 //! From measurements to the lines of a table.
 
 use super::search::{Point, Sweep};
-use cinch::plan::{Entry, Way};
+use cinch::plan::{Entry, KernelVariant};
 
 /// How much slower than the fastest a way may be that a neighbour has too.
 const AS_FAST: f64 = 1.02;
@@ -13,11 +13,11 @@ const SLOWER: f64 = 0.95;
 /// The way of each point: that with the fewest blocks of those that are as fast as the fastest but for
 /// 1 %, or that of the next smaller size where it is as fast and takes no more of them; never one that the next
 /// larger size's beats by more than 5 %.
-pub fn ways(points: &[Point]) -> Vec<Way> {
-    let mut chosen: Vec<Way> = Vec::with_capacity(points.len());
+pub fn variants(points: &[Point]) -> Vec<KernelVariant> {
+    let mut chosen: Vec<KernelVariant> = Vec::with_capacity(points.len());
     for point in points {
         let (best, seconds) = sparing(point);
-        let is_as_good = |way: &Way| {
+        let is_as_good = |way: &KernelVariant| {
             way.channels <= best.channels
                 && point.time(way).is_some_and(|own| own <= AS_FAST * seconds)
         };
@@ -38,7 +38,7 @@ pub fn ways(points: &[Point]) -> Vec<Way> {
 
 /// The way with the fewest blocks of those that are about as fast as the fastest, of which the fastest;
 /// the time of the fastest.
-fn sparing(point: &Point) -> (Way, f64) {
+fn sparing(point: &Point) -> (KernelVariant, f64) {
     let (best, seconds) = point.best();
     let as_fast = point
         .times
@@ -54,8 +54,8 @@ fn sparing(point: &Point) -> (Way, f64) {
 /// The lines of a sweep: neighbours meet where the lines through both ways' times cross, in the
 /// logarithms of size and time.
 pub fn entries(sweep: &Sweep, points: &[Point]) -> Vec<Entry> {
-    let chosen = ways(points);
-    let entry = |way: Way, from: (usize, f64), to: (usize, f64)| Entry {
+    let chosen = variants(points);
+    let entry = |way: KernelVariant, from: (usize, f64), to: (usize, f64)| Entry {
         collective: sweep.collective,
         wire: sweep.wire(),
         from: from.0,
@@ -95,8 +95,12 @@ pub fn entries(sweep: &Sweep, points: &[Point]) -> Vec<Entry> {
 }
 
 /// Where the second way takes over from the first, and the time there.
-pub fn border(low: &Point, high: &Point, (first, second): (Way, Way)) -> (usize, f64) {
-    let times = |way: &Way| [low.time(way), high.time(way)];
+pub fn border(
+    low: &Point,
+    high: &Point,
+    (first, second): (KernelVariant, KernelVariant),
+) -> (usize, f64) {
+    let times = |way: &KernelVariant| [low.time(way), high.time(way)];
     let [first, second] = [times(&first), times(&second)];
     let share = match (first, second) {
         ([Some(a), Some(b)], [Some(c), Some(d)]) => {

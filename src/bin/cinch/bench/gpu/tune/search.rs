@@ -5,23 +5,23 @@
 use super::choose;
 use crate::bench::metrics::{count_of, size_of};
 use crate::bench::row::Row;
-use cinch::plan::{Way, WireClass};
+use cinch::plan::{KernelVariant, WireClass};
 use cinch::types::CodecChoice;
 use cinch::{Collective, DType, ReduceOp, Result};
 
 /// What measures; in tests a model of times.
 pub trait Stopwatch {
     /// The ways of a row's call that are worth a measurement.
-    fn ways(&mut self, row: &Row) -> Result<Vec<Way>>;
+    fn variants(&mut self, row: &Row) -> Result<Vec<KernelVariant>>;
     /// Whether the row's call can go this way.
-    fn can(&mut self, row: &Row, way: &Way) -> Result<bool>;
+    fn can(&mut self, row: &Row, way: &KernelVariant) -> Result<bool>;
     /// Seconds of the call each way: medians over so many repetitions, in which all take turns. The
     /// same on all ranks.
-    fn time(&mut self, row: &Row, ways: &[Way], repetitions: usize) -> Result<Vec<f64>>;
+    fn time(&mut self, row: &Row, ways: &[KernelVariant], repetitions: usize) -> Result<Vec<f64>>;
     /// Seconds since the beginning. The same on all ranks.
     fn elapsed(&mut self) -> Result<f64>;
     /// Keeps a measurement.
-    fn keep(&mut self, row: &Row, size: usize, times: &[(Way, f64)], repetitions: usize);
+    fn keep(&mut self, row: &Row, size: usize, times: &[(KernelVariant, f64)], repetitions: usize);
 }
 
 /// Calls whose sizes are swept: one part of a table.
@@ -64,23 +64,23 @@ pub struct Point {
     /// Bytes of the larger buffer.
     pub size: usize,
     /// Seconds each way, of the ways that stayed in the race.
-    pub times: Vec<(Way, f64)>,
+    pub times: Vec<(KernelVariant, f64)>,
 }
 
 impl Point {
     /// Seconds of a way, if it was measured.
-    pub fn time(&self, way: &Way) -> Option<f64> {
+    pub fn time(&self, way: &KernelVariant) -> Option<f64> {
         let known = self.times.iter().find(|(known, _)| known == way);
         known.map(|(_, seconds)| *seconds)
     }
 
     /// The fastest.
-    pub fn best(&self) -> (Way, f64) {
+    pub fn best(&self) -> (KernelVariant, f64) {
         let least = self.times.iter().min_by(|a, b| a.1.total_cmp(&b.1));
         *least.unwrap_or(&self.times[0])
     }
 
-    fn set(&mut self, way: Way, seconds: f64) {
+    fn set(&mut self, way: KernelVariant, seconds: f64) {
         match self.times.iter_mut().find(|(known, _)| *known == way) {
             Some(known) => known.1 = seconds,
             None => self.times.push((way, seconds)),
@@ -122,7 +122,7 @@ pub struct Search {
     /// Sizes between which all has been measured that can be.
     settled: Vec<(usize, usize)>,
     /// Ways that cannot be taken at a size.
-    refused: Vec<(usize, Way)>,
+    refused: Vec<(usize, KernelVariant)>,
 }
 
 impl Search {
@@ -155,33 +155,33 @@ impl Search {
         &mut self,
         watch: &mut impl Stopwatch,
         bytes: usize,
-        also: &[Way],
+        also: &[KernelVariant],
     ) -> Result<()> {
         let row = self.sweep.row(self.nranks, bytes);
         let size = size_of(row.collective, row.dtype, self.nranks, row.count);
         if row.count == 0 || self.points.iter().any(|point| point.size == size) {
             return Ok(());
         }
-        let ways = watch.ways(&row)?;
+        let ways = watch.variants(&row)?;
         if ways.is_empty() {
             return Ok(());
         }
         let trial = watch.time(&row, &ways, TRIAL)?;
-        let mut order: Vec<(Way, f64)> = ways.into_iter().zip(trial).collect();
+        let mut order: Vec<(KernelVariant, f64)> = ways.into_iter().zip(trial).collect();
         watch.keep(&row, size, &order, TRIAL);
         order.sort_by(|a, b| a.1.total_cmp(&b.1));
         let least = order[0].1;
-        let stays = |&(at, (way, seconds)): &(usize, (Way, f64))| {
+        let stays = |&(at, (way, seconds)): &(usize, (KernelVariant, f64))| {
             at < MOST_STAY && seconds <= STAYS * least || also.contains(&way)
         };
-        let stay: Vec<Way> = order
+        let stay: Vec<KernelVariant> = order
             .into_iter()
             .enumerate()
             .filter(stays)
             .map(|(_, (way, _))| way)
             .collect();
         let times = watch.time(&row, &stay, FINAL)?;
-        let times: Vec<(Way, f64)> = stay.into_iter().zip(times).collect();
+        let times: Vec<(KernelVariant, f64)> = stay.into_iter().zip(times).collect();
         watch.keep(&row, size, &times, FINAL);
         let at = self.points.partition_point(|point| point.size < size);
         self.points.insert(at, Point { size, times });
@@ -189,17 +189,18 @@ impl Search {
     }
 
     /// Measures at a point that is there the ways that are missing, beside its best one.
-    fn add(&mut self, watch: &mut impl Stopwatch, at: usize, ways: &[Way]) -> Result<()> {
+    fn add(&mut self, watch: &mut impl Stopwatch, at: usize, ways: &[KernelVariant]) -> Result<()> {
         let point = &self.points[at];
         let size = point.size;
-        let missing =
-            |way: &&Way| point.time(way).is_none() && !self.refused.contains(&(size, **way));
-        let missing: Vec<Way> = ways.iter().filter(missing).copied().collect();
+        let missing = |way: &&KernelVariant| {
+            point.time(way).is_none() && !self.refused.contains(&(size, **way))
+        };
+        let missing: Vec<KernelVariant> = ways.iter().filter(missing).copied().collect();
         if missing.is_empty() {
             return Ok(());
         }
         let row = self.sweep.row(self.nranks, size);
-        let mut takes: Vec<Way> = Vec::new();
+        let mut takes: Vec<KernelVariant> = Vec::new();
         for way in missing {
             match watch.can(&row, &way)? {
                 true => takes.push(way),
@@ -211,7 +212,7 @@ impl Search {
         }
         takes.push(self.points[at].best().0);
         let times = watch.time(&row, &takes, FINAL)?;
-        let times: Vec<(Way, f64)> = takes.into_iter().zip(times).collect();
+        let times: Vec<(KernelVariant, f64)> = takes.into_iter().zip(times).collect();
         watch.keep(&row, size, &times, FINAL);
         for (way, seconds) in times {
             self.points[at].set(way, seconds);
@@ -242,16 +243,16 @@ impl Search {
         let pair = &self.points[at..=at + 1];
         // A size that is slower than the next larger one is one that was disturbed.
         if pair[0].best().1 > SAME * pair[1].best().1 {
-            let again: Vec<Way> = pair[0].times.iter().map(|(way, _)| *way).collect();
+            let again: Vec<KernelVariant> = pair[0].times.iter().map(|(way, _)| *way).collect();
             let row = self.sweep.row(self.nranks, low);
             let times = watch.time(&row, &again, 2 * FINAL)?;
-            let times: Vec<(Way, f64)> = again.into_iter().zip(times).collect();
+            let times: Vec<(KernelVariant, f64)> = again.into_iter().zip(times).collect();
             watch.keep(&row, low, &times, 2 * FINAL);
             self.points[at].times = times;
         }
         let pair = &self.points[at..=at + 1];
         let ends = [pair[0].best(), pair[1].best()];
-        let alike = |point: &Point, way: &Way, best: f64| {
+        let alike = |point: &Point, way: &KernelVariant, best: f64| {
             point
                 .time(way)
                 .is_some_and(|seconds| seconds <= SAME * best)

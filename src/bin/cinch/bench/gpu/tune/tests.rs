@@ -5,13 +5,13 @@ use crate::bench::row::Row;
 use crate::bench::world::threads::{self, Flaw};
 use crate::testing::parsed;
 use cinch::Algorithm;
-use cinch::plan::Way;
+use cinch::plan::KernelVariant;
 use cinch::types::Protocol;
 
 const RANKS: usize = 4;
 
-fn way(algorithm: Algorithm, protocol: Protocol, channels: usize) -> Way {
-    Way {
+fn way(algorithm: Algorithm, protocol: Protocol, channels: usize) -> KernelVariant {
+    KernelVariant {
         algorithm,
         protocol,
         channels,
@@ -21,7 +21,7 @@ fn way(algorithm: Algorithm, protocol: Protocol, channels: usize) -> Way {
 
 /// Ways and their times by a law that the tuner does not know: fixed microseconds, gigabytes a second,
 /// largest size.
-fn laws() -> Vec<(Way, f64, f64, usize)> {
+fn laws() -> Vec<(KernelVariant, f64, f64, usize)> {
     let mut laws = Vec::new();
     for (at, channels) in [8, 16, 32, 64].into_iter().enumerate() {
         let more = at as f64;
@@ -80,7 +80,7 @@ impl Paper {
         }
     }
 
-    fn law(&self, row: &Row, way: &Way) -> Option<f64> {
+    fn law(&self, row: &Row, way: &KernelVariant) -> Option<f64> {
         let size = size_of(row.collective, row.dtype, RANKS, row.count);
         let laws = laws();
         let law = laws.iter().find(|law| law.0 == *way && size <= law.3)?;
@@ -103,7 +103,7 @@ impl Paper {
 }
 
 impl Stopwatch for Paper {
-    fn ways(&mut self, row: &Row) -> Result<Vec<Way>> {
+    fn variants(&mut self, row: &Row) -> Result<Vec<KernelVariant>> {
         let laws = laws().into_iter();
         Ok(laws
             .map(|law| law.0)
@@ -111,11 +111,11 @@ impl Stopwatch for Paper {
             .collect())
     }
 
-    fn can(&mut self, row: &Row, way: &Way) -> Result<bool> {
+    fn can(&mut self, row: &Row, way: &KernelVariant) -> Result<bool> {
         Ok(self.law(row, way).is_some())
     }
 
-    fn time(&mut self, row: &Row, ways: &[Way], repetitions: usize) -> Result<Vec<f64>> {
+    fn time(&mut self, row: &Row, ways: &[KernelVariant], repetitions: usize) -> Result<Vec<f64>> {
         let size = size_of(row.collective, row.dtype, RANKS, row.count);
         let mut times = Vec::new();
         for way in ways {
@@ -141,7 +141,7 @@ impl Stopwatch for Paper {
         Ok(self.clock)
     }
 
-    fn keep(&mut self, _: &Row, _: usize, times: &[(Way, f64)], _: usize) {
+    fn keep(&mut self, _: &Row, _: usize, times: &[(KernelVariant, f64)], _: usize) {
         assert!(!times.is_empty());
     }
 }
@@ -288,7 +288,7 @@ fn blocks_that_bring_nothing_are_left_to_others() {
             .map(|(blocks, time)| (way(Algorithm::Direct, Protocol::Simple, blocks), time))
             .to_vec(),
     });
-    assert_eq!(choose::ways(&points), [some, few, few, few, many]);
+    assert_eq!(choose::variants(&points), [some, few, few, few, many]);
 }
 
 #[test]
@@ -297,7 +297,7 @@ fn the_next_sizes_way_is_taken_where_it_is_faster() {
         way(Algorithm::Ring, Protocol::Simple, 8),
         way(Algorithm::Direct, Protocol::Simple, 8),
     );
-    let point = |size, times: &[(Way, f64)]| Point {
+    let point = |size, times: &[(KernelVariant, f64)]| Point {
         size,
         times: times.to_vec(),
     };
@@ -307,10 +307,10 @@ fn the_next_sizes_way_is_taken_where_it_is_faster() {
         point(16, &[(a, 2.03e-6), (b, 2.0e-6)]),
         point(32, &[(a, 9.0e-6), (b, 2.1e-6)]),
     ];
-    assert_eq!(choose::ways(&points), [a, a, b]);
+    assert_eq!(choose::variants(&points), [a, a, b]);
     let mut later = points.clone();
     later[1] = point(16, &[(a, 2.03e-6), (b, 1.995e-6)]);
-    assert_eq!(choose::ways(&later), [a, a, b]);
+    assert_eq!(choose::variants(&later), [a, a, b]);
     // Where both lines cross, in logarithms: from 2.0 to 9.0 and from 2.0 to 2.1.
     let entries = choose::entries(&sweep(Collective::AllReduce, "raw"), &points);
     let border = entries.iter().find(|entry| entry.way == b).unwrap();
@@ -335,7 +335,7 @@ fn a_way_ends_where_it_cannot_be() {
     };
     let all = sweep(Collective::AllReduce, "raw");
     let entries = choose::entries(&all, &[low, high]);
-    let ends: Vec<(usize, usize, Way)> = entries
+    let ends: Vec<(usize, usize, KernelVariant)> = entries
         .iter()
         .map(|entry| (entry.from, entry.to, entry.way))
         .collect();

@@ -10,7 +10,7 @@ use crate::bench::metrics::median;
 use crate::bench::record::RunRecord;
 use crate::bench::row::Row;
 use crate::bench::world::World;
-use cinch::plan::Way;
+use cinch::plan::KernelVariant;
 use cinch::{CodecSpec, Communicator, Error, Result};
 use serde::Serialize;
 use std::time::Instant;
@@ -95,19 +95,19 @@ impl<'a, 'b> GpuWatch<'a, 'b> {
 }
 
 impl Stopwatch for GpuWatch<'_, '_> {
-    fn ways(&mut self, row: &Row) -> Result<Vec<Way>> {
-        self.lane.ways(row)
+    fn variants(&mut self, row: &Row) -> Result<Vec<KernelVariant>> {
+        self.lane.variants(row)
     }
 
-    fn can(&mut self, row: &Row, way: &Way) -> Result<bool> {
-        self.lane.can_go(row, way)
+    fn can(&mut self, row: &Row, way: &KernelVariant) -> Result<bool> {
+        self.lane.supports(row, way)
     }
 
-    fn time(&mut self, row: &Row, ways: &[Way], repetitions: usize) -> Result<Vec<f64>> {
+    fn time(&mut self, row: &Row, ways: &[KernelVariant], repetitions: usize) -> Result<Vec<f64>> {
         self.lane.begin(row)?;
         let mut calls = Vec::with_capacity(ways.len());
         for way in ways {
-            self.lane.comm().go_way(Some(*way))?;
+            self.lane.comm().force_variant(Some(*way))?;
             let each = self.estimate()?;
             self.check(row)?;
             let these = (REPLAY_SECONDS / each.max(1e-9)).ceil() as usize;
@@ -115,7 +115,7 @@ impl Stopwatch for GpuWatch<'_, '_> {
             self.lane.record_way(these)?;
             calls.push(these);
         }
-        self.lane.comm().go_way(None)?;
+        self.lane.comm().force_variant(None)?;
         let mut times = vec![Vec::with_capacity(repetitions); ways.len()];
         // The first replay of each is not counted, and every second round goes the other way round.
         for round in 0..=repetitions {
@@ -147,7 +147,7 @@ impl Stopwatch for GpuWatch<'_, '_> {
         ))
     }
 
-    fn keep(&mut self, row: &Row, size: usize, times: &[(Way, f64)], repetitions: usize) {
+    fn keep(&mut self, row: &Row, size: usize, times: &[(KernelVariant, f64)], repetitions: usize) {
         let codec = row.codec.map_or("raw".into(), |codec| codec.to_string());
         let ways = times.iter().map(|(way, seconds)| WayRecord {
             algo: way.algorithm.name(),

@@ -1,0 +1,171 @@
+//! CallLog of calls: what each rank started, compared by sequence number.
+//!
+//! Ranks that exchange data find a disagreement in the header of the first message. CallLog find
+//! those that do not: two ranks that wait for different peers, a call of nothing.
+
+use super::PeerInfo;
+use crate::error::{Error, ErrorKind};
+use crate::types::{CallSignature, Collective, SIGNATURE_WORDS};
+
+/// CallLog kept for the next beat; older ones are not compared.
+pub(super) const KEPT: usize = 64;
+
+/// A signature as it travels.
+pub(super) type Words = [u64; SIGNATURE_WORDS];
+
+/// The latest notes of this rank.
+#[derive(Debug)]
+pub(super) struct CallLog {
+    ring: [Words; KEPT],
+    written: usize,
+    taken: usize,
+}
+
+impl CallLog {
+    pub(super) fn new() -> CallLog {
+        CallLog {
+            ring: [[0; SIGNATURE_WORDS]; KEPT],
+            written: 0,
+            taken: 0,
+        }
+    }
+
+    #[inline]
+    pub(super) fn push(&mut self, words: Words) {
+        self.ring[self.written % KEPT] = words;
+        self.written += 1;
+    }
+
+    /// The notes since the last time, at most the latest 64.
+    pub(super) fn take(&mut self) -> Vec<Words> {
+        let from = self.taken.max(self.written.saturating_sub(KEPT));
+        self.taken = self.written;
+        (from..self.written)
+            .map(|at| self.ring[at % KEPT])
+            .collect()
+    }
+}
+
+/// Whether notes of this call can be compared: sequence numbers of a send/recv count calls of a
+/// pair, not of the communicator.
+#[inline]
+pub(super) fn is_comparable(words: &Words) -> bool {
+    (words[0] >> 8) as u8 != Collective::SendRecv as u8
+}
+
+/// What the ranks noted, by sequence number, for as long as stragglers may be behind.
+#[derive(Debug)]
+pub(super) struct CallOrderChecker {
+    lines: Vec<Option<(usize, Words)>>,
+}
+
+impl CallOrderChecker {
+    pub(super) fn new() -> CallOrderChecker {
+        CallOrderChecker {
+            lines: vec![None; 16 * KEPT],
+        }
+    }
+
+    /// Enters a note. An error, naming both ranks and both calls, if another rank noted another
+    /// call under the same number.
+    pub(super) fn enter(&mut self, rank: usize, words: Words, peers: &[PeerInfo]) -> Option<Error> {
+        if !is_comparable(&words) {
+            return None;
+        }
+        let index = (words[3] % self.lines.len() as u64) as usize;
+        match &self.lines[index] {
+            Some((other, known)) if known[3] == words[3] => {
+                if *known == words {
+                    return None;
+                }
+                let name = |rank: usize| {
+                    let peer = peers.get(rank);
+                    peer.map_or(format!("rank {rank}"), |peer| peer.to_string())
+                };
+                Some(Error::new(
+                    ErrorKind::Mismatch,
+                    format!(
+                        "{} makes {}, {} makes {}: all ranks must make the same calls in the \
+                         same order",
+                        name(*other),
+                        CallSignature::describe(known),
+                        name(rank),
+                        CallSignature::describe(&words),
+                    ),
+                ))
+            }
+            // Too far behind to be compared.
+            Some((_, known)) if known[3] > words[3] => None,
+            _ => {
+                self.lines[index] = Some((rank, words));
+                None
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use crate::types::{Algorithm, CodecSpec, DType, Fused};
+
+    pub(in crate::bootstrap) fn call(collective: Collective, sequence: u64, count: u64) -> Words {
+        CallSignature {
+            collective,
+            dtype: DType::ALL[0],
+            op: 0,
+            algorithm: Algorithm::ALL[0],
+            root: 0,
+            peer: 0,
+            fused: Fused::ALONE,
+            count,
+            sequence,
+            codec: CodecSpec::RAW,
+            intra: CodecSpec::RAW,
+        }
+        .words()
+    }
+
+    #[test]
+    fn only_the_latest_notes_are_kept() {
+        let mut notes = CallLog::new();
+        let sum = |count| call(Collective::AllReduce, count, 8);
+        (0..3).for_each(|count| notes.push(sum(count)));
+        assert_eq!(notes.take(), [sum(0), sum(1), sum(2)]);
+        assert!(notes.take().is_empty());
+        (3..200).for_each(|count| notes.push(sum(count)));
+        let taken = notes.take();
+        assert_eq!(taken.len(), KEPT);
+        assert_eq!((taken[0][3], taken[KEPT - 1][3]), (136, 199));
+    }
+
+    #[test]
+    fn equal_numbers_must_be_equal_calls() {
+        let mut ledger = CallOrderChecker::new();
+        let sum = |count| call(Collective::AllReduce, 7, count);
+        assert!(ledger.enter(0, sum(1024), &[]).is_none());
+        assert!(ledger.enter(1, sum(1024), &[]).is_none());
+        let error = ledger.enter(2, sum(1000), &[]).unwrap();
+        for word in ["rank 0", "rank 2", "1024", "1000", "call 7"] {
+            assert!(error.message().contains(word), "{error}");
+        }
+        // A later call in the same line, then a straggler.
+        assert!(
+            ledger
+                .enter(0, call(Collective::AllReduce, 7 + 1024, 5), &[])
+                .is_none()
+        );
+        assert!(ledger.enter(1, sum(1), &[]).is_none());
+        // Pairs count by themselves.
+        assert!(
+            ledger
+                .enter(0, call(Collective::SendRecv, 9, 1), &[])
+                .is_none()
+        );
+        assert!(
+            ledger
+                .enter(1, call(Collective::SendRecv, 9, 2), &[])
+                .is_none()
+        );
+    }
+}

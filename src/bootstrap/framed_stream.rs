@@ -1,0 +1,391 @@
+//! Frames over a proven connection: bounded, numbered, sealed; never blocking.
+//!
+//! | bytes | content |
+//! | --- | --- |
+//! | 0..4 | length of the body |
+//! | 4 | kind |
+//! | 8..16 | number of the frame in its direction |
+//! | 16.. | body |
+//! | last 16 | start of HMAC-SHA256(session key of the direction, header, SHA-256(body)) |
+//!
+//! The seal covers the body's digest, not the body, so that a hub that sends one body to a
+//! thousand ranks hashes it once.
+
+use super::auth::{Peer, wait_ready};
+use super::keys::{self, Authenticator};
+use super::wire::damaged;
+use crate::error::{Error, ErrorKind, Result};
+use crate::sync::Fault;
+use crate::sys::fork::CloseOnFork;
+use nix::poll::PollFlags;
+use std::collections::VecDeque;
+use std::io::{ErrorKind as Io, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Longest body of a frame.
+pub(super) const MAX_BODY: usize = 2 << 20;
+const HEADER: usize = 16;
+const SEAL: usize = 16;
+/// Bodies up to this size are copied behind their header: one packet instead of three.
+const SMALL: usize = 16 << 10;
+/// Bytes read from one connection before the others get their turn.
+const TURN: usize = 1 << 20;
+
+/// The end of a connection whose other side closed it.
+pub(super) const CLOSED: &str = "closed";
+/// The end of a connection whose other side's kernel no longer answers.
+pub(super) const UNREACHABLE: &str = "unreachable";
+
+/// What a frame carries. Shared between connections.
+pub(super) struct Body {
+    bytes: Vec<u8>,
+    digest: keys::Key,
+}
+
+impl Body {
+    pub(super) fn new(bytes: Vec<u8>) -> Arc<Body> {
+        let digest = keys::digest(&[&bytes]);
+        Arc::new(Body { bytes, digest })
+    }
+}
+
+/// A frame that arrived.
+pub(super) struct Frame {
+    pub(super) kind: u8,
+    pub(super) body: Vec<u8>,
+}
+
+/// One end of a framed connection.
+pub(super) struct FramedStream {
+    stream: CloseOnFork<TcpStream>,
+    sending: Direction,
+    receiving: Direction,
+    outbox: VecDeque<Piece>,
+    /// Bytes of the first piece that are sent.
+    sent: usize,
+    inbox: Vec<u8>,
+    /// Why nothing can be sent any more.
+    broken: Option<String>,
+}
+
+struct Direction {
+    authenticator: Authenticator,
+    count: u64,
+}
+
+enum Piece {
+    Owned(Vec<u8>),
+    Shared(Arc<Body>),
+}
+
+impl Piece {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Piece::Owned(bytes) => bytes,
+            Piece::Shared(body) => &body.bytes,
+        }
+    }
+}
+
+impl FramedStream {
+    pub(super) fn new(peer: Peer) -> Result<FramedStream> {
+        peer.stream
+            .set_nonblocking(true)
+            .map_err(|cause| Error::system("cannot configure a control connection", cause))?;
+        let direction = |from_connector: bool| Direction {
+            authenticator: keys::authenticator(&keys::derive(
+                &peer.session,
+                &[u8::from(from_connector)],
+                "control frames",
+            )),
+            count: 0,
+        };
+        Ok(FramedStream {
+            sending: direction(peer.connector),
+            receiving: direction(!peer.connector),
+            stream: peer.stream,
+            outbox: VecDeque::new(),
+            sent: 0,
+            inbox: Vec::new(),
+            broken: None,
+        })
+    }
+
+    /// Queues a frame. [`FramedStream::flush`] sends it.
+    pub(super) fn queue(&mut self, kind: u8, body: &Arc<Body>) {
+        if self.broken.is_some() {
+            return;
+        }
+        debug_assert!(body.bytes.len() <= MAX_BODY);
+        let mut header = [0; HEADER];
+        header[..4].copy_from_slice(&(body.bytes.len() as u32).to_le_bytes());
+        header[4] = kind;
+        header[8..].copy_from_slice(&self.sending.count.to_le_bytes());
+        self.sending.count += 1;
+        let seal = keys::seal(&self.sending.authenticator, &[&header, &body.digest]);
+        if body.bytes.len() <= SMALL {
+            let frame = [&header, body.bytes.as_slice(), &seal[..SEAL]].concat();
+            self.outbox.push_back(Piece::Owned(frame));
+        } else {
+            self.outbox.push_back(Piece::Owned(header.to_vec()));
+            self.outbox.push_back(Piece::Shared(body.clone()));
+            self.outbox.push_back(Piece::Owned(seal[..SEAL].to_vec()));
+        }
+    }
+
+    /// Sends what the socket takes. A broken connection drops the rest: reading tells the end.
+    pub(super) fn flush(&mut self) {
+        while let Some(piece) = self.outbox.front() {
+            match self.stream.write(&piece.bytes()[self.sent..]) {
+                Ok(count) => {
+                    self.sent += count;
+                    if self.sent == piece.bytes().len() {
+                        self.sent = 0;
+                        self.outbox.pop_front();
+                    }
+                }
+                Err(error) if error.kind() == Io::WouldBlock => return,
+                Err(error) if error.kind() == Io::Interrupted => {}
+                Err(error) => {
+                    self.broken = Some(name_end(&error));
+                    self.outbox.clear();
+                }
+            }
+        }
+    }
+
+    /// Whether all queued frames are with the kernel, or lost with the connection.
+    pub(super) fn is_flushed(&self) -> bool {
+        self.outbox.is_empty()
+    }
+
+    /// Tells the other side that nothing more comes.
+    pub(super) fn finish(&mut self) {
+        let _ = self.stream.shutdown(Shutdown::Write);
+    }
+
+    /// Appends the frames that have arrived. `Some` when the connection is over, with the reason;
+    /// the frames before its end are there all the same.
+    pub(super) fn receive(&mut self, frames: &mut Vec<Frame>) -> Option<String> {
+        let mut end = None;
+        let mut budget = TURN;
+        while budget > 0 && end.is_none() {
+            let filled = self.inbox.len();
+            // Beats are small and frequent; a long body grows the buffer step by step.
+            let room = if filled == 0 { 4 << 10 } else { 64 << 10 };
+            self.inbox.resize(filled + room, 0);
+            let read = self.stream.read(&mut self.inbox[filled..]);
+            self.inbox
+                .truncate(filled + read.as_ref().map_or(0, |count| *count));
+            match read {
+                Ok(0) => end = Some(self.broken.take().unwrap_or_else(|| CLOSED.into())),
+                Ok(count) => {
+                    budget = budget.saturating_sub(count);
+                    if let Err(error) = self.take_frames(frames) {
+                        end = Some(format!("nonsense: {}", error.message()));
+                    }
+                    if count < room {
+                        break;
+                    }
+                }
+                Err(error) if error.kind() == Io::WouldBlock => break,
+                Err(error) if error.kind() == Io::Interrupted => {}
+                Err(error) => end = Some(name_end(&error)),
+            }
+        }
+        end
+    }
+
+    fn take_frames(&mut self, frames: &mut Vec<Frame>) -> Result<()> {
+        let mut at = 0;
+        while let Some(header) = self.inbox[at..].first_chunk::<HEADER>() {
+            let length = u32::from_le_bytes([header[0], header[1], header[2], header[3]]) as usize;
+            let count = u64::from_le_bytes(std::array::from_fn(|i| header[8 + i]));
+            if length > MAX_BODY || count != self.receiving.count {
+                return Err(damaged());
+            }
+            let rest = &self.inbox[at + HEADER..];
+            let (Some(body), Some(seal)) = (rest.get(..length), rest.get(length..length + SEAL))
+            else {
+                break;
+            };
+            let authenticator = &self.receiving.authenticator;
+            if !keys::opens(authenticator, &[header, &keys::digest(&[body])], seal) {
+                return Err(Error::new(ErrorKind::Remote, "a frame's seal is wrong"));
+            }
+            self.receiving.count += 1;
+            frames.push(Frame {
+                kind: header[4],
+                body: body.to_vec(),
+            });
+            at += HEADER + length + SEAL;
+        }
+        self.inbox.drain(..at);
+        if self.inbox.is_empty() {
+            self.inbox.shrink_to(64 << 10);
+        }
+        Ok(())
+    }
+
+    /// The events to poll for.
+    pub(super) fn events(&self) -> PollFlags {
+        if self.outbox.is_empty() {
+            PollFlags::POLLIN
+        } else {
+            PollFlags::POLLIN | PollFlags::POLLOUT
+        }
+    }
+
+    pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+
+    pub(super) fn stream(&self) -> &TcpStream {
+        &self.stream
+    }
+
+    /// Sends everything queued and waits for one frame. For the meeting, before there is a
+    /// monitor.
+    ///
+    /// # Errors
+    /// Timeout, remote at the end of the connection (sentences without a subject, for
+    /// [`Error::context`]); the fault's reason.
+    pub(super) fn exchange(&mut self, deadline: Instant, fault: &Fault) -> Result<Frame> {
+        let mut frames = Vec::new();
+        loop {
+            // Before the look at what has come: nothing is late that is there.
+            let now = Instant::now();
+            self.flush();
+            let end = self.receive(&mut frames);
+            if !frames.is_empty() {
+                return Ok(frames.swap_remove(0));
+            }
+            if let Some(end) = end {
+                return Err(Error::new(
+                    ErrorKind::Remote,
+                    format!("the connection ended without an answer: {end}"),
+                ));
+            }
+            fault.check()?;
+            if now >= deadline {
+                return Err(Error::new(ErrorKind::Timeout, "no answer came in time"));
+            }
+            let limit = Duration::from_millis(50).min(deadline - now);
+            wait_ready(self.descriptor(), self.events(), limit);
+        }
+    }
+}
+
+fn name_end(error: &std::io::Error) -> String {
+    match error.kind() {
+        Io::TimedOut | Io::HostUnreachable | Io::NetworkUnreachable | Io::NetworkDown => {
+            UNREACHABLE.into()
+        }
+        // It died with unread data: the same to everybody else.
+        Io::ConnectionReset | Io::BrokenPipe => CLOSED.into(),
+        _ => error.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+
+    fn pair() -> (FramedStream, FramedStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let a = TcpStream::connect(address).unwrap();
+        let (b, _) = listener.accept().unwrap();
+        let channel = |stream, connector| {
+            FramedStream::new(Peer {
+                stream: CloseOnFork::from(stream),
+                address,
+                rank: 0,
+                word: 0,
+                session: [5; 32],
+                connector,
+            })
+            .unwrap()
+        };
+        (channel(a, true), channel(b, false))
+    }
+
+    fn drain(
+        from: &mut FramedStream,
+        to: &mut FramedStream,
+        want: usize,
+    ) -> (Vec<Frame>, Option<String>) {
+        let (mut frames, mut end) = (Vec::new(), None);
+        let until = Instant::now() + Duration::from_secs(10);
+        while frames.len() < want && end.is_none() && Instant::now() < until {
+            from.flush();
+            end = to.receive(&mut frames);
+        }
+        (frames, end)
+    }
+
+    #[test]
+    fn frames_of_all_sizes_arrive_in_order() {
+        let (mut a, mut b) = pair();
+        let sizes = [0, 1, 31, SMALL, SMALL + 1, MAX_BODY];
+        for (at, &size) in sizes.iter().enumerate() {
+            let bytes = (0..size).map(|byte| (byte * 7 + at) as u8).collect();
+            a.queue(at as u8, &Body::new(bytes));
+        }
+        let (frames, end) = drain(&mut a, &mut b, sizes.len());
+        assert_eq!((frames.len(), end), (sizes.len(), None));
+        for (at, (frame, &size)) in frames.iter().zip(&sizes).enumerate() {
+            assert_eq!((frame.kind as usize, frame.body.len()), (at, size));
+            let right = |(byte, value): (usize, &u8)| *value == (byte * 7 + at) as u8;
+            assert!(frame.body.iter().enumerate().all(right));
+        }
+        drop(a);
+        let mut none = Vec::new();
+        let end = loop {
+            if let Some(end) = b.receive(&mut none) {
+                break end;
+            }
+        };
+        assert_eq!(end, "closed");
+    }
+
+    /// A frame with each byte flipped in turn, a frame twice, and one of the other direction.
+    #[test]
+    fn damaged_repeated_and_reflected_frames_are_refused() {
+        let (mut a, _) = pair();
+        a.queue(3, &Body::new(vec![1, 2, 3]));
+        let good = a.outbox[0].bytes().to_vec();
+        let delivered = |bytes: &[u8], connector: bool| {
+            let (mut a, mut b) = pair();
+            let (from, to) = if connector {
+                (&mut a, &mut b)
+            } else {
+                (&mut b, &mut a)
+            };
+            from.outbox.push_back(Piece::Owned(bytes.to_vec()));
+            from.flush();
+            from.finish();
+            let mut frames = Vec::new();
+            let end = loop {
+                if let Some(end) = to.receive(&mut frames) {
+                    break end;
+                }
+            };
+            (frames.len(), end)
+        };
+        assert_eq!(delivered(&good, true), (1, "closed".into()));
+        assert_eq!(delivered(&good, false).0, 0);
+        let (twice, end) = delivered(&[good.clone(), good.clone()].concat(), true);
+        assert_eq!(twice, 1);
+        assert!(end.contains("nonsense"), "{end}");
+        for at in 0..good.len() {
+            let mut bad = good.clone();
+            bad[at] ^= 0x80;
+            assert_eq!(delivered(&bad, true).0, 0, "byte {at}");
+        }
+    }
+}

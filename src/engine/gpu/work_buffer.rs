@@ -1,0 +1,210 @@
+//! Memory for work_buffers that do not fit a launch's arguments.
+
+use super::pack::WorkBuffer;
+use crate::error::{Error, ErrorKind, Result};
+use crate::gpu::{Context, Event, PinnedMemory, Stream};
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Bytes of a buffer: more than any group of one launch takes.
+const BUFFER_BYTES: usize = 64 << 10;
+
+/// Buffers that are in use at once before another is made.
+const BUFFERS: usize = 4;
+
+/// What work_buffers of captured launches have a multiple of.
+const CAPTURED_BYTES: usize = 4 << 10;
+
+/// Pinned buffers, each free again once the launch that reads it has ended.
+#[derive(Debug)]
+pub(super) struct WorkBufferPool {
+    context: Arc<Context>,
+    buffers: Vec<Buffer>,
+    spare: Spare,
+}
+
+/// Memory of graphs that are gone, for those to come: the driver would wait for all kernels of the GPU
+/// to free it, and launches for the driver.
+type Spare = Arc<Mutex<Vec<PinnedMemory>>>;
+
+/// The work_buffer of a captured launch, which a graph reads at every replay.
+pub(super) struct Captured {
+    memory: Option<PinnedMemory>,
+    spare: Spare,
+}
+
+/// Where a work_buffer was written.
+pub(super) enum Placed {
+    /// In a buffer of the pool.
+    Pooled(usize),
+    /// In memory of its own, for whoever keeps what the launch needs.
+    Own(Captured),
+}
+
+#[derive(Debug)]
+struct Buffer {
+    memory: PinnedMemory,
+    /// Behind the launch that reads it.
+    read: Event,
+    used: bool,
+}
+
+impl WorkBufferPool {
+    /// A pool with some buffers, made now: pinning memory while kernels wait for each other may
+    /// wait for them.
+    pub(super) fn new(context: &Arc<Context>) -> Result<WorkBufferPool> {
+        let mut pool = WorkBufferPool {
+            context: context.clone(),
+            buffers: Vec::new(),
+            spare: Spare::default(),
+        };
+        for _ in 0..BUFFERS {
+            pool.grow()?;
+        }
+        Ok(pool)
+    }
+
+    fn grow(&mut self) -> Result<()> {
+        self.buffers.push(Buffer {
+            memory: PinnedMemory::new(&self.context, BUFFER_BYTES)?,
+            read: Event::new(&self.context)?,
+            used: false,
+        });
+        Ok(())
+    }
+
+    /// Writes `work_buffer` into memory for the launch that follows: its device address, and whose it is.
+    /// A captured launch gets memory of its own, which a graph reads at every replay.
+    pub(super) fn place(
+        &mut self,
+        work_buffer: &WorkBuffer,
+        captured: bool,
+    ) -> Result<(u64, Placed)> {
+        if work_buffer.len() > BUFFER_BYTES {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                format!(
+                    "a launch of {} bytes of schedule is more than the {BUFFER_BYTES} that there \
+                     is room for; split the group",
+                    work_buffer.len()
+                ),
+            ));
+        }
+        if captured {
+            let memory = self.spared(work_buffer.len().next_multiple_of(CAPTURED_BYTES))?;
+            write(&memory, work_buffer);
+            let (address, spare) = (memory.address(), self.spare.clone());
+            let memory = Some(memory);
+            return Ok((address, Placed::Own(Captured { memory, spare })));
+        }
+        let mut free = None;
+        for (index, buffer) in self.buffers.iter().enumerate() {
+            if !buffer.used || buffer.read.has_happened()? {
+                free = Some(index);
+                break;
+            }
+        }
+        let index = match free {
+            Some(index) => index,
+            None => {
+                self.grow()?;
+                self.buffers.len() - 1
+            }
+        };
+        let buffer = &mut self.buffers[index];
+        write(&buffer.memory, work_buffer);
+        buffer.used = true;
+        Ok((buffer.memory.address(), Placed::Pooled(index)))
+    }
+
+    /// So many bytes that no graph has.
+    fn spared(&self, bytes: usize) -> Result<PinnedMemory> {
+        {
+            let mut spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(found) = spare.iter().position(|memory| memory.bytes() == bytes) {
+                return Ok(spare.swap_remove(found));
+            }
+        }
+        PinnedMemory::new(&self.context, bytes)
+    }
+
+    /// The memory, which a kernel may still read.
+    pub(super) fn take(&mut self) -> impl Send + use<> {
+        (std::mem::take(&mut self.buffers), self.spare.clone())
+    }
+
+    /// The launch that reads buffer `index` was queued on `stream`.
+    pub(super) fn launched(&self, index: usize, stream: &Stream) -> Result<()> {
+        self.buffers[index].read.record(stream)
+    }
+}
+
+impl Drop for Captured {
+    fn drop(&mut self) {
+        // The graph frees what it keeps once no replay is under way.
+        let mut spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
+        spare.extend(self.memory.take());
+    }
+}
+
+impl fmt::Debug for Captured {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a captured work_buffer of {:?}", self.memory)
+    }
+}
+
+fn write(memory: &PinnedMemory, work_buffer: &WorkBuffer) {
+    // SAFETY: as many bytes of pinned memory, which no kernel reads: it is new, or the launch that
+    // read it has ended.
+    let bytes = unsafe { std::slice::from_raw_parts_mut(memory.host().as_ptr(), memory.bytes()) };
+    work_buffer.write(bytes);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::Bench;
+    use super::*;
+    use crate::engine::gpu::abi;
+
+    fn work_buffer(works: usize) -> WorkBuffer {
+        WorkBuffer {
+            works: vec![abi::Work::default(); works],
+            ..WorkBuffer::default()
+        }
+    }
+
+    /// Returns how often it asked the driver for memory.
+    fn place(bench: &Bench, pool: &mut WorkBufferPool, works: usize) -> (usize, Placed) {
+        let before = bench.process.calls("cuMemHostAlloc");
+        let (address, placed) = pool.place(&work_buffer(works), true).unwrap();
+        let Placed::Own(captured) = &placed else {
+            panic!("a captured work_buffer in the pool");
+        };
+        assert_eq!(captured.memory.as_ref().unwrap().address(), address);
+        (bench.process.calls("cuMemHostAlloc") - before, placed)
+    }
+
+    #[test]
+    fn graphs_to_come_get_the_memory_of_those_that_are_gone() {
+        let bench = Bench::new();
+        let mut pool = WorkBufferPool::new(&bench.context).unwrap();
+        let large = 2 * CAPTURED_BYTES / size_of::<abi::Work>();
+        let (one, first) = place(&bench, &mut pool, 1);
+        let (two, second) = place(&bench, &mut pool, 2);
+        let (three, third) = place(&bench, &mut pool, large);
+        assert_eq!([one, two, three], [1, 1, 1]);
+        drop((first, third));
+        assert_eq!(bench.process.calls("cuMemFreeHost"), 0);
+        let (again, first) = place(&bench, &mut pool, 3);
+        let (more, third) = place(&bench, &mut pool, 3);
+        assert_eq!([again, more], [0, 1], "a page, and no other of that size");
+        // A kernel that does not end may read any, and a graph may outlive the communicator.
+        let rest = pool.take();
+        drop((pool, first, third));
+        assert_eq!(bench.process.calls("cuMemFreeHost"), 0);
+        drop(rest);
+        let freed = bench.process.calls("cuMemFreeHost");
+        drop(second);
+        assert_eq!(bench.process.calls("cuMemFreeHost"), freed + 4);
+    }
+}

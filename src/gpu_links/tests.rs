@@ -1,0 +1,567 @@
+//! Ranks of a simulated machine connect, whatever is wrong with it.
+
+mod machine;
+
+use super::connect::connect_with;
+use super::path_probe::PathProbe;
+use super::paths::GPUS_THAT_KEEP_LINES_WHOLE;
+use super::{GpuLinks, LinkClass, PeerPath};
+use crate::config::Config;
+use crate::error::{Error, ErrorKind, Result};
+use crate::gpu::probe::probe_word;
+use crate::gpu::{Context, Device, Driver};
+use crate::mem::abi::{MAX_CHANNELS, MAX_RANKS, Protocol, TROUBLE_COMPLETE};
+use crate::sync::Fault;
+use crate::transport::ConnectContext;
+use crate::transport::conformance::world::World;
+use crate::types::TransportKind;
+use machine::{Machine, Process};
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Writes and looks on the heap; pairs of GPUs, writer first, may garble what they carry.
+struct Heap {
+    machine: Arc<Machine>,
+    own: usize,
+    garbled: HashSet<(usize, usize)>,
+}
+
+impl PathProbe for Heap {
+    unsafe fn write(&self, address: u64, words: u64, seed: u64) -> Result<()> {
+        let to = self.machine.owner(address).expect("no memory of a GPU");
+        for word in 0..words {
+            let lost = self.garbled.contains(&(self.own, to)) && word % 1000 == 999;
+            let value = if lost { 0 } else { probe_word(seed, word) };
+            // SAFETY: heap memory, by the caller's word.
+            unsafe {
+                (address as *mut u64)
+                    .add(word as usize)
+                    .write_volatile(value)
+            };
+        }
+        Ok(())
+    }
+
+    unsafe fn wrong(&self, address: u64, words: u64, seed: u64) -> Result<u32> {
+        let wrong = |&word: &u64| {
+            // SAFETY: as above.
+            let found = unsafe { (address as *const u64).add(word as usize).read_volatile() };
+            found != probe_word(seed, word)
+        };
+        Ok((0..words).filter(wrong).count() as u32)
+    }
+}
+
+/// One rank: its process, and the number of its GPU there.
+type GpuInfo = (u8, u32);
+
+struct Job {
+    machine: Arc<Machine>,
+    /// GPUs that processes see, if not all.
+    visible: BTreeMap<u8, Vec<usize>>,
+    garbled: HashSet<(usize, usize)>,
+    config: Config,
+    /// Of ranks that have others.
+    configs: BTreeMap<usize, Config>,
+    /// Hosts of ranks, if they are on several.
+    hosts: Vec<u8>,
+}
+
+impl Job {
+    fn on(machine: Machine) -> Job {
+        Job {
+            machine: Arc::new(machine),
+            visible: BTreeMap::new(),
+            garbled: HashSet::new(),
+            config: Config {
+                buffer_bytes: 4 << 20,
+                ..Config::default()
+            },
+            configs: BTreeMap::new(),
+            hosts: Vec::new(),
+        }
+    }
+
+    /// Connects ranks; the links of all, or the errors of all.
+    fn connect(&self, gpus: &[GpuInfo]) -> Vec<Result<GpuLinks>> {
+        let mut drivers: BTreeMap<u8, Arc<Driver>> = BTreeMap::new();
+        for &(process, _) in gpus {
+            drivers.entry(process).or_insert_with(|| {
+                let all = (0..self.machine.devices).collect();
+                Driver::with(Box::new(Process {
+                    machine: self.machine.clone(),
+                    visible: self.visible.get(&process).cloned().unwrap_or(all),
+                }))
+                .unwrap()
+            });
+        }
+        let host = |rank: usize| self.hosts.get(rank).copied().unwrap_or(1);
+        let places: Vec<(u8, u8)> = gpus
+            .iter()
+            .enumerate()
+            .map(|(rank, (process, _))| (host(rank), *process))
+            .collect();
+        let world = World::with(&places);
+        std::thread::scope(|scope| {
+            let rank = |(rank, &(process, ordinal)): (usize, &GpuInfo)| {
+                let (world, driver) = (world.clone(), drivers[&process].clone());
+                scope.spawn(move || {
+                    let exchange = world.exchange(rank);
+                    let device = Device::at(&driver, ordinal).unwrap();
+                    let gpu = Context::primary(&device).unwrap();
+                    let context = ConnectContext {
+                        exchange: &*exchange,
+                        config: self.configs.get(&rank).unwrap_or(&self.config),
+                        fault: &Fault::new(),
+                        deadline: Instant::now() + Duration::from_secs(60),
+                        verbs: None,
+                    };
+                    let own = usize::from(device.uuid[0]) - 1;
+                    let trial = || -> Result<Box<dyn PathProbe>> {
+                        Ok(Box::new(Heap {
+                            machine: self.machine.clone(),
+                            own,
+                            garbled: self.garbled.clone(),
+                        }))
+                    };
+                    connect_with(&context, &gpu, &trial)
+                        .inspect_err(|error| exchange.announce(error))
+                })
+            };
+            let threads: Vec<_> = gpus.iter().enumerate().map(rank).collect();
+            let join = |thread: std::thread::ScopedJoinHandle<'_, _>| thread.join().unwrap();
+            threads.into_iter().map(join).collect()
+        })
+    }
+
+    fn links(&self, gpus: &[GpuInfo]) -> Vec<GpuLinks> {
+        let links = self.connect(gpus).into_iter();
+        links.map(|links| links.unwrap()).collect()
+    }
+
+    /// Connects, looks at everything, lets go, and looks at what is left.
+    fn check(&self, gpus: &[GpuInfo], look: impl FnOnce(&[GpuLinks])) {
+        let links = self.links(gpus);
+        every_box_is_whole(&links);
+        look(&links);
+        drop(links);
+        assert_eq!(self.machine.left(), [0; 5], "something is left");
+    }
+}
+
+/// What is written to each box comes out of it, and out of no other.
+fn every_box_is_whole(links: &[GpuLinks]) {
+    let nranks = links.len();
+    let words = links[0].shape.bytes() as u64 / 8;
+    let word = |base: u64, at: u64| (base + 8 * at) as *mut u64;
+    for one in links {
+        assert_eq!((one.nranks(), one.shape), (nranks, links[0].shape));
+        for peer in 0..MAX_RANKS {
+            let there = peer < nranks && peer != one.rank;
+            assert_eq!(one.inbox[peer] != 0, there);
+            assert_eq!(one.outbox[peer] != 0, there);
+            if peer < nranks {
+                assert_eq!(one.paths[peer].is_some(), there);
+            }
+        }
+        let private = (one.cursors(), one.epochs()[1] + 16 - one.cursors());
+        for at in 0..private.1 / 8 {
+            // SAFETY: heap memory of that size.
+            assert_eq!(unsafe { *word(private.0, at) }, 0);
+        }
+    }
+    let value = |from: usize, to: usize, at: u64| probe_word((from * 32 + to) as u64, at);
+    for from in links {
+        for to in (0..nranks).filter(|&to| to != from.rank) {
+            for at in 0..words {
+                let place = word(from.outbox[to], at);
+                // SAFETY: heap memory of that size, by what is tested here.
+                unsafe {
+                    assert_eq!(*place, 0, "word {at} of box {} -> {to}", from.rank);
+                    *place = value(from.rank, to, at);
+                }
+            }
+        }
+    }
+    for to in links {
+        for from in (0..nranks).filter(|&from| from != to.rank) {
+            for at in 0..words {
+                // SAFETY: as above.
+                let found = unsafe { *word(to.inbox[from], at) };
+                assert_eq!(found, value(from, to.rank, at), "word {at} of {from}");
+            }
+        }
+    }
+}
+
+fn host_reason(links: &GpuLinks, peer: usize) -> &str {
+    match &links.paths[peer] {
+        Some(PeerPath::PinnedHost { reason }) => reason,
+        other => panic!("rank {} reaches {peer} by {other:?}", links.rank),
+    }
+}
+
+#[test]
+fn threads_processes_and_ranks_of_one_gpu_reach_each_other() {
+    for gpus in [
+        &[(1, 0)][..],
+        &[(1, 0), (1, 0)],
+        &[(1, 0), (1, 1)],
+        &[(1, 0), (2, 0)],
+        &[(1, 0), (2, 1)],
+        &[(1, 0), (1, 1), (2, 1), (2, 0), (3, 2)],
+    ] {
+        let job = Job::on(Machine::new(3));
+        job.check(gpus, |links| {
+            for one in links {
+                for (peer, path) in one.paths.iter().enumerate() {
+                    let expected = match gpus[peer].1 == gpus[one.rank].1 {
+                        _ if peer == one.rank => None,
+                        true => Some(PeerPath::SameDevice),
+                        false => Some(PeerPath::Peer {
+                            class: LinkClass::NvLink,
+                            performance_rank: Some(3),
+                        }),
+                    };
+                    assert_eq!(*path, expected);
+                }
+                assert!(one.device_bytes <= job.config.buffer_bytes);
+                assert_eq!(one.pinned_bytes, 256);
+                assert!(one.lines_arrive_whole());
+                assert_eq!(one.slowest, links[0].slowest);
+            }
+        });
+    }
+}
+
+/// Ranks of one host reach each other as ever; those of others meet in memory of their own host,
+/// with a connection for each channel.
+#[test]
+fn ranks_of_several_hosts_have_boxes_on_both_sides() {
+    let mut job = Job::on(Machine::new(3));
+    job.config.buffer_bytes = 32 << 20;
+    job.hosts = vec![1, 1, 2, 2, 3];
+    let gpus = [(1, 0), (1, 1), (2, 1), (3, 2), (3, 0)];
+    let links = job.links(&gpus);
+    let channels = links[0].shape.fifo(Protocol::Simple).channels as usize;
+    assert_eq!(channels, Config::GPU_CHANNELS_BETWEEN_HOSTS);
+    let (mut addresses, mut most) = (HashSet::new(), 0);
+    for one in &links {
+        let network = one.take_network().expect("a network");
+        assert!(one.take_network().is_none(), "it is taken once");
+        assert_eq!(network.links.channels, channels);
+        assert_eq!(network.transport(), TransportKind::Tcp);
+        let slot = one.shape.fifo(Protocol::Simple).slot_bytes as usize;
+        assert_eq!(network.links.slot_bytes, slot);
+        let mut far = 0;
+        for (peer, path) in one.paths.iter().enumerate() {
+            let abroad = job.hosts[peer] != job.hosts[one.rank];
+            let expected = (abroad && peer != one.rank).then_some(PeerPath::Network {
+                transport: TransportKind::Tcp,
+            });
+            match &expected {
+                Some(_) => assert_eq!(*path, expected),
+                None => assert_eq!(path.is_some(), peer != one.rank),
+            }
+            for channel in 0..channels {
+                let index = channel * gpus.len() + peer;
+                assert_eq!(network.links.sends[index].is_some(), abroad);
+                assert_eq!(network.links.recvs[index].is_some(), abroad);
+            }
+            assert_eq!(network.staging[peer].is_some(), abroad);
+            if abroad {
+                far += 1;
+                for place in [one.inbox[peer], one.outbox[peer]] {
+                    assert_eq!(job.machine.owner(place), None, "host memory");
+                    assert!(addresses.insert(place), "a box of its own");
+                }
+            }
+        }
+        assert_eq!(one.pinned_bytes, 256 + 2 * far * one.shape.bytes());
+        // Two directions of two slots for each channel.
+        assert_eq!(one.connection_bytes, network.links.buffer_bytes);
+        assert_eq!(one.connection_bytes, far * channels * 2 * 2 * (slot + 64));
+        let taken = one.device_bytes + one.pinned_bytes - 256 + one.connection_bytes;
+        assert!(taken <= job.config.buffer_bytes);
+        most = most.max(taken);
+        assert_eq!(one.slowest, LinkClass::NvLink, "inside hosts");
+    }
+    assert!(most > job.config.buffer_bytes / 2, "{most} bytes");
+    drop(links);
+    assert_eq!(job.machine.left(), [0; 5], "something is left");
+
+    job.config.transport = Some(TransportKind::Shm);
+    for error in job.connect(&gpus) {
+        let error = error.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert!(error.message().contains("CINCH_TRANSPORT=shm"), "{error}");
+    }
+    assert_eq!(job.machine.left(), [0; 5], "something is left");
+}
+
+#[test]
+fn many_ranks_of_one_gpu() {
+    let mut job = Job::on(Machine::new(1));
+    job.config.buffer_bytes = 8 << 20;
+    job.check(&[(1, 0); 32], |links| {
+        assert!(links.iter().all(|one| one.slowest == LinkClass::SameDevice));
+    });
+    let error = job.connect(&[(1, 0); 33]).remove(32).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    assert!(error.message().contains("33 ranks"), "{error}");
+}
+
+#[test]
+fn a_refused_pair_meets_in_host_memory_and_no_other_does() {
+    let mut machine = Machine::new(3);
+    machine.apart.insert((2, 0)); // one direction is enough
+    let job = Job::on(machine);
+    for gpus in [[(1, 0), (1, 1), (1, 2)], [(1, 0), (2, 1), (3, 2)]] {
+        job.check(&gpus, |links| {
+            for (one, other) in [(0, 2), (2, 0)] {
+                let reason = host_reason(&links[one], other);
+                assert!(reason.contains("from GPU 2"), "{reason}");
+                assert!(links[one].pinned_bytes >= links[one].shape.bytes());
+                // No device memory is spent on it.
+                assert!(links[one].device_bytes < 2 * links[one].shape.bytes());
+            }
+            assert_eq!(
+                links[1].paths[0].as_ref().unwrap().class(),
+                LinkClass::NvLink
+            );
+            for one in links {
+                assert_eq!(one.slowest, LinkClass::Host);
+                assert!(!one.lines_arrive_whole());
+            }
+        });
+    }
+}
+
+#[test]
+fn what_fails_after_the_promise_falls_back_too() {
+    let mut machine = Machine::new(2);
+    machine.enabling_fails = true;
+    Job::on(machine).check(&[(1, 0), (1, 1)], |links| {
+        assert!(host_reason(&links[0], 1).contains("refused"));
+        assert!(links[0].pinned_bytes > links[0].shape.bytes());
+    });
+    let mut machine = Machine::new(2);
+    machine.ipc_fails = true;
+    Job::on(machine).check(&[(1, 0), (1, 1), (2, 1)], |links| {
+        assert!(host_reason(&links[0], 2).contains("cuIpcOpenMemHandle"));
+        assert_eq!(host_reason(&links[0], 2), host_reason(&links[2], 0));
+        assert_eq!(
+            links[0].paths[1].as_ref().unwrap().class(),
+            LinkClass::NvLink
+        );
+    });
+    let mut machine = Machine::new(2);
+    machine.export_fails = true;
+    Job::on(machine).check(&[(1, 0), (1, 1), (2, 1)], |links| {
+        let reason = host_reason(&links[0], 2);
+        assert!(
+            reason.contains("cannot map the memory of rank 2"),
+            "{reason}"
+        );
+        assert!(reason.contains("cuIpcGetMemHandle"), "{reason}");
+        assert_eq!(reason, host_reason(&links[2], 0));
+        assert_eq!(
+            links[0].paths[1].as_ref().unwrap().class(),
+            LinkClass::NvLink
+        );
+    });
+}
+
+#[test]
+fn garbled_data_is_found_and_avoided() {
+    for gpus in [[(1, 0), (1, 1), (1, 2)], [(1, 0), (2, 1), (3, 2)]] {
+        let mut job = Job::on(Machine::new(3));
+        job.garbled.insert((1, 2));
+        job.check(&gpus, |links| {
+            let reason = host_reason(&links[1], 2);
+            for part in ["words", "rank 1 (host", "arrived wrong at rank 2 (host"] {
+                assert!(reason.contains(part), "{reason}");
+            }
+            assert_eq!(reason, host_reason(&links[2], 1));
+            for peer in [1, 2] {
+                let path = links[0].paths[peer].as_ref().unwrap();
+                assert_eq!(path.class(), LinkClass::NvLink);
+            }
+        });
+    }
+}
+
+#[test]
+fn peer_access_can_be_switched_off_by_one_rank() {
+    let mut job = Job::on(Machine::new(2));
+    let off = Config {
+        p2p_disable: true,
+        ..job.config.clone()
+    };
+    job.configs.insert(1, off);
+    for gpus in [[(1, 0), (1, 0), (1, 1)], [(1, 0), (2, 0), (3, 1)]] {
+        job.check(&gpus, |links| {
+            let reason = host_reason(&links[0], 1);
+            assert_eq!(reason, "CINCH_P2P_DISABLE=1 on rank 1");
+            assert_eq!(host_reason(&links[2], 1), reason);
+            assert!(matches!(links[0].paths[2], Some(PeerPath::Peer { .. })));
+        });
+    }
+}
+
+#[test]
+fn hidden_gpus_are_reached_without_being_seen() {
+    let mut job = Job::on(Machine::new(2));
+    job.visible = [(1, vec![0]), (2, vec![1])].into();
+    job.check(&[(1, 0), (2, 0)], |links| {
+        let unknown = PeerPath::Peer {
+            class: LinkClass::Pcie,
+            performance_rank: None,
+        };
+        assert_eq!(links[0].paths[1], Some(unknown));
+        assert!(!links[1].lines_arrive_whole());
+    });
+    // The same number is not the same GPU, and PCIe tears lines.
+    let mut machine = Machine::new(2);
+    machine.atomics = false;
+    Job::on(machine).check(&[(1, 0), (1, 1)], |links| {
+        assert_eq!(links[0].slowest, LinkClass::Pcie);
+    });
+}
+
+#[test]
+fn lines_are_for_gpus_of_one_kind_that_is_known_to_keep_them_whole() {
+    for (capabilities, whole) in [
+        ([(9, 0), (9, 0)], true),
+        ([(8, 0), (8, 0)], true),
+        ([(8, 0), (9, 0)], false),
+        ([(8, 6), (8, 6)], false),
+        ([(12, 1), (12, 1)], false),
+    ] {
+        let mut machine = Machine::new(2);
+        machine.capabilities = (0..).zip(capabilities).collect();
+        // Of two GPUs, and of one.
+        let job = Job::on(machine);
+        job.check(&[(1, 0), (2, 1)], |links| {
+            assert!(links.iter().all(|one| one.lines_arrive_whole() == whole));
+        });
+        let alone = GPUS_THAT_KEEP_LINES_WHOLE
+            .contains(&(capabilities[0].0 as u32, capabilities[0].1 as u32));
+        job.check(&[(1, 0), (2, 0)], |links| {
+            assert!(links.iter().all(|one| one.lines_arrive_whole() == alone));
+        });
+    }
+}
+
+#[test]
+fn one_rank_in_trouble_is_heard_by_all() {
+    let mut machine = Machine::new(2);
+    machine.memory = 6 << 20; // enough for one rank of a GPU, not for two
+    let job = Job::on(machine);
+    let errors = errors(job.connect(&[(1, 0), (2, 1), (3, 1)]));
+    assert!(errors.iter().any(|error| error.kind() == ErrorKind::System));
+    for error in &errors {
+        assert!(error.message().contains("bytes on GPU 1"), "{error}");
+    }
+    assert_eq!(errors[0].kind(), ErrorKind::Remote);
+    assert!(
+        errors[0].message().starts_with("rank 0 (host"),
+        "{}",
+        errors[0]
+    );
+    assert!(errors[0].message().contains("cannot connect its GPU"));
+    assert_eq!(job.machine.left(), [0; 5]);
+
+    let mut job = Job::on(Machine::new(2));
+    let other = Config {
+        gpu_channels: Some(7),
+        ..job.config.clone()
+    };
+    job.configs.insert(1, other);
+    for error in self::errors(job.connect(&[(1, 0), (1, 1)])) {
+        assert_eq!(error.kind(), ErrorKind::Mismatch);
+        assert!(
+            error
+                .message()
+                .contains("CINCH_GPU_CHANNELS is auto on rank 0")
+        );
+    }
+    let tcp = Config {
+        transport: Some(TransportKind::Tcp),
+        ..job.config.clone()
+    };
+    job.configs.insert(1, tcp);
+    for error in self::errors(job.connect(&[(1, 0), (1, 1)])) {
+        assert!(error.message().contains("CINCH_TRANSPORT=tcp"), "{error}");
+    }
+    assert_eq!(job.machine.left(), [0; 5]);
+}
+
+#[test]
+fn kernels_are_told_what_they_need() {
+    let job = Job::on(Machine::new(2));
+    job.check(&[(1, 0), (1, 1)], |links| {
+        let one = &links[1];
+        let view = one.view(Protocol::Ll, Duration::from_secs(3));
+        assert_eq!((view.inbox, view.outbox), (one.inbox, one.outbox));
+        assert_eq!((view.rank, view.nranks, view.protocol), (1, 2, 1));
+        assert_eq!(view.timeout_ns, 3_000_000_000);
+        assert_eq!(view.fifo, one.shape.fifo(Protocol::Ll));
+        assert_eq!(
+            one.epochs(),
+            [0, 16].map(|at| view.cursors + (3 * MAX_CHANNELS * MAX_RANKS * 16 + at) as u64)
+        );
+        let long = one.view(Protocol::Simple, Duration::MAX);
+        assert_eq!(long.timeout_ns, u64::MAX);
+
+        assert_eq!(one.control().trouble(), None);
+        one.control().abort();
+        let words = view.control as *mut u32;
+        // SAFETY: 256 bytes, as kernels see them: `state` is the first word of the second line,
+        // `peer` its third.
+        unsafe {
+            assert_eq!(*words, 1);
+            *words.add(32 + 2) = 9;
+            *words.add(32) = 1;
+            assert_eq!(one.control().trouble(), None);
+            *words.add(32) = TROUBLE_COMPLETE;
+        }
+        assert_eq!(one.control().trouble().unwrap().peer, 9);
+    });
+}
+
+#[test]
+fn mappings_of_other_processes_can_go_first() {
+    let job = Job::on(Machine::new(2));
+    let links = job.links(&[(1, 0), (2, 1)]);
+    assert_eq!(job.machine.left()[2], 2);
+    for one in &links {
+        one.unmap();
+    }
+    assert_eq!(job.machine.left()[2], 0);
+}
+
+/// Else a rank that ends frees memory of another one's GPU, whose kernels it would wait for.
+#[test]
+fn ranks_of_a_process_part_from_memory_without_freeing_it() {
+    let job = Job::on(Machine::new(2));
+    let links = job.links(&[(1, 0), (1, 1), (2, 1)]);
+    let lent = |one: &GpuLinks| one.is_mapped_by_peers();
+    assert_eq!(
+        [0, 1, 2].map(|rank| lent(&links[rank])),
+        [true, true, false]
+    );
+    let before = job.machine.left();
+    assert!(links[0].unmap_local_peers());
+    assert_eq!([0, 1].map(|rank| lent(&links[rank])), [true, false]);
+    assert!(links[1].unmap_local_peers() && !links[1].unmap_local_peers());
+    assert!(!links.iter().any(lent));
+    // Neither memory nor mappings of other processes.
+    assert_eq!(job.machine.left(), before);
+}
+
+fn errors(outcomes: Vec<Result<GpuLinks>>) -> Vec<Error> {
+    let error = |outcome: Result<GpuLinks>| outcome.expect_err("ranks were connected");
+    outcomes.into_iter().map(error).collect()
+}

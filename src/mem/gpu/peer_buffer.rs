@@ -1,0 +1,533 @@
+//! How the memory between two GPU ranks is laid out.
+//!
+//! A box belongs to one ordered pair (from -> to): `from` alone writes it, `to` alone polls it.
+//!
+//! ```text
+//! counters of simple | counters of ll | counters of ll128     one line a channel
+//! areas of the fused kernels, for packets and for lines: two halves each, used in turn
+//! slots of ll | slots of ll128
+//! slots of simple: header line, payload, header line, payload, ...
+//! ```
+//! The layout follows from the number of ranks and from settings that all ranks compare, so that
+//! nobody has to be told where anything is.
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::mem::abi::{
+    CURSORS_BYTES, Fifo, LINE_BYTES, MAX_CHANNELS, MAX_RANKS, PROTOCOLS, Protocol, SIGNATURE_WORDS,
+};
+
+/// Device memory of a rank besides its boxes: its cursors, and a line for the words of the fused kernels.
+pub const PRIVATE_BYTES: usize = CURSORS_BYTES + LINE_BYTES;
+
+/// What the driver hands out: a multiple of it to each large allocation.
+const PAGE: usize = 2 << 20;
+/// Boxes of so many bytes count as the pages that they take. Smaller budgets are for memory that is
+/// counted in other ways, if at all.
+const IN_PAGES: usize = 16 * PAGE;
+
+/// Payload below which simple slots do not shrink: channels go first.
+const SMALLEST_SLOT: usize = 16 << 10;
+
+/// Slots of a channel: one is filled while the other is read.
+const DEPTH: usize = 2;
+
+/// Slots of a channel of simple where there is room. The two messages that an all-reduce has for each pass
+/// alternate: with two slots the next pass waits until the peer is through with this one.
+const DEEP: usize = 2 * DEPTH;
+/// And where there is less: a slot that holds a power of two of elements is worth more than a fourth one.
+const LESS_DEEP: usize = DEEP - 1;
+
+/// Payload bytes of a line.
+const LINE_PAYLOAD: usize = LINE_BYTES - 8;
+/// Memory of lines in multiples of which a half has as many whole granules in each of two trips, and
+/// whole tiles of four lines.
+const LINES_UNIT: usize = 32 * LINE_BYTES;
+/// Bytes of an all-reduce that goes in lines in two trips, where there is room; between two ranks, in one
+/// trip, four times as many. Beyond, kernels that interpret are as fast.
+const LINES_MESSAGE: usize = 2 << 20;
+
+/// The layout of one box, the same for all pairs of a communicator. Offsets are multiples of 128.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PeerBufferLayout {
+    nranks: usize,
+    sizes: Sizes,
+    fifos: [Fifo; PROTOCOLS],
+    oneshot: usize,
+    lines: usize,
+    bytes: usize,
+}
+
+/// What is chosen; the rest follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Sizes {
+    /// Payload bytes from a rank to another in a fused kernel, at most.
+    oneshot: usize,
+    /// Memory of as much in lines, flags included: a half. A multiple of [`LINES_UNIT`].
+    lines: usize,
+    /// Payload bytes of a simple slot, and channels.
+    simple: (usize, usize),
+    /// Slots of one.
+    depth: usize,
+    /// Memory of a slot, flags included, and channels.
+    ll: (usize, usize),
+    /// Likewise.
+    ll128: (usize, usize),
+}
+
+impl PeerBufferLayout {
+    /// The largest boxes with which a rank stays within `budget_bytes` of device memory, and with
+    /// no more than `max_channels` channels.
+    ///
+    /// # Errors
+    /// Unsupported for more than [`MAX_RANKS`] ranks; invalid argument if `max_channels` is not 1 to
+    /// [`MAX_CHANNELS`], or, with the number that is needed, if the smallest boxes exceed the budget.
+    pub fn new(
+        nranks: usize,
+        budget_bytes: usize,
+        max_channels: usize,
+    ) -> Result<PeerBufferLayout> {
+        PeerBufferLayout::within(
+            nranks,
+            budget_bytes,
+            max_channels,
+            true,
+            PeerBufferLayout::taken_bytes,
+        )
+    }
+
+    /// The same, where `need` says what boxes of a shape take of the budget, with all that goes
+    /// with them, and `has_lines` whether fused kernels may send lines: else there is no area for them.
+    ///
+    /// # Errors
+    /// As for [`PeerBufferLayout::new`].
+    pub fn within(
+        nranks: usize,
+        budget_bytes: usize,
+        max_channels: usize,
+        has_lines: bool,
+        need: impl Fn(&PeerBufferLayout) -> usize,
+    ) -> Result<PeerBufferLayout> {
+        if nranks == 0 || nranks > MAX_RANKS {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                format!("{nranks} ranks: a communicator on GPUs has 1 to {MAX_RANKS}"),
+            ));
+        }
+        if max_channels == 0 || max_channels > MAX_CHANNELS {
+            return Err(Error::invalid_argument(format!(
+                "{max_channels} channels between two GPUs: there are 1 to {MAX_CHANNELS} \
+                 (CINCH_GPU_CHANNELS)"
+            )));
+        }
+        let mut smallest = 0;
+        for mut sizes in ladder(nranks, max_channels) {
+            if !has_lines {
+                sizes.lines = 0;
+            }
+            let shape = PeerBufferLayout::of(nranks, sizes);
+            smallest = need(&shape);
+            if smallest <= budget_bytes {
+                return Ok(shape);
+            }
+        }
+        Err(Error::invalid_argument(format!(
+            "CINCH_BUFFER_BYTES={budget_bytes} is too small: {nranks} ranks on GPUs need {smallest} \
+             bytes each for the smallest slots (raise it)"
+        )))
+    }
+
+    fn of(nranks: usize, sizes: Sizes) -> PeerBufferLayout {
+        let mut end = 0;
+        let mut take = |bytes: usize| {
+            let at = end;
+            end += bytes.next_multiple_of(LINE_BYTES);
+            at
+        };
+        let channels = [sizes.simple.1, sizes.ll.1, sizes.ll128.1];
+        let counters = channels.map(|channels| take(channels * LINE_BYTES));
+        let oneshot = take(4 * sizes.oneshot);
+        let lines = take(2 * sizes.lines);
+        let ll = take(channels[1] * DEPTH * sizes.ll.0);
+        let ll128 = take(channels[2] * DEPTH * sizes.ll128.0);
+        let simple_stride = LINE_BYTES + sizes.simple.0;
+        let simple = take(channels[0] * sizes.depth * simple_stride) + LINE_BYTES;
+        let fifo = |protocol: Protocol, slots: usize, stride: usize, payload: usize| Fifo {
+            counters: counters[protocol as usize] as u64,
+            slots: slots as u64,
+            stride: stride as u32,
+            slot_bytes: payload as u32,
+            depth: match protocol {
+                Protocol::Simple => sizes.depth,
+                Protocol::Ll | Protocol::Ll128 => DEPTH,
+            } as u32,
+            channels: channels[protocol as usize] as u32,
+        };
+        PeerBufferLayout {
+            nranks,
+            sizes,
+            fifos: [
+                fifo(Protocol::Simple, simple, simple_stride, sizes.simple.0),
+                // Half of each packet is flag; 8 of the 128 bytes of each line.
+                fifo(Protocol::Ll, ll, sizes.ll.0, sizes.ll.0 / 2),
+                fifo(
+                    Protocol::Ll128,
+                    ll128,
+                    sizes.ll128.0,
+                    sizes.ll128.0 / 16 * 15,
+                ),
+            ],
+            oneshot,
+            lines,
+            bytes: end,
+        }
+    }
+
+    /// Ranks of the communicator.
+    pub fn nranks(&self) -> usize {
+        self.nranks
+    }
+
+    /// The FIFOs of a protocol.
+    pub fn fifo(&self, protocol: Protocol) -> Fifo {
+        self.fifos[protocol as usize]
+    }
+
+    /// Payload bytes from a rank to another in a fused kernel, at most.
+    pub fn oneshot_bytes(&self) -> usize {
+        self.sizes.oneshot
+    }
+
+    /// Offset of the fused kernels' area, and bytes of each of its halves: packets take twice the
+    /// payload.
+    pub fn oneshot_area(&self) -> (u64, u64) {
+        (self.oneshot as u64, 2 * self.sizes.oneshot as u64)
+    }
+
+    /// The most payload bytes of one in lines: 120 of 128.
+    pub fn lines_bytes(&self) -> usize {
+        self.sizes.lines / LINE_BYTES * LINE_PAYLOAD
+    }
+
+    /// Offset of the area for lines, and bytes of each of its halves.
+    pub fn lines_area(&self) -> (u64, u64) {
+        (self.lines as u64, self.sizes.lines as u64)
+    }
+
+    /// Bytes of a box.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Bytes of device memory of a rank: boxes from all others, and what is private.
+    pub fn device_bytes(&self) -> usize {
+        (self.nranks - 1) * self.bytes + PRIVATE_BYTES
+    }
+
+    /// What that takes from the GPU: large boxes their pages, and then what is private another one.
+    fn taken_bytes(&self) -> usize {
+        let boxes = (self.nranks - 1) * self.bytes;
+        if boxes < IN_PAGES {
+            return self.device_bytes();
+        }
+        boxes.next_multiple_of(PAGE) + PRIVATE_BYTES.next_multiple_of(PAGE)
+    }
+
+    /// Where a connection may be tried before it is used: offset and bytes of the payload of the
+    /// first and of the last simple slot. Nothing relies on what they hold at first.
+    pub fn trial_places(&self) -> [(u64, u64); 2] {
+        let fifo = self.fifo(Protocol::Simple);
+        let last = u64::from(fifo.channels * fifo.depth - 1);
+        let bytes = u64::from(fifo.slot_bytes);
+        [
+            (fifo.slots, bytes),
+            (fifo.slots + last * u64::from(fifo.stride), bytes),
+        ]
+    }
+}
+
+/// Payload bytes of a slot for as many codes of 8 bits, and two numbers for each 256 of them. Messages
+/// mostly are powers of two, and so should chunks be, that all channels have as many of them.
+const fn slot_of(codes: usize) -> usize {
+    codes / 32 * 33
+}
+
+/// Memory of lines with this payload, at least.
+const fn lines_of(payload: usize) -> usize {
+    payload.div_ceil(LINES_UNIT / LINE_BYTES * LINE_PAYLOAD) * LINES_UNIT
+}
+
+/// Sizes from large to small. Large messages want all channels, and slots that still hide the cost of
+/// a message; small ones want the one-shot, which goes after the slots have shrunk to that.
+fn ladder(nranks: usize, max_channels: usize) -> Vec<Sizes> {
+    let kib = |number: usize| number << 10;
+    let mut sizes = Sizes {
+        oneshot: kib(256),
+        lines: lines_of(match nranks {
+            ..=2 => 4 * LINES_MESSAGE,
+            _ => 2 * LINES_MESSAGE / nranks,
+        }),
+        simple: (slot_of(kib(256)), max_channels),
+        depth: DEEP,
+        ll: (kib(16), max_channels.min(16)),
+        ll128: (kib(16), max_channels.min(64)),
+    };
+    let mut ladder = vec![sizes];
+    let mut step = |change: &dyn Fn(&mut Sizes)| {
+        change(&mut sizes);
+        ladder.push(sizes);
+    };
+    for (slot, message) in [(128, 2 * LINES_MESSAGE), (64, LINES_MESSAGE)] {
+        step(&|sizes| sizes.simple.0 = slot_of(kib(slot)));
+        // The longest lines between two ranks are worth less than larger slots.
+        step(&|sizes| sizes.lines = sizes.lines.min(lines_of(message)));
+    }
+    // What lines have made less of use goes before what large messages have.
+    step(&|sizes| sizes.oneshot = kib(128));
+    step(&|sizes| sizes.ll128.0 = kib(8));
+    step(&|sizes| sizes.ll.0 = kib(8));
+    step(&|sizes| sizes.depth = LESS_DEEP);
+    step(&|sizes| sizes.ll128.1 = max_channels.min(32));
+    for slot in [32, 16] {
+        step(&|sizes| {
+            (sizes.simple.0, sizes.depth) = (slot_of(kib(slot)), DEEP);
+            sizes.ll128.1 = max_channels.min(64);
+        });
+        step(&|sizes| sizes.depth = LESS_DEEP);
+        step(&|sizes| sizes.oneshot = kib(64));
+    }
+    for channels in [32, 16] {
+        step(&|sizes| sizes.ll128.1 = max_channels.min(channels));
+        step(&|sizes| sizes.lines = lines_of(sizes.lines / 4));
+    }
+    step(&|sizes| sizes.depth = DEPTH);
+    for channels in [64, 32] {
+        step(&|sizes| sizes.simple.1 = max_channels.min(channels));
+    }
+    step(&|sizes| sizes.oneshot = kib(32));
+    for channels in [8, 4, 2, 1] {
+        step(&|sizes| {
+            sizes.simple.1 = max_channels.min(2 * channels);
+            sizes.ll.1 = max_channels.min(channels);
+            sizes.ll128.1 = max_channels.min(channels);
+        });
+    }
+    step(&|sizes| sizes.simple.1 = 1);
+    step(&|sizes| (sizes.oneshot, sizes.lines) = (kib(16), 0));
+    debug_assert!(ladder.iter().all(|sizes| sizes.simple.0 >= SMALLEST_SLOT));
+    ladder
+}
+
+const _: () = assert!(SIGNATURE_WORDS * 8 <= LINE_BYTES); // a header holds a signature
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    const BUDGET: usize = 64 << 20;
+
+    /// Every byte that anything uses, as (begin, end), from what the kernels are told alone.
+    fn pieces(shape: &PeerBufferLayout) -> Vec<(u64, u64)> {
+        let mut pieces = Vec::new();
+        for protocol in Protocol::ALL {
+            let fifo = shape.fifo(protocol);
+            let (header, memory) = match protocol {
+                Protocol::Simple => (128, u64::from(fifo.slot_bytes)),
+                // One 16-byte packet for 8 bytes; one 128-byte line for 120.
+                Protocol::Ll => (0, u64::from(fifo.slot_bytes) / 8 * 16),
+                Protocol::Ll128 => (0, u64::from(fifo.slot_bytes).div_ceil(120) * 128),
+            };
+            for channel in 0..u64::from(fifo.channels) {
+                let counters = fifo.counters + channel * 128;
+                pieces.push((counters, counters + 128));
+                for slot in 0..u64::from(fifo.depth) {
+                    let index = channel * u64::from(fifo.depth) + slot;
+                    let at = fifo.slots + index * u64::from(fifo.stride);
+                    pieces.push((at - header, at + memory));
+                }
+            }
+        }
+        let (packets, lines) = (shape.oneshot_area(), shape.lines_area());
+        assert!(packets.1 >= 2 * shape.oneshot_bytes() as u64);
+        assert_eq!(lines.1 * 120, 128 * shape.lines_bytes() as u64);
+        for (area, half) in [packets, lines] {
+            pieces.push((area, area + half));
+            pieces.push((area + half, area + 2 * half));
+        }
+        pieces
+    }
+
+    #[test]
+    fn nothing_overlaps_and_everything_fits() {
+        for nranks in 1..=MAX_RANKS {
+            for channels in [1, 2, 3, 16, 33, 64, 128] {
+                for budget in [2 << 20, 5_000_000, 16 << 20, BUDGET, 1 << 30] {
+                    let Ok(shape) = PeerBufferLayout::new(nranks, budget, channels) else {
+                        // The promised floor: 16 KiB slots on one channel, and 16 KiB one-shot.
+                        assert!(
+                            budget < nranks * (3 << 16) + PRIVATE_BYTES,
+                            "{nranks} {budget}"
+                        );
+                        continue;
+                    };
+                    let what =
+                        format!("{nranks} ranks, {channels} channels, {budget} bytes: {shape:?}");
+                    assert!(
+                        (nranks - 1) * shape.bytes() + 196_608 + 128 <= budget,
+                        "{what}"
+                    );
+                    let mut pieces = pieces(&shape);
+                    pieces.sort_unstable();
+                    for pair in pieces.windows(2) {
+                        assert!(pair[0].1 <= pair[1].0, "{pair:?} of {what}");
+                    }
+                    for (begin, _) in &pieces {
+                        assert!(begin.is_multiple_of(128), "{what}");
+                    }
+                    assert!(pieces.last().unwrap().1 <= shape.bytes() as u64, "{what}");
+                    assert!(shape.bytes().is_multiple_of(128), "{what}");
+                    for protocol in Protocol::ALL {
+                        let fifo = shape.fifo(protocol);
+                        assert!(
+                            fifo.channels >= 1 && fifo.channels as usize <= channels,
+                            "{what}"
+                        );
+                        assert!(fifo.stride.is_multiple_of(128) && fifo.depth >= 2, "{what}");
+                    }
+                    let simple = shape.fifo(Protocol::Simple);
+                    let codes = simple.slot_bytes / 33 * 32;
+                    assert!(codes.is_multiple_of(8 << 10), "{what}");
+                    assert_eq!(
+                        slot_of(codes as usize),
+                        simple.slot_bytes as usize,
+                        "{what}"
+                    );
+                    assert!((16 << 10..=512 << 10).contains(&codes), "{what}");
+                    for (at, bytes) in shape.trial_places() {
+                        let inside = |piece: &&(u64, u64)| piece.0 + 128 == at;
+                        let piece = pieces.iter().find(inside).expect("a simple slot");
+                        assert_eq!(piece.1, at + bytes);
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_the_default_budget_gives() {
+        let simple = |nranks: usize, channels: usize| {
+            let fifo = PeerBufferLayout::new(nranks, BUDGET, channels)
+                .unwrap()
+                .fifo(Protocol::Simple);
+            (fifo.slot_bytes / 33 * 32 / 1024, fifo.channels, fifo.depth)
+        };
+        assert_eq!(simple(2, 64), (128, 64, 4));
+        assert_eq!(simple(4, 64), (64, 64, 4));
+        assert_eq!(simple(8, 64), (32, 64, 3));
+        assert_eq!(simple(2, MAX_CHANNELS), (64, 128, 4));
+        assert_eq!(simple(4, MAX_CHANNELS), (32, 128, 4));
+        assert_eq!(simple(8, MAX_CHANNELS), (16, 128, 3));
+        assert_eq!(simple(16, MAX_CHANNELS), (16, 64, 2));
+        assert_eq!(simple(32, MAX_CHANNELS), (16, 32, 2));
+        let two = PeerBufferLayout::new(2, BUDGET, 64).unwrap();
+        assert_eq!(two.oneshot_bytes(), 256 << 10);
+        assert_eq!(two.oneshot_area().1, 512 << 10);
+        assert!(two.lines_bytes() >= 8 << 20);
+        let (ll, ll128) = (two.fifo(Protocol::Ll), two.fifo(Protocol::Ll128));
+        assert_eq!(
+            (ll.channels, ll.slot_bytes, ll.stride),
+            (16, 8 << 10, 16 << 10)
+        );
+        assert_eq!(
+            (ll128.channels, ll128.slot_bytes, ll128.stride),
+            (64, 15 << 10, 16 << 10)
+        );
+        // The smallest messages keep their fast path with eight ranks.
+        let eight = PeerBufferLayout::new(8, BUDGET, MAX_CHANNELS).unwrap();
+        assert_eq!(eight.oneshot_bytes(), 64 << 10);
+        assert!(8 * eight.lines_bytes() / 2 >= 2 << 20);
+        // Few channels get large slots.
+        let narrow = PeerBufferLayout::new(8, BUDGET, 4)
+            .unwrap()
+            .fifo(Protocol::Simple);
+        assert_eq!(
+            (narrow.slot_bytes as usize, narrow.channels),
+            (slot_of(256 << 10), 4)
+        );
+    }
+
+    /// What a GPU has to have free, in the pages in which the driver hands it out.
+    #[test]
+    fn pages_count_too() {
+        let pages = |bytes: usize| bytes.next_multiple_of(2 << 20);
+        for nranks in 2..=MAX_RANKS {
+            for channels in [1, 16, 64, 128] {
+                let shape = PeerBufferLayout::new(nranks, BUDGET, channels).unwrap();
+                let boxes = (nranks - 1) * shape.bytes();
+                let taken = pages(boxes) + pages(shape.device_bytes() - boxes);
+                assert!(
+                    taken <= BUDGET,
+                    "{nranks} ranks, {channels} channels: {taken}"
+                );
+            }
+        }
+    }
+
+    /// Smaller budgets take from what two ranks have for long lines before they halve slots again.
+    #[test]
+    fn slots_of_two_ranks_go_before_long_lines() {
+        let sizes = |mib: usize| {
+            let shape = PeerBufferLayout::new(2, mib << 20, 64).unwrap();
+            let fifo = shape.fifo(Protocol::Simple);
+            let slot = fifo.slot_bytes / 33 * 32 / 1024;
+            (slot, fifo.channels, shape.lines_bytes() >> 20)
+        };
+        assert_eq!(sizes(64), (128, 64, 8));
+        assert_eq!(sizes(48), (128, 64, 4));
+        assert_eq!(sizes(24), (64, 64, 2));
+        assert_eq!(sizes(16), (32, 64, 2));
+        assert_eq!(sizes(4).1, 64);
+    }
+
+    #[test]
+    fn what_cannot_send_lines_has_no_area_for_them() {
+        let need = PeerBufferLayout::device_bytes;
+        let shape = |has_lines| PeerBufferLayout::within(2, BUDGET, 64, has_lines, need).unwrap();
+        let (with, without) = (shape(true), shape(false));
+        assert_eq!((without.lines_bytes(), without.lines_area().1), (0, 0));
+        let saved = with.bytes() - without.bytes();
+        assert!(saved as u64 >= 2 * with.lines_area().1, "{saved}");
+    }
+
+    #[test]
+    fn a_larger_budget_never_gives_less() {
+        let mut last = 0;
+        for budget in (1 << 20..=288 << 20).step_by(1 << 20) {
+            if let Ok(shape) = PeerBufferLayout::new(8, budget, 64) {
+                assert!(shape.bytes() >= last);
+                last = shape.bytes();
+            } else {
+                assert_eq!(last, 0);
+            }
+        }
+        assert!(last > 32 << 20);
+    }
+
+    #[test]
+    fn what_cannot_be_is_an_error_with_numbers() {
+        let error = PeerBufferLayout::new(33, BUDGET, 64).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert!(error.message().contains("33"), "{error}");
+        assert!(PeerBufferLayout::new(0, BUDGET, 64).is_err());
+        assert!(PeerBufferLayout::new(2, BUDGET, 0).is_err());
+        assert!(PeerBufferLayout::new(2, BUDGET, MAX_CHANNELS + 1).is_err());
+        let error = PeerBufferLayout::new(32, 64 << 10, 64).unwrap_err();
+        let need: usize = error
+            .message()
+            .split(|c: char| !c.is_ascii_digit())
+            .filter_map(|word| word.parse().ok())
+            .max()
+            .unwrap();
+        assert!(PeerBufferLayout::new(32, need, 64).is_ok());
+        assert!(PeerBufferLayout::new(32, need - 1, 64).is_err());
+    }
+}

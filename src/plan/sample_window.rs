@@ -1,0 +1,186 @@
+//! The slice of a coded sum that is also run exactly: where it lies, and what runs it.
+
+use super::Request;
+use crate::types::{CodecSpec, Collective, DType, Fused, ReduceOp};
+
+/// Elements of a slice at most, over all blocks.
+pub const SAMPLE_WINDOW_ELEMENTS: usize = 4096;
+
+/// Elements at which a slice begins: whole cache lines, so that a copy is no odd one.
+const ALIGNMENT: usize = 64;
+
+/// A slice of every block of a call's input, and of its output.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SampleWindow {
+    dtype: DType,
+    op: ReduceOp,
+    /// Blocks of the input: one, or of a reduce_scatter one for each rank.
+    blocks: usize,
+    /// Elements of a block.
+    count: usize,
+    /// Where the slice begins in it.
+    start: usize,
+    /// Its elements.
+    elements: usize,
+}
+
+impl SampleWindow {
+    /// The slice for the `number`-th sample; `None` for what is no sum or has too many ranks.
+    pub fn of(request: &Request, nranks: usize, number: u64) -> Option<SampleWindow> {
+        let blocks = match request.collective {
+            Collective::AllReduce => 1,
+            Collective::ReduceScatter => nranks,
+            _ => return None,
+        };
+        let elements = request.count.min(SAMPLE_WINDOW_ELEMENTS / blocks);
+        if elements == 0 {
+            return None;
+        }
+        // Somewhere else each time, and at the same place on all ranks.
+        let places = (request.count - elements) / ALIGNMENT + 1;
+        let scattered = number.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+        Some(SampleWindow {
+            dtype: request.dtype,
+            op: request.op,
+            blocks,
+            count: request.count,
+            start: scattered as usize % places * ALIGNMENT,
+            elements,
+        })
+    }
+
+    /// Type of the elements.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Bytes of one block's part.
+    pub fn part_bytes(&self) -> usize {
+        self.elements * self.dtype.size()
+    }
+
+    /// Bytes of all blocks' parts.
+    pub fn bytes(&self) -> usize {
+        self.part_bytes() * self.blocks
+    }
+
+    /// First byte of each block's part in the input, in order.
+    pub fn input_places(&self) -> impl Iterator<Item = usize> {
+        let (count, start, size) = (self.count, self.start, self.dtype.size());
+        (0..self.blocks).map(move |block| (block * count + start) * size)
+    }
+
+    /// First byte of the part in this rank's output.
+    pub fn output_place(&self) -> usize {
+        self.start * self.dtype.size()
+    }
+
+    /// Sums the parts of all ranks exactly, in place.
+    pub fn exact_sum(&self) -> Request {
+        self.request(Collective::AllReduce, self.elements * self.blocks)
+    }
+
+    /// Brings the parts of all ranks' outputs to every rank; `None` where each has the whole.
+    pub fn gather(&self) -> Option<Request> {
+        let spread = self.blocks > 1;
+        spread.then(|| self.request(Collective::AllGather, self.elements))
+    }
+
+    fn request(&self, collective: Collective, count: usize) -> Request {
+        Request {
+            collective,
+            dtype: self.dtype,
+            op: match collective.reduces() {
+                true => self.op,
+                false => ReduceOp::Sum,
+            },
+            count,
+            root: 0,
+            peer: 0,
+            codec: CodecSpec::RAW,
+            intra: CodecSpec::RAW,
+            auto: false,
+            algorithm: None,
+            tensor: None,
+            feedback: None,
+            fused: Fused::ALONE,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(collective: Collective, count: usize) -> Request {
+        Request {
+            collective,
+            dtype: DType::BF16,
+            op: ReduceOp::Avg,
+            count,
+            root: 0,
+            peer: 0,
+            codec: "linear8".parse().unwrap(),
+            intra: "linear8".parse().unwrap(),
+            auto: false,
+            algorithm: None,
+            tensor: Some(3),
+            feedback: None,
+            fused: Fused::ALONE,
+        }
+    }
+
+    #[test]
+    fn slices_lie_within_and_move() {
+        for (collective, nranks) in [
+            (Collective::AllReduce, 5),
+            (Collective::ReduceScatter, 2),
+            (Collective::ReduceScatter, 7),
+        ] {
+            for count in [1, 63, 64, 4096, 4097, 1 << 20] {
+                let request = request(collective, count);
+                let blocks = SampleWindow::of(&request, nranks, 0)
+                    .unwrap()
+                    .input_places()
+                    .count();
+                let slice_elements = count.min(SAMPLE_WINDOW_ELEMENTS / blocks);
+                let mut starts = std::collections::BTreeSet::new();
+                for number in 0..100 {
+                    let slice = SampleWindow::of(&request, nranks, number).unwrap();
+                    assert!(slice.output_place() + slice.part_bytes() <= 2 * count);
+                    assert!(slice.bytes() <= 2 * SAMPLE_WINDOW_ELEMENTS);
+                    let places: Vec<usize> = slice.input_places().collect();
+                    for (block, place) in places.iter().enumerate() {
+                        assert_eq!(*place, slice.output_place() + 2 * block * count);
+                    }
+                    assert_eq!(places.len() * slice.part_bytes(), slice.bytes());
+                    starts.insert(slice.output_place());
+                }
+                let moves = (count - slice_elements) / ALIGNMENT > 0;
+                assert_eq!(starts.len() > 1, moves, "{count}: {starts:?}");
+                assert!(count < 1 << 20 || starts.len() > 50);
+            }
+        }
+    }
+
+    #[test]
+    fn what_runs_is_exact_and_covers_the_slice() {
+        let scattered = request(Collective::ReduceScatter, 10_000);
+        let slice = SampleWindow::of(&scattered, 4, 9).unwrap();
+        let sum = slice.exact_sum();
+        assert_eq!((sum.collective, sum.count), (Collective::AllReduce, 4096));
+        assert_eq!((sum.op, sum.tensor), (ReduceOp::Avg, None));
+        assert!(!sum.codec.is_lossy());
+        let gather = slice.gather().unwrap();
+        assert_eq!(gather.count * 4, sum.count);
+        let reduced = request(Collective::AllReduce, 10_000);
+        assert!(SampleWindow::of(&reduced, 4, 9).unwrap().gather().is_none());
+        for (collective, count, nranks) in [
+            (Collective::AllGather, 100, 2),
+            (Collective::AllReduce, 0, 2),
+            (Collective::ReduceScatter, 100, 5000),
+        ] {
+            assert!(SampleWindow::of(&request(collective, count), nranks, 0).is_none());
+        }
+    }
+}
