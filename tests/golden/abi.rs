@@ -1,5 +1,5 @@
-//! The functions and structs of `include/cinch.h` that the cases use, declared by hand, so that the
-//! test compiles with every version of the crate that keeps the C ABI.
+//! The functions and structs of `include/cinch.h` that the cases use. The declarations stand here, so
+//! that the test compiles with every version of the crate that keeps the C ABI.
 
 use cinch as _; // links the library, which exports the functions
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -307,7 +307,7 @@ mod c {
     }
 }
 
-/// The sentence of this thread's last call that failed.
+/// Returns the error sentence of this thread's last call that failed.
 pub fn last_error() -> String {
     // SAFETY: the function returns a string that lives until the thread's next failure.
     let text = unsafe { CStr::from_ptr(c::cinch_last_error()) };
@@ -399,7 +399,7 @@ pub fn unique_id() -> UniqueId {
     id
 }
 
-/// A communicator, which the thread that made it ends by [`Comm::close`].
+/// A communicator, which [`Comm::close`] ends.
 #[derive(Debug)]
 pub struct Comm(*mut c_void);
 
@@ -610,7 +610,7 @@ pub fn wire_count(codec: &str, layout: u32, wire: &[u8]) -> (Code, usize) {
     (code, count)
 }
 
-/// The pointer of a string that may be missing.
+/// Returns a pointer to the string, or NULL.
 pub fn pointer(text: &Option<CString>) -> *const c_char {
     text.as_ref().map_or(null(), |text| text.as_ptr())
 }

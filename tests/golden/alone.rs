@@ -1,4 +1,4 @@
-//! Cases without a communicator: arrays encoded and decoded, and the helpers of training loops.
+//! Cases without a communicator: arrays are encoded and decoded, and training helpers take values.
 
 use super::abi::{self, CAwp, CLossScaler};
 use super::cases::codecs;
@@ -36,8 +36,8 @@ pub fn run() -> Outcomes {
     outcomes
 }
 
-/// The encoded bytes, the decoded elements and the count that the bytes of a published layout hold,
-/// for each type, pattern and count.
+/// Encodes and decodes arrays of each type, pattern and count. Hashes the encoded bytes, the decoded
+/// elements, and the count that a published layout holds.
 fn encoded(inputs: &mut Inputs, codec: &str, layout: u32) -> Outcome {
     let mut outcome = Outcome {
         hash: Hash::NEW,
@@ -70,7 +70,7 @@ fn encoded(inputs: &mut Inputs, codec: &str, layout: u32) -> Outcome {
     outcome
 }
 
-/// Adaptive weight precision over norms that grow, stand still and are not finite.
+/// Updates adaptive weight precision with norms that grow, stand still and are not finite.
 fn precision() -> Outcome {
     let mut hash = Hash::NEW;
     for (step_bits, bits) in [(0, 0), (4, 8), (7, 30)] {
@@ -94,7 +94,7 @@ fn precision() -> Outcome {
     Outcome { hash, error: None }
 }
 
-/// A loss scaler over steps of which some have values that are not finite.
+/// Updates a loss scaler with steps of which some have values that are not finite.
 fn loss_scaler() -> Outcome {
     let mut hash = Hash::NEW;
     let mut scaler = CLossScaler::new();

@@ -1,6 +1,6 @@
 //! The table of cases.
 //!
-//! Codecs with `auto:` are left out: measured times decide whether they run.
+//! Codecs with `auto:` are left out, because measured times decide whether these codecs run.
 
 use super::abi::CCall;
 use super::data::{BF16, DTYPES, DType, F16, F32, Pattern};
@@ -14,7 +14,7 @@ const SPECIAL: usize = 2405;
 /// More than all slots of a connection hold.
 const LARGE: usize = 300_001;
 
-/// Collectives by their number in the header; a send and its receive are the last one here.
+/// Collectives by their number in the header. The last entry is a send and its receive.
 pub const COLLECTIVES: [&str; 9] = [
     "all_reduce",
     "all_gather",
@@ -40,7 +40,7 @@ const ONESHOT: u32 = 4;
 const DIRECT: u32 = 5;
 const HIERARCHICAL: u32 = 6;
 
-/// Algorithms of host memory on one host: every pair that the library has.
+/// The algorithms that each collective has on one host.
 const PAIRS: [(u32, &[u32]); 9] = [
     (ALL_REDUCE, &[RING, TREE, ONESHOT, DIRECT]),
     (ALL_GATHER, &[RING, DIRECT]),
@@ -53,7 +53,7 @@ const PAIRS: [(u32, &[u32]); 9] = [
     (SEND_RECV, &[DIRECT]),
 ];
 
-/// The algorithm's name, which is empty where the library chooses.
+/// Returns the algorithm's name, which is empty if the library chooses.
 pub fn algorithm_name(algorithm: u32) -> &'static str {
     [
         "",
@@ -75,12 +75,12 @@ fn pairs() -> impl Iterator<Item = (u32, u32)> {
     PAIRS.into_iter().flat_map(of)
 }
 
-/// The pairs of collectives that sum.
+/// Returns the pairs whose collective reduces.
 fn sums() -> impl Iterator<Item = (u32, u32)> {
     pairs().filter(|(collective, _)| [ALL_REDUCE, REDUCE_SCATTER, REDUCE].contains(collective))
 }
 
-/// Every codec with its default parameters, those of `threshold2` and `terngrad` given.
+/// Every codec with its default parameters; `threshold2` has no default.
 const CODECS: [&str; 19] = [
     "raw",
     "linear8",
@@ -137,7 +137,7 @@ fn has_tensor(codec: &str) -> bool {
     codec.contains(":tensor=")
 }
 
-/// How contributions are combined.
+/// Operator of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
     /// A `cinch_op_t`.
@@ -157,7 +157,7 @@ const OPS: [(&str, Op); 6] = [
     ("premulsum", Op::PreMulSum),
 ];
 
-/// One call of all ranks.
+/// A call that all ranks make.
 #[derive(Clone, Copy, Debug)]
 pub struct Call {
     pub collective: u32,
@@ -201,7 +201,7 @@ impl Call {
         }
     }
 
-    /// Names a tensor whose scale no other case keeps, where the codec keeps scales.
+    /// Names `tensor` if the codec keeps scales. No other call of the batch may name it.
     fn tensor(self, tensor: usize) -> Call {
         let tensor = if self.codec.is_some_and(has_tensor) {
             tensor as u64
@@ -220,21 +220,24 @@ impl Call {
     }
 }
 
-/// What all ranks do, one after the other.
+/// Turns a call into an error.
+pub type Change = fn(&mut CCall);
+
+/// A step of a case, which all ranks do.
 #[derive(Clone, Debug)]
 pub enum Step {
     Call(Call),
     /// The call by the collective's own function.
     Function(Call),
     /// The call after a change that makes it an error.
-    Broken(Call, fn(&mut CCall)),
+    Broken(Call, Change),
     /// The calls in one group.
     Group(Vec<Call>),
     /// The call on a communicator of ranks of equal parity, in reverse order.
     Split(Call),
     /// `cinch_feedback_rescale` with this factor.
     Rescale(f64),
-    /// Residuals are exported, forgotten and imported again.
+    /// The rank exports, forgets and imports all residuals.
     Transfer,
     /// `cinch_feedback_forget` of this tensor.
     Forget(u64),
@@ -271,8 +274,8 @@ pub struct Settings {
     pub algorithm: u32,
 }
 
-/// Cases that share a communicator, in this order: what codecs draw depends on the number of calls
-/// before. So new cases of a batch stand at its end.
+/// Cases that run on one communicator, in this order. The random numbers of codecs depend on the
+/// number of earlier calls, so that a new case belongs at the end of its batch.
 #[derive(Clone, Debug)]
 pub struct Batch {
     pub name: String,
@@ -288,7 +291,7 @@ fn batch(name: impl Into<String>, cases: Vec<Case>) -> Batch {
     }
 }
 
-/// The batches of a communicator of `nranks` on one host.
+/// Returns the batches of a communicator of `nranks` on one host.
 pub fn flat(nranks: usize) -> Vec<Batch> {
     let defaults = || CODECS.into_iter().map(|codec| every_pair(codec, nranks));
     match nranks {
@@ -315,7 +318,7 @@ pub fn flat(nranks: usize) -> Vec<Batch> {
     }
 }
 
-/// The batches that are run among three ranks only.
+/// Adds the batches that run among three ranks only.
 fn three_ranks(all: &mut Vec<Batch>) {
     all.extend(codecs().map(patterns));
     for dtype in [F16, BF16] {
@@ -332,7 +335,7 @@ fn three_ranks(all: &mut Vec<Batch>) {
     all.extend(communicator_codecs());
 }
 
-/// Every collective and algorithm with `codec`.
+/// Runs every collective and algorithm with `codec`.
 fn every_pair(codec: &'static str, nranks: usize) -> Batch {
     let cases = pairs().enumerate().map(|(at, pair)| {
         let small = call(pair.0, pair.1, SMALL).codec(codec).tensor(2 * at + 1);
@@ -347,7 +350,7 @@ fn every_pair(codec: &'static str, nranks: usize) -> Batch {
     batch(codec, cases.collect())
 }
 
-/// Inputs of special and of very different values.
+/// Encodes special values, and values of very different magnitudes.
 fn patterns(codec: &'static str) -> Batch {
     let mut cases = Vec::new();
     for pair in [
@@ -369,7 +372,7 @@ fn patterns(codec: &'static str) -> Batch {
     batch(format!("patterns/{codec}"), cases)
 }
 
-/// Elements of 16 bits.
+/// Encodes elements of 16 bits.
 fn halves(codec: &'static str, dtype: DType) -> Batch {
     let mut cases = Vec::new();
     for pair in [
@@ -393,7 +396,7 @@ fn halves(codec: &'static str, dtype: DType) -> Batch {
     batch(format!("{}/{codec}", dtype.name), cases)
 }
 
-/// Averages and pre-multiplied sums.
+/// Runs averages and pre-multiplied sums with `codec`.
 fn operators(codec: &'static str) -> Batch {
     let pairs = sums().filter(|&(collective, _)| collective != REDUCE);
     let cases = pairs.enumerate().map(|(at, pair)| {
@@ -408,7 +411,7 @@ fn operators(codec: &'static str) -> Batch {
     batch(format!("ops/{codec}"), cases.collect())
 }
 
-/// Residuals over some calls, rescaled, and taken out and put back in between.
+/// Keeps residuals over some calls, which a checkpoint and a new scale of the loss interrupt.
 fn feedback(codec: &'static str) -> Batch {
     let cases = sums().enumerate().map(|(at, pair)| {
         let id = at as u64 + 1;
@@ -437,7 +440,7 @@ fn feedback(codec: &'static str) -> Batch {
     batch(format!("feedback/{codec}"), cases.collect())
 }
 
-/// Calls on one tensor, whose scale is kept for some of them.
+/// Sums a tensor several times, so that calls use the scale of an earlier call.
 fn kept_scales(codec: &'static str) -> Batch {
     let pairs = pairs().filter(|&(_, algorithm)| algorithm != ONESHOT);
     let cases = pairs.enumerate().map(|(at, pair)| {
@@ -454,7 +457,7 @@ fn kept_scales(codec: &'static str) -> Batch {
     batch(format!("kept/{codec}"), cases.collect())
 }
 
-/// Every type and operator without a codec.
+/// Reduces every type with every operator, without a codec.
 fn raw_dtypes() -> Batch {
     let mut cases = Vec::new();
     for dtype in DTYPES {
@@ -476,7 +479,7 @@ fn raw_dtypes() -> Batch {
     batch("dtypes", cases)
 }
 
-/// Every type without a codec; the calls of a case have all operators.
+/// Reduces every type without a codec. Each case has a call for every operator.
 fn raw_operators() -> Batch {
     let mut cases = Vec::new();
     for dtype in DTYPES {
@@ -493,7 +496,7 @@ fn raw_operators() -> Batch {
     batch("dtypes", cases)
 }
 
-/// Collectives that combine nothing, on elements of each size.
+/// Runs the collectives that reduce nothing on every type.
 fn moved_dtypes() -> Batch {
     let mut cases = Vec::new();
     for dtype in DTYPES {
@@ -508,7 +511,7 @@ fn moved_dtypes() -> Batch {
     batch("moves", cases)
 }
 
-/// Messages that take several passes through the slots.
+/// Sends messages that take several passes through the slots.
 fn large(nranks: usize) -> Batch {
     let mut cases = Vec::new();
     for codec in ["raw", "linear8", "minmax4:seed=7", "onebit"] {
@@ -534,7 +537,7 @@ fn large(nranks: usize) -> Batch {
     }
 }
 
-/// Two slots of the smallest size: even small messages take many passes.
+/// Connects ranks by two slots of the smallest size, so that small messages take many passes.
 fn many_passes(codec: &'static str) -> Batch {
     Batch {
         name: format!("passes/{codec}"),
@@ -547,7 +550,7 @@ fn many_passes(codec: &'static str) -> Batch {
     }
 }
 
-/// Small sums that travel as one, and groups of everything.
+/// Groups small sums, which travel as one message, and calls of every collective.
 fn groups(nranks: usize) -> Batch {
     let mut cases = Vec::new();
     for codec in ["raw", "linear8", "cast16", "onebit", "minmax4:seed=7"] {
@@ -578,7 +581,7 @@ fn groups(nranks: usize) -> Batch {
     batch("groups", cases)
 }
 
-/// The functions of their own that collectives have in the header.
+/// Calls `cinch_all_reduce` and the like in place of `cinch_call`.
 fn functions(nranks: usize) -> Batch {
     let cases = (0..COLLECTIVES.len() as u32).map(|collective| {
         let call = |count| Call {
@@ -597,7 +600,7 @@ fn functions(nranks: usize) -> Batch {
     }
 }
 
-/// Communicators that a split makes.
+/// Splits the communicator for each call.
 fn split() -> Batch {
     let mut cases = Vec::new();
     for codec in ["raw", "linear8", "minmax4:seed=7"] {
@@ -610,7 +613,7 @@ fn split() -> Batch {
     batch("split", cases)
 }
 
-/// Codecs that the communicator's settings name.
+/// Sets the codec of the communicator, and names none in the calls.
 fn communicator_codecs() -> Vec<Batch> {
     let of = |codec: &'static str, codec_min_bytes| {
         let pairs = pairs().filter(|&(collective, _)| collective != SEND_RECV);
@@ -638,7 +641,7 @@ fn communicator_codecs() -> Vec<Batch> {
     ]
 }
 
-/// Calls that the library refuses.
+/// Makes calls that the library refuses, and a few that are legal beside them.
 fn refusals(nranks: usize) -> Batch {
     let mut cases = Vec::new();
     for collective in 0..COLLECTIVES.len() as u32 {
@@ -696,7 +699,7 @@ fn refusals(nranks: usize) -> Batch {
         ..call(BROADCAST, DIRECT, SMALL)
     };
     cases.push(case("root", vec![Step::Call(root)]));
-    let changes: [(&str, fn(&mut CCall)); 13] = [
+    let changes: [(&str, Change); 13] = [
         ("dtype", |call| call.dtype = 12),
         ("op", |call| call.op = 5),
         ("operator", |call| call.op = u32::MAX),
@@ -723,7 +726,7 @@ fn refusals(nranks: usize) -> Batch {
     batch("refused", cases)
 }
 
-/// The batches of ranks on several hosts; with `variants` codecs have other parameters too.
+/// Returns the batches of ranks on several hosts. `variants` adds codecs with other parameters.
 pub fn on_hosts(nranks: usize, variants: bool) -> Vec<Batch> {
     const TWO_LEVELS: [u32; 5] = [ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, BROADCAST, REDUCE];
     let hierarchical = |codec: Option<&'static str>, tensor: usize, collective| {
@@ -810,7 +813,7 @@ pub fn on_hosts(nranks: usize, variants: bool) -> Vec<Batch> {
     all
 }
 
-/// Calls whose algorithm the library chooses by the transport.
+/// Leaves the algorithm to the library, which chooses by transport and size.
 pub fn chosen() -> Batch {
     let mut cases = Vec::new();
     for codec in ["raw", "linear8", "cast16"] {

@@ -1,4 +1,4 @@
-//! Inputs by a seeded generator, and the hash of outputs.
+//! Seeded inputs, and the hash of outputs.
 
 use half::{bf16, f16};
 use std::collections::HashMap;
@@ -39,7 +39,7 @@ pub const DTYPES: [DType; 12] = [
     dtype(11, "f8e5m2", 1),
 ];
 
-/// Values of an input.
+/// Kind of the values of an input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Pattern {
     /// Close to normal, with variance 1.
@@ -63,8 +63,8 @@ fn mix(x: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// The sum of four uniform numbers: exact in fp32, and without a function of the mathematics
-/// library, whose last bits differ between machines.
+/// Returns nearly normal values: the sum of four uniform numbers. fp32 holds the sum exactly, and no
+/// function of the C library is used, whose last bits differ between machines.
 fn normal(bits: u64) -> f32 {
     let sum: i64 = (0..4).map(|at| (bits >> (16 * at) & 0xffff) as i64).sum();
     (sum - 2 * 0xffff) as f32 / 65536.0 * 1.732_050_8
@@ -108,7 +108,7 @@ fn push(to: &mut Vec<u8>, dtype: DType, pattern: Pattern, at: usize, bits: u64) 
     }
 }
 
-/// The factor of a rank in a pre-multiplied sum, as an element.
+/// Returns the factor of a rank in a pre-multiplied sum, as an element.
 pub fn factor(dtype: DType, rank: usize) -> Vec<u8> {
     let x = 0.7 + 0.6 * rank as f32;
     match dtype.name {
@@ -122,7 +122,7 @@ pub fn factor(dtype: DType, rank: usize) -> Vec<u8> {
     }
 }
 
-/// The inputs of one rank, generated once for each type, pattern and salt.
+/// The inputs of one rank. Each type, pattern and salt is generated once.
 pub struct Inputs {
     rank: usize,
     made: HashMap<(DType, Pattern, u64), Vec<u8>>,
@@ -136,7 +136,7 @@ impl Inputs {
         }
     }
 
-    /// The first `count` elements. Inputs that differ in their salt have no element in common.
+    /// Returns the first `count` elements. Another salt gives other elements of the same pattern.
     pub fn take(&mut self, dtype: DType, pattern: Pattern, salt: u64, count: usize) -> &[u8] {
         let key = mix(SEED ^ mix(self.rank as u64 | salt << 8 | u64::from(dtype.number) << 40));
         let made = self.made.entry((dtype, pattern, salt)).or_default();
@@ -147,7 +147,8 @@ impl Inputs {
     }
 }
 
-/// A 64-bit hash after FNV-1a, over words of 8 bytes; the shift lets upper bits reach lower ones.
+/// A 64-bit hash after FNV-1a, over words of 8 bytes. Without its shift, changes of two sign bits
+/// could cancel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hash(pub u64);
 

@@ -1,15 +1,20 @@
-//! Golden results: the bits of every collective, codec, algorithm and transport of host memory are
-//! those of `results.txt`. Commit a28b15e wrote that file, by `CINCH_UPDATE_GOLDEN=1 cargo test
-//! --test golden`, through the C ABI, which is all that this test uses of the library.
+//! Golden results: a refactoring must keep the bits that every collective gives with every codec and
+//! algorithm, on every transport of host memory.
 //!
-//! A line has a case's name and a hash of its outputs on all ranks; where the library refuses a call
-//! of the case, its error code too. Lines that end in `reports` hash the reports of a batch of cases.
+//! `CINCH_UPDATE_GOLDEN=1 cargo test --test golden` writes `results.txt`, which commit a28b15e did
+//! first. The test uses the C ABI only, so that this folder compiles in a checkout of any commit: to
+//! learn what another commit gives, copy the folder there.
 //!
-//! Most names have no transport: loopback, shm and TCP must give equal results, each by another
-//! instruction set and with buffers placed in another way.
+//! A line of the file holds a case's name and a hash of the case's outputs on all ranks. If the library
+//! refuses a call of the case, the line ends with the error code. Lines that end in `reports` hash the
+//! reports of a batch of cases.
 //!
-//! Cases run in child processes, each on one core: the library chooses algorithms by whether ranks
-//! share cores, which must not depend on the machine.
+//! Names that begin with `n3` are of three ranks on one host, on any transport: loopback, shm and TCP
+//! must give equal results. Each runs on another instruction set, with buffers placed in another way.
+//! Names that begin with `h0101` are of four ranks on hosts 0 and 1 by turns.
+//!
+//! Each case runs in a child process on one core. The library chooses algorithms by whether ranks share
+//! cores, and results must not depend on the machine's number of cores.
 #![allow(unsafe_code)] // the C ABI
 
 mod abi;
@@ -28,14 +33,14 @@ use std::process::{Child, Command};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// Tells a child its part: job, process of the job, core, folder.
+/// Variable of a child process: number of the job, process of the job, core, and folder.
 const PART: &str = "CINCH_TEST_CHILD";
 const UPDATE: &str = "CINCH_UPDATE_GOLDEN";
-/// A job that takes longer hangs.
+/// A job counts as hung after this time.
 const DEADLINE: Duration = Duration::from_secs(240);
 const SHOWN: usize = 20;
 
-/// Cases that run in processes of their own, beside other jobs.
+/// A set of cases that runs in processes of its own, beside other jobs.
 #[derive(Clone, Copy, Debug)]
 enum Job {
     /// Encodings and helpers that need no communicator.
@@ -54,7 +59,7 @@ enum Transport {
     Tcp = 4,
 }
 
-/// Long ones first.
+/// All jobs, those that take long first.
 const JOBS: [Job; 10] = [
     Job::Flat(Transport::Loopback, Placement::Apart, "scalar", &[3]),
     Job::Flat(Transport::Tcp, Placement::Unaligned, "auto", &[3]),
@@ -81,7 +86,7 @@ impl Job {
         }
     }
 
-    /// Runs the ranks of a process of the job; results by communicator and rank.
+    /// Runs the ranks of a process of the job; returns each rank with its outcomes.
     fn run(self, process: usize, ids: &Path) -> Vec<(usize, Outcomes)> {
         let rank = |prefix: String, nranks, rank, transport, placement| Rank {
             rank,
@@ -138,7 +143,7 @@ fn run_ranks(ranks: &[Rank], batches: &[Batch]) -> Vec<(usize, Outcomes)> {
     })
 }
 
-/// Not a test: a process of the test below.
+/// Runs a process of a job. Without the variable that names the job this is no test and does nothing.
 #[test]
 fn child_process() {
     let Ok(part) = std::env::var(PART) else {
@@ -164,7 +169,7 @@ fn child_process() {
     fs::write(folder.join(format!("{process}.out")), text).unwrap();
 }
 
-/// The cores that this process may use.
+/// Returns the cores that this process may use.
 fn cores() -> Vec<usize> {
     // SAFETY: the set is plain data, which the system fills.
     unsafe {
@@ -176,7 +181,7 @@ fn cores() -> Vec<usize> {
     }
 }
 
-/// Binds this thread, and those that it starts, to `core`.
+/// Binds this thread, and all threads that it starts from now on, to `core`.
 fn bind(core: usize) {
     // SAFETY: the set is plain data, which the system reads.
     unsafe {
@@ -186,7 +191,7 @@ fn bind(core: usize) {
     }
 }
 
-/// The processes of a job, which are killed when this is dropped before they end.
+/// The processes of a job with their logs. Dropping kills the processes that still run.
 struct Children(Vec<(Child, PathBuf)>);
 
 impl Children {
@@ -216,7 +221,7 @@ impl Children {
         Children((0..JOBS[number].processes()).map(start).collect())
     }
 
-    /// Waits for all; an error has what they wrote.
+    /// Waits for all processes; an error holds the logs of those that failed.
     fn wait(mut self) -> Result<(), String> {
         let deadline = Instant::now() + DEADLINE;
         let mut error = String::new();
@@ -246,7 +251,7 @@ impl Drop for Children {
     }
 }
 
-/// Runs a job on `core`; returns the text behind each case's name.
+/// Runs a job on `core`; returns the text of each case by name, as the golden file has it.
 fn run_job(number: usize, core: usize) -> Result<BTreeMap<String, String>, String> {
     let begin = Instant::now();
     let process = std::process::id();
@@ -281,7 +286,7 @@ fn run_job(number: usize, core: usize) -> Result<BTreeMap<String, String>, Strin
         .collect())
 }
 
-/// The hash of all ranks' hashes, and their error codes if there are any.
+/// Returns the text of a case: the hash of all ranks' hashes, and error codes if a rank has one.
 fn text(ranks: impl Iterator<Item = (u64, u32)>) -> String {
     let (mut hash, mut errors) = (data::Hash::NEW, Vec::new());
     for (rank, error) in ranks {
@@ -328,7 +333,7 @@ fn file() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/results.txt")
 }
 
-/// Text of the cases by name, from the golden file.
+/// Reads the text of each case by name from the golden file.
 fn read() -> BTreeMap<String, String> {
     let path = file();
     let text =

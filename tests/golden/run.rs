@@ -1,4 +1,4 @@
-//! What one rank does: joins, runs batches of cases, and hashes its outputs.
+//! A rank joins communicators, runs batches of cases and hashes its outputs.
 
 use super::abi::{self, CCall, CConfig, CReport, Code, Comm};
 use super::cases::{ALL_REDUCE, Batch, Call, Op, SEND_RECV, Settings, Step};
@@ -9,13 +9,13 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// How long a rank waits for others.
+/// A rank fails when it waits longer for others.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What one rank has of a case.
+/// The result of a case on one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outcome {
-    /// The codes of all calls, and the outputs of those that succeeded.
+    /// Hash of the codes of all calls, and of the outputs of calls that succeeded.
     pub hash: Hash,
     /// The first code that is no success.
     pub error: Option<Code>,
@@ -24,7 +24,7 @@ pub struct Outcome {
 /// Outcomes of one rank, by the case's name.
 pub type Outcomes = BTreeMap<String, Outcome>;
 
-/// Where the buffers of a call are. Results do not depend on it.
+/// Placement of a call's buffers, which must not change results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Placement {
     /// Input and output are apart.
@@ -35,7 +35,7 @@ pub enum Placement {
     InPlace,
 }
 
-/// One rank of a communicator.
+/// A rank of a communicator.
 #[derive(Clone, Debug)]
 pub struct Rank {
     pub rank: usize,
@@ -43,14 +43,14 @@ pub struct Rank {
     /// A `cinch_transport_t`.
     pub transport: u32,
     pub placement: Placement,
-    /// Where rank 0 leaves the ids of communicators for the others.
+    /// Folder in which rank 0 leaves the ids of communicators for the others.
     pub ids: PathBuf,
-    /// What the names of all cases begin with.
+    /// Beginning of the names of all cases.
     pub prefix: String,
 }
 
 impl Rank {
-    /// Runs all batches; to be called by a thread for each rank, with equal batches.
+    /// Runs all batches. Each rank does so on a thread of its own, with equal batches.
     pub fn run(&self, batches: &[Batch]) -> Outcomes {
         let mut state = State {
             rank: self,
@@ -99,7 +99,7 @@ impl Rank {
         })
     }
 
-    /// The id of communicator `number`, which rank 0 makes.
+    /// Returns the id of communicator `number`, which rank 0 makes.
     fn id(&self, number: usize) -> abi::UniqueId {
         let path = self.ids.join(format!("{}-{number}.id", self.prefix));
         if self.rank == 0 {
@@ -130,16 +130,16 @@ struct State<'a> {
     outcomes: Outcomes,
 }
 
-/// A call with its buffers, which live in it.
+/// A call with the memory that its pointers lead to.
 struct Prepared {
     call: CCall,
-    /// The output, in place the input too.
+    /// Memory of the output; of the input too if the call is in place.
     memory: Vec<u8>,
     output: std::ops::Range<usize>,
     codec: Option<CString>,
     input: Vec<u8>,
     report: Box<CReport>,
-    /// The operator that was made for the call.
+    /// Number of the operator that was made for the call.
     op: Option<u32>,
 }
 
@@ -274,8 +274,8 @@ impl State<'_> {
         code
     }
 
-    /// The call with its buffers; for a send and its receive, which go to the next rank and come
-    /// from the previous one, both of them.
+    /// Returns the call with its buffers. `SEND_RECV` gives two calls: a send to the next rank, and a
+    /// receive from the previous rank.
     fn prepare(&mut self, comm: &Comm, ranks: (usize, usize), call: &Call) -> Vec<Prepared> {
         let (rank, nranks) = ranks;
         if call.collective != SEND_RECV {
@@ -302,7 +302,8 @@ impl State<'_> {
         let (size, count) = (call.dtype.size, call.count);
         let is_root = rank == call.root;
         let if_root = |blocks| if is_root { blocks } else { 0 };
-        // In blocks of `count` elements; and where the smaller of the two is in place.
+        // Blocks of `count` elements of input and output. In place, the smaller of the two begins at
+        // block `own` of the other.
         let (input, output, own) = match call.collective {
             ALL_REDUCE => (1, 1, Some(0)),
             1 => (1, nranks, Some(rank)),
@@ -382,8 +383,8 @@ impl State<'_> {
     }
 }
 
-/// Adds a report without its transport, its bytes on the wire, and its norm, whose last bits depend
-/// on the instruction set.
+/// Adds a report, but not its transport, its bytes on the wire and its norm. The last bits of the
+/// norm depend on the instruction set.
 fn add_report(to: &mut Hash, report: &CReport) {
     for word in [
         report.valid.into(),
