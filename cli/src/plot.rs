@@ -25,7 +25,7 @@ pub struct Panel {
 }
 
 impl Panel {
-    /// Tells if the axis can show a value. Beyond 10^15 the labels overflow.
+    /// Returns whether the axis can show a value. Beyond 10^15 the labels overflow.
     fn shows(&self, y: f64) -> bool {
         y.abs() <= 1e15 && (!self.logarithmic || y >= 1e-15)
     }

@@ -1,12 +1,11 @@
 //! Combines what each rank measured.
 
-use super::measure::Measured;
 use super::metrics::{median, quantile};
 use super::row::Row;
 use super::verify::{CheckOutcome, same_on_all_ranks};
 use super::world::World;
-use cinch::types::TransportKind;
-use cinch::{Report, Result};
+use cinch::types::{LevelCodecs, TransportKind};
+use cinch::{Algorithm, Report, Result};
 
 /// Times of a call, in seconds, over iterations or repetitions.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -28,6 +27,37 @@ impl Times {
             p99: quantile(sorted, 0.99),
         }
     }
+}
+
+/// Results of a row in one placement, the same on all ranks.
+#[derive(Clone, Debug)]
+pub struct Measured {
+    /// Times of the slowest rank.
+    pub times: Times,
+    /// Timed iterations.
+    pub iterations: usize,
+    /// Elements outside their bound, over all ranks; `None` if not compared.
+    pub wrong: Option<u64>,
+    /// Largest difference from the exact result.
+    pub max_abs_err: Option<f64>,
+    /// RMS difference relative to the RMS of the exact result.
+    pub rms_rel_err: Option<f64>,
+    /// All ranks hold the same bits, where they must.
+    pub identical: Option<bool>,
+    /// Hash of all ranks' outputs, in rank order.
+    pub bits: Option<u64>,
+    /// Codecs that ran.
+    pub codecs: LevelCodecs,
+    /// Algorithm that ran.
+    pub algorithm: Algorithm,
+    /// The slowest transport of any rank.
+    pub transport: Option<TransportKind>,
+    /// Channels.
+    pub channels: usize,
+    /// Payload bytes that the busiest rank sent.
+    pub wire_bytes: u64,
+    /// Bytes of an exact run over the bytes that travelled; `None` if nothing travelled.
+    pub ratio: Option<f64>,
 }
 
 /// Returns each iteration's time on its slowest rank, in seconds, sorted. All ranks pass equally many.

@@ -20,7 +20,7 @@ const DEVIATIONS: f64 = 6.0;
 /// Share of all contributions' magnitudes that roundings must reach to hide one contribution.
 const HIDES: f64 = 0.125;
 
-/// Tells if roundings of this share of all magnitudes hide a contribution that this test would find. If
+/// Returns whether roundings of this share of all magnitudes hide a contribution that this test would find. If
 /// a partial sum is so large that adding a contribution changes nothing, its loss is no error: a sum of
 /// independent numbers grows with the root of their number.
 pub fn are_hidden(share: f64, dtype: DType, contributions: usize) -> bool {
@@ -29,7 +29,7 @@ pub fn are_hidden(share: f64, dtype: DType, contributions: usize) -> bool {
     contributions > 1 && share * n > HIDES && n * unit * unit <= 1.0
 }
 
-/// Tells if the differences from the exact sum correlate with one of these contributions, which is then
+/// Returns whether the differences from the exact sum correlate with one of these contributions, which is then
 /// missing, wrong or added twice. Elements that are not finite are left out.
 pub fn is_one_lost(differences: &[f64], contributions: &[Vec<f64>]) -> bool {
     contributions.iter().any(|given| {

@@ -3,83 +3,19 @@
 //! The time of an iteration is the slowest rank's, from a barrier before the call to the return of the
 //! call; the row's time is the median over iterations.
 
-use super::combine::{Times, share};
+use super::combine::{Measured, share};
 use super::data::InputSource;
-use super::pipeline::Backend;
+use super::pipeline::{Backend, Effort, is_late};
 use super::record::{RankSetup, Record, RunInfo};
 use super::row::{Row, buffer_bytes, call_of, is_root, keeps_scales, set_count};
 use super::verify::{Check, CheckOutcome, POISON, coarser};
 use super::world::World;
 use cinch::comm::Call;
 use cinch::mem::{UserBuffers, bytes_of_mut};
-use cinch::types::{LevelCodecs, TransportKind};
-use cinch::{Algorithm, Collective, Report, Result};
+use cinch::{Collective, Report, Result};
 use std::hash::{Hash, Hasher};
 use std::ops::Range;
 use std::time::Instant;
-
-/// How long and how thoroughly a row is measured.
-#[derive(Clone, Copy, Debug)]
-pub struct Effort {
-    /// Timed iterations.
-    pub iterations: u32,
-    /// Untimed iterations before.
-    pub warmup: u32,
-    /// Compares results with the exact ones.
-    pub check: bool,
-    /// When the row should end, if there is a limit. Rank 0's clock decides.
-    pub deadline: Option<Instant>,
-}
-
-impl Effort {
-    /// Returns when half of the remaining time will be over: until then a row may warm up.
-    pub fn half(&self) -> Option<Instant> {
-        let now = Instant::now();
-        let left = self.deadline?.saturating_duration_since(now);
-        Some(now + left / 2)
-    }
-}
-
-/// Tells all ranks alike if it is later than `by`: rank 0's clock decides.
-///
-/// # Errors
-/// Returns the errors of the all_gather.
-pub fn is_late<W: World>(world: &W, by: Option<Instant>) -> Result<bool> {
-    let Some(by) = by else { return Ok(false) };
-    let late = u64::from(Instant::now() >= by);
-    Ok(world.gather_words(&[late])?[0] == 1)
-}
-
-/// Results of a row in one placement, the same on all ranks.
-#[derive(Clone, Debug)]
-pub struct Measured {
-    /// Times of the slowest rank.
-    pub times: Times,
-    /// Timed iterations.
-    pub iterations: usize,
-    /// Elements outside their bound, over all ranks; `None` if not compared.
-    pub wrong: Option<u64>,
-    /// Largest difference from the exact result.
-    pub max_abs_err: Option<f64>,
-    /// RMS difference relative to the RMS of the exact result.
-    pub rms_rel_err: Option<f64>,
-    /// All ranks hold the same bits, where they must.
-    pub identical: Option<bool>,
-    /// Hash of all ranks' outputs, in rank order.
-    pub bits: Option<u64>,
-    /// Codecs that ran.
-    pub codecs: LevelCodecs,
-    /// Algorithm that ran.
-    pub algorithm: Algorithm,
-    /// The slowest transport of any rank.
-    pub transport: Option<TransportKind>,
-    /// Channels.
-    pub channels: usize,
-    /// Payload bytes that the busiest rank sent.
-    pub wire_bytes: u64,
-    /// Bytes of an exact run over the bytes that travelled; `None` if nothing travelled.
-    pub ratio: Option<f64>,
-}
 
 /// Whether input and output are in one buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

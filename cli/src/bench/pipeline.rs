@@ -1,7 +1,6 @@
 //! The measurement of all rows, whatever memory the buffers are in: a [`Backend`] turns each row into a
 //! record.
 
-use super::measure::{Effort, is_late};
 use super::options::BenchOptions;
 use super::output::Output;
 use super::record::Record;
@@ -29,6 +28,38 @@ pub trait Backend {
     /// # Errors
     /// Returns the errors of the calls.
     fn measure(&mut self, row: &Row, effort: Effort) -> Result<Record>;
+}
+
+/// How long and how thoroughly a row is measured.
+#[derive(Clone, Copy, Debug)]
+pub struct Effort {
+    /// Timed iterations.
+    pub iterations: u32,
+    /// Untimed iterations before.
+    pub warmup: u32,
+    /// Compares results with the exact ones.
+    pub check: bool,
+    /// When the row should end, if there is a limit. Rank 0's clock decides.
+    pub deadline: Option<Instant>,
+}
+
+impl Effort {
+    /// Returns when half of the remaining time will be over: until then a row may warm up.
+    pub fn half(&self) -> Option<Instant> {
+        let now = Instant::now();
+        let left = self.deadline?.saturating_duration_since(now);
+        Some(now + left / 2)
+    }
+}
+
+/// Returns to all ranks alike whether it is later than `by`: rank 0's clock decides.
+///
+/// # Errors
+/// Returns the errors of the all_gather.
+pub fn is_late<W: World>(world: &W, by: Option<Instant>) -> Result<bool> {
+    let Some(by) = by else { return Ok(false) };
+    let late = u64::from(Instant::now() >= by);
+    Ok(world.gather_words(&[late])?[0] == 1)
 }
 
 /// Measures all rows and prints them. All ranks get the same records.

@@ -1,7 +1,7 @@
 //! The record of a row: what ran, how fast, how right, where. A file of results has one record on each
 //! line, as a JSON object that is complete in itself.
 
-use super::measure::Measured;
+use super::combine::Measured;
 use super::metrics::rates;
 use super::options::BenchOptions;
 use super::row::Row;
@@ -226,14 +226,14 @@ impl Record {
         worst
     }
 
-    /// Tells if any element is wrong or any rank differs.
+    /// Returns whether any element is wrong or any rank differs.
     pub fn failed(&self) -> bool {
         self.placements().any(|(_, figures)| {
             figures.nwrong.is_some_and(|wrong| wrong > 0) || figures.identical == Some(false)
         })
     }
 
-    /// Tells if a codec changed the data.
+    /// Returns whether a codec changed the data.
     pub fn lossy(&self) -> bool {
         self.codec != "raw"
     }

@@ -127,14 +127,14 @@ pub fn set_count(row: &Row, nranks: usize) -> usize {
     COLD_BYTES.div_ceil(2 * nranks * size).min(64)
 }
 
-/// Tells if the codec keeps its scale from call to call.
+/// Returns whether the codec keeps its scale from call to call.
 pub fn keeps_scales(row: &Row) -> bool {
     row.codec.map(|codec| codec.spec).is_some_and(|codec| {
         codec.kind.has_scale() && matches!(codec.scale, ScaleRule::Tensor { .. })
     })
 }
 
-/// Tells if `rank` is the root of the call.
+/// Returns whether `rank` is the root of the call.
 pub fn is_root(row: &Row, rank: usize) -> bool {
     row.collective.has_root() && rank == row.root
 }

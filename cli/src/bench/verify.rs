@@ -221,7 +221,7 @@ impl Check<'_> {
         }
     }
 
-    /// Tells if roundings may exceed one rank's contribution to a sum. Arrays from files are left out: they
+    /// Returns whether roundings may exceed one rank's contribution to a sum. Arrays from files are left out: they
     /// may be alike on all ranks, and then roundings of their sum correlate with each of them.
     fn hides_contributions(&self, contributions: usize) -> bool {
         let sums = matches!(
@@ -233,7 +233,7 @@ impl Check<'_> {
         sums && hidden && !self.codec.is_lossy() && self.source.native().is_none()
     }
 
-    /// Tells if the output is a sum without one of the tile's contributions.
+    /// Returns whether the output is a sum without one of the tile's contributions.
     fn lacks_one(&self, tile: &Tile, held: &[f64]) -> bool {
         let divisor = self.divisor(tile.contributions.len());
         let both = held.iter().zip(&tile.exact);
@@ -262,7 +262,7 @@ impl Check<'_> {
         }
     }
 
-    /// Tells if roundings or a codec cannot turn these elements of a segment into zeros alone. The bound
+    /// Returns whether roundings or a codec cannot turn these elements of a segment into zeros alone. The bound
     /// of a single element does not show that where it exceeds the result. A scale belongs to a block,
     /// whose largest element stays, so that at least one whole block must be among the elements.
     fn tells(&self, elements: Range<usize>) -> bool {
@@ -403,7 +403,7 @@ impl Tile {
         }
     }
 
-    /// Tells if some element is larger than all that a codec, or one rounding, may drop of its contributions.
+    /// Returns whether some element is larger than all that a codec, or one rounding, may drop of its contributions.
     fn is_to_show(
         &self,
         error: &ErrorLaw,
@@ -498,7 +498,7 @@ fn roundings(algorithm: Algorithm, contributions: usize) -> f64 {
     }
 }
 
-/// Tells if every rank must hold the same output.
+/// Returns whether every rank must hold the same output.
 pub fn same_on_all_ranks(collective: Collective) -> bool {
     matches!(
         collective,

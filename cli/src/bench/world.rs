@@ -159,7 +159,7 @@ pub mod threads {
             problem.expected(&inputs, self.rank).unwrap().bytes
         }
 
-        /// Tells if this call leaves its output unwritten.
+        /// Returns whether this call leaves its output unwritten.
         fn skips(&self, call: &Call) -> bool {
             // The bench gathers its own results as U64.
             let earlier = self.calls.replace(self.calls.get() + 1);

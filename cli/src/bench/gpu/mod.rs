@@ -19,10 +19,9 @@ pub use super::record::driver_version;
 
 use super::combine::Times;
 use super::data::InputSource;
-use super::measure::Effort;
 use super::options::BenchOptions;
 use super::output::Output;
-use super::pipeline::{self, Backend};
+use super::pipeline::{self, Backend, Effort};
 use super::record::{RankSetup, Record, RunInfo, Versus};
 use super::row::Row;
 use super::suite;
@@ -45,10 +44,12 @@ pub fn main(options: &BenchOptions, mut config: Config) -> ExitCode {
         let sentence = "--transport is for host memory; leave out --device gpu";
         return Err((USAGE, sentence.into()));
     }
-    if let Some(protocol) = options.gpu.proto.0 {
-        config
-            .set("CINCH_PROTO", protocol.name(), Origin::Program)
-            .map_err(refused)?;
+    let asked = [
+        ("CINCH_PROTO", &options.gpu.proto),
+        ("CINCH_KERNEL", &options.gpu.kernel),
+    ];
+    for (knob, value) in asked.into_iter().filter(|(_, value)| *value != "auto") {
+        config.set(knob, value, Origin::Program).map_err(refused)?;
     }
     ranks::start(&options.gpu, &config, &Bench { options })
 }
@@ -153,7 +154,7 @@ impl Backend for GpuBackend<'_, '_> {
         };
         Ok(Record {
             calls: found.calls,
-            protocol: layout::protocol(&explained).unwrap_or("-").into(),
+            protocol: layout::protocol(&explained).unwrap_or("-".into()),
             vs: found.peer.map(versus),
             symmetric: found.symmetric.map(versus),
             ..Record::new(self.ranks, &self.run, row, &found.measured, None)

@@ -1,8 +1,6 @@
 //! Options that only buffers on GPUs have.
 
-use crate::bench::options::Named;
 use crate::join;
-use cinch::types::Protocol;
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
 
@@ -41,9 +39,12 @@ pub struct GpuOptions {
     /// Time replays of CUDA graphs; without it, calls on a stream
     #[arg(long)]
     pub graph: bool,
-    /// Protocol of the kernels, where it can be: auto, simple, ll, ll128, fused or fused128
-    #[arg(long, default_value = "auto", value_parser = parse_protocol)]
-    pub proto: Named<Protocol>,
+    /// Protocol of the kernels, where they have it: auto, simple, ll or ll128
+    #[arg(long, default_value = "auto", value_parser = ["auto", "simple", "ll", "ll128"])]
+    pub proto: String,
+    /// Kind of kernel, where a call has it: auto, schedule or fused
+    #[arg(long, default_value = "auto", value_parser = ["auto", "schedule", "fused"])]
+    pub kernel: String,
     /// A libnccl.so.2 to load and to alternate with, size by size
     #[arg(long, value_name = "PATH")]
     pub vs: Option<PathBuf>,
@@ -62,7 +63,8 @@ impl GpuOptions {
             ("--cyclic", self.cyclic),
             ("--hosts", self.hosts.is_some()),
             ("--graph", self.graph),
-            ("--proto", self.proto.0.is_some()),
+            ("--proto", self.proto != "auto"),
+            ("--kernel", self.kernel != "auto"),
             ("--vs", self.vs.is_some()),
         ];
         match (self.device, ranks) {
@@ -121,14 +123,6 @@ impl GpuOptions {
     /// Ranks on each GPU.
     pub fn per_gpu(&self) -> usize {
         self.ranks_per_gpu.unwrap_or(1) as usize
-    }
-}
-
-fn parse_protocol(text: &str) -> Result<Named<Protocol>, String> {
-    match (text, Protocol::from_name(text)) {
-        ("auto", _) => Ok(Named(None)),
-        (_, Some(protocol)) => Ok(Named(Some(protocol))),
-        _ => Err("there are auto, simple, ll, ll128, fused and fused128".into()),
     }
 }
 

@@ -119,7 +119,7 @@ impl<'a> GpuQueue<'a> {
         self.comm.variants(&self.call(row))
     }
 
-    /// Tells if a row's call can run with a kernel variant; see [`Communicator::supports`].
+    /// Returns whether a row's call can run with a kernel variant; see [`Communicator::supports`].
     ///
     /// # Errors
     /// Returns the communicator's errors.

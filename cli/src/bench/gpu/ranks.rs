@@ -33,7 +33,7 @@ pub trait GpuTask: Sync {
     /// # Errors
     /// A sentence about options that cannot work.
     fn workload(&self, ranks: usize) -> std::result::Result<Workload, String>;
-    /// Tells if the other library also runs on symmetric windows.
+    /// Returns whether the other library also runs on symmetric windows.
     fn windows(&self) -> bool {
         false
     }
@@ -42,7 +42,7 @@ pub trait GpuTask: Sync {
     /// # Errors
     /// Invalid argument if a file cannot be written.
     fn output(&self, ranks: usize) -> Result<Output>;
-    /// Runs on one of the ranks and tells if any result was wrong.
+    /// Runs on one of the ranks and returns whether any result was wrong.
     ///
     /// # Errors
     /// Returns the error that stopped it.
@@ -204,7 +204,7 @@ impl<'a> Setup<'a> {
     }
 }
 
-/// Runs one rank, from its context to the last row, and tells if any result was wrong.
+/// Runs one rank, from its context to the last row, and returns whether any result was wrong.
 fn run_rank(control: &Communicator, setup: &Setup<'_>) -> Result<bool> {
     let (rank, nranks) = (control.rank(), control.nranks());
     let own;

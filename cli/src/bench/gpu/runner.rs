@@ -6,9 +6,9 @@
 //! alternate, and every second repetition reverses their order.
 
 use super::layout::{self, Mode};
-use crate::bench::combine::{Times, share, slowest};
+use crate::bench::combine::{Measured, Times, share, slowest};
 use crate::bench::data::InputSource;
-use crate::bench::measure::{Effort, Measured, is_late};
+use crate::bench::pipeline::{Effort, is_late};
 use crate::bench::row::Row;
 use crate::bench::verify::{Check, CheckOutcome, same_on_all_ranks};
 use crate::bench::world::World;
@@ -36,7 +36,7 @@ impl Contender {
 pub trait CallQueue {
     /// Prepares a row; no call of an earlier row is queued any more.
     fn begin(&mut self, row: &Row) -> Result<()>;
-    /// Tells if the contender has this row's call; ours always does.
+    /// Returns whether the contender has this row's call; ours always does.
     fn has(&self, contender: Contender, row: &Row) -> bool;
     /// Records a graph of `calls` calls.
     fn record(&mut self, contender: Contender, calls: usize) -> Result<()>;

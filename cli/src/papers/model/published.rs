@@ -305,7 +305,7 @@ impl Row {
 mod tests {
     use super::*;
 
-    /// Tells if the computed figure is within one unit of the last printed digit: the paper cuts
+    /// Returns whether the computed figure is within one unit of the last printed digit: the paper cuts
     /// digits off as often as it rounds.
     fn follows(figure: &Figure) -> bool {
         (figure.computed - figure.value()).abs() < unit(figure.printed)

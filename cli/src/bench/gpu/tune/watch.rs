@@ -38,7 +38,7 @@ struct TuneRecord<'a> {
 #[derive(Serialize)]
 struct VariantRecord {
     algo: &'static str,
-    protocol: &'static str,
+    protocol: String,
     blocks: usize,
     chunk: usize,
     time_us: f64,
@@ -157,7 +157,7 @@ impl Stopwatch for GpuWatch<'_, '_> {
         let codec = row.codec.map_or("raw".into(), |codec| codec.to_string());
         let variants = times.iter().map(|(variant, seconds)| VariantRecord {
             algo: variant.algorithm.name(),
-            protocol: variant.protocol.name(),
+            protocol: variant.kernel.to_string(),
             blocks: variant.channels,
             chunk: variant.chunk,
             time_us: seconds * 1e6,
