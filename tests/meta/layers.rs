@@ -18,7 +18,7 @@ const UNSAFE: &[&str] = &[
     "src/capi/",
     // The tool queues calls on device memory, and calls the library that it compares with.
     "cli/src/arrays.rs",
-    "cli/src/bench/gpu/device.rs",
+    "cli/src/bench/gpu/queue.rs",
     "cli/src/bench/gpu/nccl.rs",
     "cli/src/bench/gpu/peer.rs",
 ];
