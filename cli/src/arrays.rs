@@ -1,18 +1,19 @@
 //! `cinch arrays`: how fast codecs are on arrays in a GPU's memory, and packed copies between it and
 //! the host, beside plain copies in the same run.
 
+use super::bench::metrics;
 use super::bench::options::{parse_datatype, parse_size};
 use super::bench::output::Output;
 use super::bench::record::RunInfo;
 use super::bench::verify::POISON;
-use super::{FAILURE, USAGE, WRONG};
+use super::{ExitResult, FAILURE, USAGE, WRONG};
 use cinch::codec::{KERNEL_CODECS, Layout, StandAlone};
 use cinch::cpu::Isa;
 use cinch::engine::gpu::host_copy::HostCopier;
 use cinch::engine::gpu::stand_alone::{CodecKernels, DeviceCodec, Elements};
 use cinch::gpu::{Context, Device, DeviceMemory, Driver, Event, PinnedMemory, Stream};
 use cinch::reduce::{narrow, widen};
-use cinch::testing::gaussian;
+use cinch::testing::{gaussian, random_word};
 use cinch::{CodecSpec, DType, Error, Result};
 use serde::Serialize;
 use std::path::PathBuf;
@@ -84,16 +85,14 @@ impl ArraysOptions {
     }
 }
 
-type Outcome<T> = std::result::Result<T, (i32, String)>;
-
 /// Prints both tables.
 ///
 /// # Errors
 /// A code and a sentence: options that cannot be, failures, wrong elements.
-pub fn main(options: &ArraysOptions) -> Outcome<i32> {
+pub fn main(options: &ArraysOptions) -> ExitResult {
     let bad = |error: Error| (USAGE, error.to_string());
     let types = options.types().map_err(|sentence| (USAGE, sentence))?;
-    let parse = |texts: &[String]| -> Outcome<Vec<CodecSpec>> {
+    let parse = |texts: &[String]| -> ExitResult<Vec<CodecSpec>> {
         texts.iter().map(|text| text.parse().map_err(bad)).collect()
     };
     let mut codecs = parse(&options.codec)?;
@@ -102,7 +101,7 @@ pub fn main(options: &ArraysOptions) -> Outcome<i32> {
     }
     let copies = parse(&options.copy)?;
     let failed = |error: Error| (FAILURE, error.to_string());
-    let bench = Bench::new(options).map_err(failed)?;
+    let bench = ArraysBench::new(options).map_err(failed)?;
     let gpus = bench.context.driver().device_count().map_err(failed)?;
     let run = RunInfo::on_gpus(bench.context.device(), gpus);
     // Only now: earlier rows are not lost where there is no GPU.
@@ -131,7 +130,7 @@ pub fn main(options: &ArraysOptions) -> Outcome<i32> {
                 row.decode / row.copy,
                 if row.right { "" } else { "  WRONG" }
             ));
-            let record = Record {
+            let record = ArraysRecord {
                 codec: spec.to_string(),
                 datatype: dtype.to_string(),
                 bytes: bench.bytes,
@@ -167,7 +166,7 @@ pub fn main(options: &ArraysOptions) -> Outcome<i32> {
                 row.packing / 1e9,
                 if row.right { "" } else { "  WRONG" }
             ));
-            let record = Record {
+            let record = ArraysRecord {
                 codec: spec.to_string(),
                 datatype: dtype.to_string(),
                 bytes: bench.bytes,
@@ -182,7 +181,7 @@ pub fn main(options: &ArraysOptions) -> Outcome<i32> {
     Ok(if wrong > 0 { WRONG } else { 0 })
 }
 
-struct Bench {
+struct ArraysBench {
     context: Arc<Context>,
     kernels: Arc<CodecKernels>,
     copier: HostCopier,
@@ -211,30 +210,30 @@ struct CopyRow {
     back: f64,
     plain_there: f64,
     plain_back: f64,
-    /// Of fp32, whatever the elements: the threads' own speed.
+    /// Bytes of fp32 a second that the threads alone encode, whatever the elements are.
     packing: f64,
     right: bool,
 }
 
 /// A row for machines.
 #[derive(Serialize)]
-struct Record {
+struct ArraysRecord {
     codec: String,
     datatype: String,
-    /// Of the elements.
+    /// Bytes of elements.
     bytes: usize,
     /// Whether every element was what the host's codec makes of it.
     right: bool,
     #[serde(flatten)]
-    work: Work,
+    work: ArraysFigures,
     /// Where, when and how.
     run: RunInfo,
 }
 
-/// What was measured; rates in 10^9 bytes a second, ratios to a plain copy of the same run.
+/// Figures; rates in 10^9 bytes a second, ratios to a plain copy of the same run.
 #[derive(Serialize)]
 #[serde(tag = "work", rename_all = "snake_case")]
-enum Work {
+enum ArraysFigures {
     /// A codec on device memory: bytes read and written.
     Array {
         /// Encoded bytes, of 100 of elements.
@@ -247,7 +246,7 @@ enum Work {
     },
     /// Between host and GPU, packed: bytes of elements.
     PackedCopy {
-        /// That pack.
+        /// Threads that pack.
         threads: usize,
         to_gpu_gb_per_s: f64,
         to_host_gb_per_s: f64,
@@ -260,8 +259,8 @@ enum Work {
 }
 
 impl DeviceRow {
-    fn work(&self) -> Work {
-        Work::Array {
+    fn work(&self) -> ArraysFigures {
+        ArraysFigures::Array {
             wire_percent: self.wire_percent,
             encode_gb_per_s: self.encode / 1e9,
             decode_gb_per_s: self.decode / 1e9,
@@ -273,8 +272,8 @@ impl DeviceRow {
 }
 
 impl CopyRow {
-    fn work(&self, threads: usize) -> Work {
-        Work::PackedCopy {
+    fn work(&self, threads: usize) -> ArraysFigures {
+        ArraysFigures::PackedCopy {
             threads,
             to_gpu_gb_per_s: self.there / 1e9,
             to_host_gb_per_s: self.back / 1e9,
@@ -287,11 +286,11 @@ impl CopyRow {
     }
 }
 
-impl Bench {
-    fn new(options: &ArraysOptions) -> Result<Bench> {
+impl ArraysBench {
+    fn new(options: &ArraysOptions) -> Result<ArraysBench> {
         let context = Context::primary(&Device::at(&Driver::load()?, options.gpu)?)?;
         let bytes = options.bytes;
-        Ok(Bench {
+        Ok(ArraysBench {
             kernels: Arc::new(CodecKernels::new(&context)?),
             copier: HostCopier::new(&context, options.threads, PATIENCE)?,
             stream: Stream::new(&context)?,
@@ -313,7 +312,7 @@ impl Bench {
     fn fill(&self, dtype: DType) -> Result<Vec<f32>> {
         let count = PERIOD.min(self.bytes / dtype.size());
         let mut values: Vec<f32> = (0..count as u64)
-            .map(|at| gaussian((at + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)) as f32)
+            .map(|at| gaussian(random_word(0, at)) as f32)
             .collect();
         let mut bytes = vec![0; count * dtype.size()];
         narrow(dtype, Isa::Scalar, &values, &mut bytes);
@@ -325,7 +324,7 @@ impl Bench {
         Ok(values.into_iter().cycle().take(all).collect())
     }
 
-    /// Seconds of one of several launches, on the GPU's clock.
+    /// Returns the seconds of one of several launches, on the GPU's clock.
     fn seconds(&self, mut launch: impl FnMut() -> Result<()>) -> Result<f64> {
         self.marks[0].record(&self.stream)?;
         for _ in 0..LAUNCHES {
@@ -399,7 +398,7 @@ impl Bench {
             (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let mut right = true;
         for turn in 0..TURNS + 1 {
-            // What the last turn brings is compared, so nothing of earlier ones may be there.
+            // The last turn's result is compared, so results of earlier turns are overwritten.
             let is_last = turn == TURNS;
             if is_last {
                 host.copy_from_slice(&original);
@@ -466,8 +465,8 @@ impl Bench {
     }
 }
 
-impl Bench {
-    /// Bytes of fp32 that the threads of a copy encode a second when there is nothing else to do.
+impl ArraysBench {
+    /// Returns the bytes of fp32 that the threads of a copy encode a second when there is nothing else to do.
     fn packing(&self, spec: CodecSpec) -> Result<f64> {
         let codec = StandAlone::new(spec, Layout::Chunk, Isa::detect())?.with_threads(self.threads);
         let values = vec![1.5f32; self.bytes / 4];
@@ -481,7 +480,7 @@ impl Bench {
         Ok(self.bytes as f64 / median(seconds))
     }
 
-    /// What elements are after a codec, on the host.
+    /// Encodes and decodes elements on the host.
     fn image(&self, spec: CodecSpec, dtype: DType, values: &[f32]) -> Result<Vec<u8>> {
         let host = StandAlone::new(spec, Layout::Chunk, Isa::detect())?.with_threads(self.threads);
         let mut wire = vec![0; host.bytes(values.len())];
@@ -496,7 +495,7 @@ impl Bench {
 
 fn median(mut seconds: Vec<f64>) -> f64 {
     seconds.sort_by(f64::total_cmp);
-    seconds[seconds.len() / 2]
+    metrics::median(&seconds)
 }
 
 #[cfg(test)]
@@ -539,7 +538,7 @@ mod tests {
             right: false,
         };
         for (work, right) in [(array.work(), array.right), (copy.work(8), copy.right)] {
-            let record = Record {
+            let record = ArraysRecord {
                 codec: "linear8".into(),
                 datatype: "f32".into(),
                 bytes: 4096,

@@ -1,4 +1,4 @@
-//! Output of ranks with the rank in front of each line.
+//! RankOutput of ranks with the rank in front of each line.
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
@@ -24,10 +24,10 @@ pub struct Forwarders {
 }
 
 impl Forwarders {
-    /// None yet.
+    /// Starts without a thread.
     ///
     /// # Errors
-    /// Those of the system.
+    /// Returns the system's errors.
     pub fn new() -> io::Result<Forwarders> {
         let (reader, writer) = io::pipe()?;
         Ok(Forwarders {
@@ -44,7 +44,7 @@ impl Forwarders {
         from: impl Read + AsFd + Send + 'static,
         mut to: impl Write + Send + 'static,
     ) {
-        let from = Output {
+        let from = RankOutput {
             pipe: from,
             ended: self.ended.0.clone(),
             rest: None,
@@ -70,10 +70,10 @@ impl Forwarders {
     }
 
     /// Lets the last output of ranks that have ended through, however slow its reader is. `asked` is
-    /// called now and then, and leaves the rest where it says that somebody wants an end.
+    /// called at intervals; if it returns a value, the rest of the output is left.
     ///
     /// # Errors
-    /// Those of `asked`.
+    /// Returns the errors of `asked`.
     pub fn drain<T>(
         &mut self,
         mut asked: impl FnMut() -> Result<Option<T>, String>,
@@ -93,15 +93,15 @@ impl Forwarders {
 
 /// The reading end of a rank's pipe. It ends when the pipe does, or when the ranks have ended and
 /// what they wrote was read.
-struct Output<T> {
+struct RankOutput<T> {
     pipe: T,
     ended: Arc<PipeReader>,
-    /// Of ranks that have ended: how long more is waited for, and bytes that may be theirs, as many as
-    /// the pipe holds.
+    /// For ranks that have ended: how long their output is still awaited, and how many bytes of it the pipe
+    /// may hold.
     rest: Option<(Duration, usize)>,
 }
 
-impl<T: Read + AsFd> Read for Output<T> {
+impl<T: Read + AsFd> Read for RankOutput<T> {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
         loop {
             let Some((patience, room)) = self.rest else {
@@ -150,7 +150,7 @@ mod tests {
     use super::*;
     use std::sync::Mutex;
 
-    /// What was written, by a writer that takes its time.
+    /// A slow writer, which keeps the written bytes.
     #[derive(Clone, Default)]
     struct Slow(Arc<Mutex<Vec<u8>>>, Duration);
 
@@ -165,7 +165,7 @@ mod tests {
         }
     }
 
-    /// What comes through of `text`, with the writing end left open or not.
+    /// Returns the forwarded bytes of `text`, with the writing end left open or not.
     fn forwarded(text: &[u8], each: Duration, left_open: bool) -> Vec<u8> {
         let (reader, mut writer) = io::pipe().unwrap();
         let seen = Slow(Arc::default(), each);

@@ -47,14 +47,14 @@ pub fn write(config: &Config, probes: bool, out: &mut dyn Write) -> io::Result<(
     let classes = cells(devices.len(), |from, to| {
         link_class(&devices[from], &devices[to]).map(|class| class.name().to_string())
     });
-    write_matrix("paths, by what the driver says", &classes, out)?;
+    write_matrix("paths, as the driver reports them", &classes, out)?;
     match probes {
         true => write_speeds(&devices, out),
         false => Ok(()),
     }
 }
 
-/// What a communicator with a rank on each GPU takes of each.
+/// Prints the bytes that a communicator with a rank on each GPU takes of each.
 fn write_buffers(config: &Config, gpus: usize, out: &mut dyn Write) -> io::Result<()> {
     match PeerBufferLayout::new(gpus, config.buffer_bytes, config.gpu_channels_for(1)) {
         Ok(shape) => writeln!(
@@ -107,7 +107,7 @@ fn write_speeds(devices: &[Device], out: &mut dyn Write) -> io::Result<()> {
     }
 }
 
-/// A square of texts; what has none is `no`.
+/// Returns a square of texts; cells with an error are `no`.
 fn cells(size: usize, cell: impl Fn(usize, usize) -> Result<String>) -> Vec<Vec<String>> {
     let text = |from, to| cell(from, to).unwrap_or_else(|_| "no".into());
     let row = |from| (0..size).map(|to| text(from, to)).collect();
@@ -133,7 +133,7 @@ fn write_matrix(title: &str, cells: &[Vec<String>], out: &mut dyn Write) -> io::
     Ok(())
 }
 
-/// As the driver's tools write it.
+/// Formats a UUID as the driver's tools do.
 fn uuid(bytes: &[u8; 16]) -> String {
     let mut text = String::from("GPU-");
     for (index, byte) in bytes.iter().enumerate() {

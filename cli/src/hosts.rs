@@ -6,7 +6,7 @@
 //! agent ends its ranks: so a lost connection leaves nothing behind either.
 
 use super::join::create_id_between_hosts;
-use super::launch::{Launch, Signals, TERM_TO_KILL, exit_code, hex};
+use super::launch::{LocalLaunch, Signals, TERM_TO_KILL, exit_code};
 use super::preload;
 use super::run::{RunOptions, bound};
 use super::{FAILURE, USAGE};
@@ -31,7 +31,7 @@ struct Host {
     slots: usize,
 }
 
-/// What an agent is to do, as one line.
+/// The task of an agent, which is sent as one line.
 #[derive(Serialize, Deserialize)]
 struct Task {
     /// Version of cinch: both sides must have one.
@@ -45,18 +45,18 @@ struct Task {
     all: usize,
     label: bool,
     bind: bool,
-    grace: f64,
+    exit_timeout: f64,
     /// Where the drop-in lies there, if it is to be in front of the program; empty: beside the tool.
     preload: Option<String>,
 }
 
-/// What ssh ends with if it has no session.
+/// The exit code of ssh if it has no session.
 const SSH_FAILED: i32 = 255;
 
 /// Longest task line: a program's arguments may be long, a line without end is nobody's.
 const TASK_BYTES: u64 = 4 << 20;
 
-/// Hosts of a file: one a line, `HOST [slots=N]`, N from 1 (1); `#` begins a comment.
+/// Parses a file of hosts: one a line, `HOST [slots=N]`, N from 1 (1); `#` begins a comment.
 fn parse(text: &str) -> Result<Vec<Host>, String> {
     let mut hosts: Vec<Host> = Vec::new();
     for (number, line) in text.lines().enumerate() {
@@ -93,7 +93,7 @@ fn parse(text: &str) -> Result<Vec<Host>, String> {
     }
 }
 
-/// The first hosts that `ranks` fill, the last of them perhaps in part; all if unset.
+/// Returns the first hosts that `ranks` fill, the last of them perhaps in part; all if unset.
 fn fill(mut hosts: Vec<Host>, ranks: Option<usize>) -> Result<Vec<Host>, String> {
     let slots: usize = hosts.iter().map(|host| host.slots).sum();
     let mut left = ranks.unwrap_or(slots);
@@ -119,9 +119,9 @@ pub fn run(
     file: &Path,
     variables: Variables,
     config: &Config,
-) -> Result<i32, (i32, String)> {
+) -> crate::ExitResult {
     let (hosts, passed_on) = read(options, file).map_err(|sentence| (USAGE, sentence))?;
-    // The last one wins: an option says more than what this environment holds.
+    // The last value wins, so an option overrides this environment.
     let variables = [passed_on, variables].concat();
     run_on(options, hosts, variables, config).map_err(|sentence| (FAILURE, sentence))
 }
@@ -129,7 +129,7 @@ pub fn run(
 /// Names and values.
 type Variables = Vec<(String, String)>;
 
-/// The hosts with their slots, and the variables that their ranks get.
+/// Returns the hosts with their slots, and the variables that their ranks get.
 fn read(options: &RunOptions, file: &Path) -> Result<(Vec<Host>, Variables), String> {
     let shown = file.display();
     let text =
@@ -172,7 +172,7 @@ fn run_on(
     };
     let signals = Signals::block()?;
     let id = create_id_between_hosts(config).map_err(|error| error.to_string())?;
-    variables.push(("CINCH_LAUNCH_ID".into(), hex(&id)));
+    variables.push(("CINCH_LAUNCH_ID".into(), id.to_hex()));
     let all = hosts.iter().map(|host| host.slots).sum();
     let mut sessions = Sessions::default();
     let mut before = 0;
@@ -187,17 +187,17 @@ fn run_on(
             all,
             label: options.label,
             bind: options.bind,
-            grace: options.grace,
+            exit_timeout: options.exit_timeout,
             preload: preload.clone(),
         };
         before += host.slots;
         // An early return drops `sessions`, which ends those that are there.
         sessions.start(&options.ssh, &cinch, host, &task)?;
     }
-    sessions.watch(&signals, Duration::from_secs_f64(options.grace))
+    sessions.watch(&signals, Duration::from_secs_f64(options.exit_timeout))
 }
 
-/// Settings of this environment, and the variables that were asked for.
+/// Returns the settings of this environment, and the variables that `--env` names.
 fn passed_on(asked: &[String]) -> Result<Variables, String> {
     let settings = std::env::vars_os().filter_map(|(name, value)| {
         let name = name.into_string().ok()?;
@@ -243,7 +243,7 @@ impl Sessions {
             .arg(&host.name)
             .arg(format!("exec {} run --agent", quoted(cinch)))
             .stdin(Stdio::piped())
-            // The terminal's interrupt comes to the launcher, which tells the hosts.
+            // The terminal interrupts the launcher, which ends the sessions on the hosts.
             .process_group(0);
         let failed =
             |error: io::Error| format!("cannot start {} {}: {error}", ssh.display(), host.name);
@@ -254,7 +254,7 @@ impl Sessions {
         let mut line = serde_json::to_string(task).map_err(|error| error.to_string())?;
         line.push('\n');
         if let Some(input) = &mut lifeline {
-            // A session that failed at once says so by its code.
+            // A session that failed at once reports that by its exit code.
             let _ = input
                 .write_all(line.as_bytes())
                 .and_then(|()| input.flush());
@@ -269,7 +269,7 @@ impl Sessions {
     }
 
     /// Waits for all, and ends the others some time after the first failure.
-    fn watch(mut self, signals: &Signals, grace: Duration) -> Result<i32, String> {
+    fn watch(mut self, signals: &Signals, exit_timeout: Duration) -> Result<i32, String> {
         let mut first = None;
         let mut let_go_at: Option<Instant> = None;
         let mut kill_at: Option<Instant> = None;
@@ -287,7 +287,7 @@ impl Sessions {
                     if is_ssh && code == SSH_FAILED {
                         eprintln!("cinch: if ssh was not let in: {}", log_in(&host));
                     }
-                    let_go_at = Some(Instant::now() + grace);
+                    let_go_at = Some(Instant::now() + exit_timeout);
                 }
             }
             let now = Instant::now();
@@ -295,7 +295,7 @@ impl Sessions {
                 self.let_go();
                 let_go_at = None;
                 // The agents' own patience, and a little for the way.
-                kill_at = Some(now + grace + 2 * TERM_TO_KILL);
+                kill_at = Some(now + exit_timeout + 2 * TERM_TO_KILL);
             }
             if kill_at.is_some_and(|at| at <= now) {
                 self.kill();
@@ -309,7 +309,7 @@ impl Sessions {
                 }
                 first = first.or(Some(128 + signal as i32));
                 let_go_at = None;
-                kill_at = Some(Instant::now() + grace + 2 * TERM_TO_KILL);
+                kill_at = Some(Instant::now() + exit_timeout + 2 * TERM_TO_KILL);
             }
         }
         Ok(first.unwrap_or(0))
@@ -335,7 +335,7 @@ impl Sessions {
         }
     }
 
-    /// Hosts whose session has ended, whether it was ssh's, and its code.
+    /// Returns the hosts whose session has ended, whether it was ssh's, and its code.
     fn reap(&mut self) -> Result<Vec<(Host, bool, i32)>, String> {
         let mut ended = Vec::new();
         let mut failure = None;
@@ -355,7 +355,7 @@ impl Sessions {
         failure.map_or(Ok(ended), Err)
     }
 
-    /// Tells the agents that their ranks are not wanted any more.
+    /// Closes the agents' input, which ends their ranks.
     fn let_go(&mut self) {
         for session in &mut self.running {
             session.lifeline = None;
@@ -380,7 +380,7 @@ impl Drop for Sessions {
     }
 }
 
-/// What to do about a host that asks before it lets anybody in.
+/// Advises what to do about a host whose ssh asks a question.
 fn log_in(host: &str) -> String {
     format!(
         "`ssh {host} true` must work without a question, so log in once to accept the host's key, and \
@@ -388,7 +388,7 @@ fn log_in(host: &str) -> String {
     )
 }
 
-/// A word of a POSIX shell.
+/// Quotes a word for a POSIX shell.
 fn quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', "'\\''"))
 }
@@ -440,13 +440,14 @@ pub fn agent() -> Result<i32, String> {
         let _ = io::copy(&mut io::stdin().lock(), &mut io::sink());
         seen.store(true, Ordering::Relaxed);
     });
-    let launch = Launch {
+    let launch = LocalLaunch {
         command: task.command.into_iter().map(Into::into).collect(),
         ranks: task.ranks,
         variables,
         label: task.label,
         cores: bound(task.bind, task.ranks)?,
-        grace: Duration::try_from_secs_f64(task.grace).map_err(|error| error.to_string())?,
+        exit_timeout: Duration::try_from_secs_f64(task.exit_timeout)
+            .map_err(|error| error.to_string())?,
         world: Some((task.before, task.all)),
         orphaned: Some(orphaned),
     };

@@ -1,6 +1,6 @@
 //! `cinch info`: what this build, this machine and these settings are.
 
-use crate::machine::{Machine, host_name};
+use crate::machine::{MachineInfo, host_name};
 use cinch::config::{KNOBS, Origin};
 use cinch::cpu::Isa;
 use cinch::gpu::{Driver, kernels};
@@ -17,7 +17,7 @@ use std::os::unix::net::UnixStream;
 /// # Errors
 /// Those of writing.
 pub fn write(config: &Config, probes: bool, out: &mut dyn Write) -> io::Result<()> {
-    let machine = Machine::detect();
+    let machine = MachineInfo::detect();
     let build = if cfg!(debug_assertions) {
         "debug"
     } else {
@@ -97,7 +97,7 @@ pub fn write_communicator(comm: &Communicator, out: &mut dyn Write) -> io::Resul
     Ok(())
 }
 
-/// How a setting's origin is printed.
+/// Returns the printed form of a setting's origin.
 fn origin_name(origin: Origin) -> &'static str {
     match origin {
         Origin::Default => "default",
@@ -106,7 +106,7 @@ fn origin_name(origin: Origin) -> &'static str {
     }
 }
 
-/// `yes`, or why a transport cannot work here: tried, not looked up.
+/// Tries a transport; returns `yes`, or why it cannot work here.
 fn probe(kind: TransportKind, config: &Config) -> String {
     let tried = match kind {
         TransportKind::Loopback => Ok(()),

@@ -1,8 +1,8 @@
-//! Becomes a rank: of those that a launcher has started, or the only one.
+//! Joins the ranks that a launcher has started, or makes a communicator of this process alone.
 
 use cinch::{Communicator, Config, Result, UniqueId};
 
-/// Variables by which launchers tell their children how many they are.
+/// Variables that launchers set in their children.
 const LAUNCHED: [&str; 7] = [
     "CINCH_LAUNCH_SIZE",
     "WORLD_SIZE",
@@ -13,23 +13,23 @@ const LAUNCHED: [&str; 7] = [
     "MV2_COMM_WORLD_SIZE",
 ];
 
-/// The launcher's variable that is set, if any is.
+/// Returns the launcher's variable that is set.
 pub fn launcher() -> Option<&'static str> {
     LAUNCHED
         .into_iter()
         .find(|name| std::env::var_os(name).is_some())
 }
 
-/// How many ranks `cinch run` started, if it did.
+/// Returns how many ranks `cinch run` started, if it started this one.
 pub fn launched_size() -> Option<usize> {
     std::env::var("CINCH_LAUNCH_SIZE").ok()?.parse().ok()
 }
 
-/// Joins the ranks that this process was started with. Without any launcher's variable it is
-/// alone; with one it never is by mistake: what the launcher says must then hold.
+/// Joins the ranks that this process was started with. Without any launcher's variable the communicator
+/// has one rank; with such a variable it is an error if the launcher's other variables are incomplete.
 ///
 /// # Errors
-/// Those of joining.
+/// Returns the errors of joining.
 pub fn join(config: Config) -> Result<Communicator> {
     match launcher() {
         Some(name) => Communicator::from_env(config)
@@ -41,19 +41,19 @@ pub fn join(config: Config) -> Result<Communicator> {
     }
 }
 
-/// A new id for ranks of several hosts, whose rendezvous runs in this process: at the address of
+/// Creates an id for ranks of several hosts, whose rendezvous runs in this process: at the address of
 /// `CINCH_SOCKET_IFNAME`, or of the first interface that is up.
 ///
 /// # Errors
-/// Those of listening.
+/// Returns the errors of listening.
 pub fn create_id_between_hosts(config: &Config) -> Result<UniqueId> {
     UniqueId::create(config)
 }
 
-/// A new id for ranks of this host, whose rendezvous runs in this process.
+/// Creates an id for ranks of this host, whose rendezvous runs in this process.
 ///
 /// # Errors
-/// Those of listening.
+/// Returns the errors of listening.
 pub fn create_id(config: &Config) -> Result<UniqueId> {
     UniqueId::create_for_one_host(config)
 }

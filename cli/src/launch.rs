@@ -5,9 +5,9 @@
 //! kills a rank whose launcher is gone (the rank itself: of its children it knows nothing).
 
 use super::forward::Forwarders;
+use cinch::Config;
 use cinch::sys::cpu;
 use cinch::sys::process::{die_with_parent, ignores, start_on, unblock_signals};
-use cinch::{Config, UniqueId};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout};
 use nix::sys::signal::{SigSet, Signal, killpg};
@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 
 /// Ranks to start on this machine.
 #[derive(Clone, Debug)]
-pub struct Launch {
+pub struct LocalLaunch {
     /// Program and its arguments.
     pub command: Vec<OsString>,
     /// Number of ranks.
@@ -37,20 +37,20 @@ pub struct Launch {
     /// The core of each rank; empty leaves placement to the system.
     pub cores: Vec<usize>,
     /// From the first failure to SIGTERM for the others.
-    pub grace: Duration,
+    pub exit_timeout: Duration,
     /// Ranks on other hosts before these, and all ranks; none elsewhere if unset.
     pub world: Option<(usize, usize)>,
     /// Becomes true when whoever asked for the ranks is gone.
     pub orphaned: Option<Arc<AtomicBool>>,
 }
 
-/// How long the other ranks have to end by themselves after one failed, where nobody says it.
-pub(super) const GRACE: Duration = Duration::from_secs(3);
+/// The default time for the other ranks to end by themselves after one failed.
+pub(super) const PEER_EXIT_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// From SIGTERM to SIGKILL.
 pub(super) const TERM_TO_KILL: Duration = Duration::from_secs(2);
 
-/// A core for each rank, if there are as many.
+/// Returns a core for each rank, if there are as many.
 pub fn one_core_each(ranks: usize) -> Option<Vec<usize>> {
     let allowed = cpu::allowed();
     let cores: Vec<usize> = (0..64 * allowed.len())
@@ -60,31 +60,31 @@ pub fn one_core_each(ranks: usize) -> Option<Vec<usize>> {
     (cores.len() == ranks).then_some(cores)
 }
 
-impl Launch {
-    /// `command` as `ranks` ranks of a world of their own, placed by the system.
-    pub fn new(command: Vec<OsString>, ranks: usize) -> Launch {
-        Launch {
+impl LocalLaunch {
+    /// Launches `command` as `ranks` ranks of a communicator of their own, placed by the system.
+    pub fn new(command: Vec<OsString>, ranks: usize) -> LocalLaunch {
+        LocalLaunch {
             command,
             ranks,
             variables: Vec::new(),
             label: false,
             cores: Vec::new(),
-            grace: GRACE,
+            exit_timeout: PEER_EXIT_TIMEOUT,
             world: None,
             orphaned: None,
         }
     }
 
-    /// The same of the very command that this process is.
+    /// Launches this process's own command as `ranks` ranks.
     ///
     /// # Errors
     /// A sentence, if the system does not say which program that is.
-    pub fn of_this_command(ranks: usize) -> Result<Launch, String> {
+    pub fn of_this_command(ranks: usize) -> Result<LocalLaunch, String> {
         let program = std::env::current_exe()
             .map_err(|error| format!("cannot find this program: {error}"))?;
         let arguments = std::env::args_os().skip(1);
         let command = std::iter::once(program.into_os_string()).chain(arguments);
-        Ok(Launch::new(command.collect(), ranks))
+        Ok(LocalLaunch::new(command.collect(), ranks))
     }
 
     /// Makes a unique id, whose rendezvous lives in this process, and runs the ranks with it.
@@ -97,7 +97,7 @@ impl Launch {
         let signals = Signals::block()?;
         let id = super::join::create_id(config).map_err(|error| error.to_string())?;
         self.variables
-            .push(("CINCH_LAUNCH_ID".to_string(), hex(&id).into()));
+            .push(("CINCH_LAUNCH_ID".to_string(), id.to_hex().into()));
         self.run(&signals)
     }
 
@@ -124,7 +124,7 @@ impl Launch {
                     first = Some(code);
                     let left = ranks.running.len();
                     eprintln!("cinch: rank {rank} (pid {pid}) {}", describe(status, left));
-                    term_at = Some(Instant::now() + self.grace);
+                    term_at = Some(Instant::now() + self.exit_timeout);
                 }
             }
             if ranks.running.is_empty() {
@@ -152,7 +152,7 @@ impl Launch {
                 ranks.signal(if again { Signal::SIGKILL } else { signal });
                 first = first.or(Some(128 + signal as i32));
                 term_at = None;
-                kill_at = Some(Instant::now() + self.grace.max(TERM_TO_KILL));
+                kill_at = Some(Instant::now() + self.exit_timeout.max(TERM_TO_KILL));
             }
         }
         let look = || signals.wait(Duration::from_millis(10));
@@ -169,7 +169,7 @@ impl Launch {
         command
             .args(&self.command[1..])
             .envs(self.variables.iter().map(|(name, value)| (name, value)))
-            // A rank that has one core still says what machine it is on.
+            // A rank that is bound to one core still reports the whole machine.
             .env(
                 "CINCH_LAUNCH_CORES",
                 cpu::count(&cpu::allowed()).to_string(),
@@ -221,7 +221,7 @@ impl Ranks {
         self.running.push((rank, child));
     }
 
-    /// Ranks that have ended since the last look, in the order of their ranks.
+    /// Returns the ranks that have ended since the last call, in the order of their ranks.
     fn reap(&mut self) -> Result<Vec<(usize, u32, ExitStatus)>, String> {
         let mut ended = Vec::new();
         let mut failure = None;
@@ -257,7 +257,7 @@ impl Drop for Ranks {
     }
 }
 
-/// How a child ended, if it has; then what it left behind in its group is killed. That comes
+/// Returns how a child ended, if it has, after killing the rest of its process group. That comes
 /// before the child is reaped: until then its id is nobody else's.
 fn end(child: &mut Child) -> io::Result<Option<ExitStatus>> {
     let pid = Pid::from_raw(child.id() as i32);
@@ -295,7 +295,7 @@ impl Signals {
             .map_err(failed)
     }
 
-    /// A signal for the ranks; `None` when time is up or a child has changed. The time bounds how
+    /// Waits for a signal for the ranks and returns it; `None` when time is up or a child has changed. The time bounds how
     /// late an end is seen whose signal another thread took.
     pub(super) fn wait(&self, time: Duration) -> Result<Option<Signal>, String> {
         let timeout = PollTimeout::try_from(time).unwrap_or(PollTimeout::ZERO);
@@ -336,24 +336,17 @@ fn describe(status: ExitStatus, left: usize) -> String {
     }
 }
 
-pub(super) fn hex(id: &UniqueId) -> String {
-    id.as_bytes()
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn launch(ranks: usize, script: &str, grace: f64) -> i32 {
+    fn launch(ranks: usize, script: &str, exit_timeout: f64) -> i32 {
         // On a thread of its own, so that blocked signals stay with it.
         let command = ["sh", "-c", script].map(OsString::from).to_vec();
-        let launch = Launch {
+        let launch = LocalLaunch {
             variables: vec![("CINCH_TEST_WORD".into(), "word".into())],
-            grace: Duration::from_secs_f64(grace),
-            ..Launch::new(command, ranks)
+            exit_timeout: Duration::from_secs_f64(exit_timeout),
+            ..LocalLaunch::new(command, ranks)
         };
         std::thread::spawn(move || launch.run(&Signals::block().unwrap()).unwrap())
             .join()
@@ -373,7 +366,7 @@ mod tests {
         lines
     }
 
-    /// Whether a process is there and not a zombie.
+    /// Returns whether a process is there and not a zombie.
     fn alive(pid: &str) -> bool {
         std::fs::read_to_string(format!("/proc/{pid}/stat"))
             .is_ok_and(|stat| !stat.rsplit(')').next().unwrap().starts_with(" Z"))
@@ -399,9 +392,9 @@ mod tests {
         let path = file("cores");
         let script = format!("echo $(nproc) of $CINCH_LAUNCH_CORES > {}", path.display());
         let allowed = cpu::count(&cpu::allowed());
-        let launch = Launch {
+        let launch = LocalLaunch {
             cores: one_core_each(1).unwrap(),
-            ..Launch::new(["sh", "-c", &script].map(OsString::from).to_vec(), 1)
+            ..LocalLaunch::new(["sh", "-c", &script].map(OsString::from).to_vec(), 1)
         };
         let run = move || launch.run(&Signals::block().unwrap()).unwrap();
         assert_eq!(std::thread::spawn(run).join().unwrap(), 0);
@@ -482,7 +475,7 @@ mod tests {
 
     #[test]
     fn a_missing_program_is_a_sentence() {
-        let launch = Launch::new(vec!["/no/such/program".into()], 2);
+        let launch = LocalLaunch::new(vec!["/no/such/program".into()], 2);
         let error = std::thread::spawn(move || launch.run(&Signals::block().unwrap()))
             .join()
             .unwrap()

@@ -1,11 +1,11 @@
-//! What machine this is.
+//! Describes this machine.
 
 use serde::{Deserialize, Serialize};
 use std::fs;
 
 /// A summary that may leave the machine: no names of users, no environment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Machine {
+pub struct MachineInfo {
     /// Processor model.
     pub cpu: String,
     /// Processors that this process may use; of a rank that `cinch` has started, its launcher.
@@ -20,9 +20,9 @@ pub struct Machine {
     pub memory_bytes: u64,
 }
 
-impl Machine {
-    /// This machine. What cannot be read is `unknown` or 0.
-    pub fn detect() -> Machine {
+impl MachineInfo {
+    /// Describes this machine; facts that cannot be read are `unknown` or 0.
+    pub fn detect() -> MachineInfo {
         let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let cpu = cpuinfo
             .lines()
@@ -30,7 +30,7 @@ impl Machine {
             .and_then(|rest| rest.split_once(':'))
             .map_or("unknown", |(_, model)| model.trim());
         let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-        Machine {
+        MachineInfo {
             cpu: cpu.to_string(),
             cores: launched_on()
                 .or_else(|| std::thread::available_parallelism().ok().map(usize::from))
@@ -46,17 +46,17 @@ impl Machine {
     }
 }
 
-/// Processors of the launcher: a rank may be bound to one of them.
+/// Returns the processors of the launcher: a rank may be bound to one of them.
 fn launched_on() -> Option<usize> {
     std::env::var("CINCH_LAUNCH_CORES").ok()?.parse().ok()
 }
 
-/// Bytes that programs can still have, if the kernel says so.
+/// Returns the free bytes of memory, if the kernel reports them.
 pub fn available_memory() -> Option<u64> {
     meminfo("MemAvailable:")
 }
 
-/// This host's name, for people.
+/// Returns this host's name.
 pub fn host_name() -> String {
     fs::read_to_string("/proc/sys/kernel/hostname")
         .map_or("unknown".into(), |name| name.trim().to_string())
@@ -75,7 +75,7 @@ mod tests {
 
     #[test]
     fn this_machine_is_known() {
-        let machine = Machine::detect();
+        let machine = MachineInfo::detect();
         assert!(
             machine.cores > 0 && machine.memory_bytes > 1 << 20,
             "{machine:?}"

@@ -6,7 +6,6 @@
 #[allow(unsafe_code)]
 mod arrays;
 mod bench;
-mod elf;
 mod forward;
 mod gpus;
 mod hosts;
@@ -38,6 +37,9 @@ const USAGE: i32 = 2;
 /// A failure on the way.
 const FAILURE: i32 = 3;
 
+/// Exit code, or exit code and sentence of a failure.
+type ExitResult<T = i32> = Result<T, (i32, String)>;
+
 /// Collective communication that compresses inside every pipeline chunk.
 #[derive(Parser)]
 #[command(
@@ -48,11 +50,11 @@ const FAILURE: i32 = 3;
 )]
 struct Cli {
     #[command(subcommand)]
-    command: Command,
+    command: ToolCommand,
 }
 
 #[derive(Subcommand)]
-enum Command {
+enum ToolCommand {
     /// Start ranks of a program, here or over ssh on the hosts of a file
     Run(run::RunOptions),
     /// Measure a collective and check its results
@@ -121,16 +123,18 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     cinch::sys::process::heed_children();
     let code = match cli.command {
-        Command::Run(options) => config().and_then(|config| run::run(&options, config)),
-        Command::Bench(options) => config().and_then(|config| bench::main(&options, config)),
-        Command::Tune(options) => {
+        ToolCommand::Run(options) => config().and_then(|config| run::run(&options, config)),
+        ToolCommand::Bench(options) => config().and_then(|config| bench::main(&options, config)),
+        ToolCommand::Tune(options) => {
             config().and_then(|config| bench::gpu::tune::main(&options, config))
         }
-        Command::Info(options) if options.preload.is_some() => show_preload(&options),
-        Command::Info(options) => config().and_then(|config| info(&options, config)),
-        Command::Codecs(options) => codecs(&options),
-        Command::Arrays(options) => arrays::main(&options),
-        Command::Predict(options) => predict::main(&options, &mut io::stdout().lock()).map(|()| 0),
+        ToolCommand::Info(options) if options.preload.is_some() => show_preload(&options),
+        ToolCommand::Info(options) => config().and_then(|config| info(&options, config)),
+        ToolCommand::Codecs(options) => codecs(&options),
+        ToolCommand::Arrays(options) => arrays::main(&options),
+        ToolCommand::Predict(options) => {
+            predict::main(&options, &mut io::stdout().lock()).map(|()| 0)
+        }
     };
     match code {
         Ok(code) => ExitCode::from(code.clamp(0, 255) as u8),
@@ -144,8 +148,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Settings of the environment, with a warning for names that are none.
-fn config() -> Result<Config, (i32, String)> {
+/// Reads the settings of the environment; warns of names that no setting has.
+fn config() -> ExitResult<Config> {
     let config = Config::from_env().map_err(|error| (USAGE, error.to_string()))?;
     // Ranks leave that to the tool that has started them.
     if join::launched_size().is_some() {
@@ -157,7 +161,7 @@ fn config() -> Result<Config, (i32, String)> {
     Ok(config)
 }
 
-fn info(options: &InfoOptions, config: Config) -> Result<i32, (i32, String)> {
+fn info(options: &InfoOptions, config: Config) -> ExitResult {
     let comm = match join::launcher() {
         Some(_) => Some(join::join(config.clone()).map_err(|error| (FAILURE, error.to_string()))?),
         None => None,
@@ -176,9 +180,9 @@ fn info(options: &InfoOptions, config: Config) -> Result<i32, (i32, String)> {
     finish(written)
 }
 
-/// Code 0 if what was looked at runs on our libnccl, 1 if not; a program's own code if that is not
-/// 0.
-fn show_preload(options: &InfoOptions) -> Result<i32, (i32, String)> {
+/// Shows which libnccl a program runs on. Exit code: the program's if not 0; else 0 if that is the
+/// drop-in, 1 if not.
+fn show_preload(options: &InfoOptions) -> ExitResult {
     let failure = |sentence| (FAILURE, sentence);
     let mut out = io::stdout().lock();
     let verdict = |ours| if ours { 0 } else { WRONG };
@@ -201,7 +205,7 @@ fn show_preload(options: &InfoOptions) -> Result<i32, (i32, String)> {
     Ok(if code == 0 { verdict(ours) } else { code })
 }
 
-fn codecs(options: &CodecsOptions) -> Result<i32, (i32, String)> {
+fn codecs(options: &CodecsOptions) -> ExitResult {
     let mut out = io::stdout().lock();
     let written = match (options.table, options.check) {
         (_, Some(patterns)) => codecs::check(patterns, options.seed, &mut out),
@@ -237,8 +241,8 @@ fn list_codecs(out: &mut dyn Write) -> io::Result<()> {
     Ok(())
 }
 
-/// A reader that left early, as `head` does, is no failure.
-fn finish(written: io::Result<()>) -> Result<i32, (i32, String)> {
+/// Turns a failed write into an exit code. A reader that left early, as `head` does, is no failure.
+fn finish(written: io::Result<()>) -> ExitResult {
     match written {
         Ok(()) => Ok(0),
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(0),

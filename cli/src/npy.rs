@@ -93,7 +93,7 @@ fn fill(file: &mut impl Read, buffer: &mut [u8], what: impl Display) -> Result<(
         .map_err(|error| format!("{what}: {error}"))
 }
 
-/// Type and shape of a header such as `{'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }`.
+/// Parses type and shape of a header such as `{'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }`.
 fn parse_header(header: &str) -> Result<(DType, Vec<usize>), String> {
     let value = |key: &str| {
         let quoted = [format!("'{key}'"), format!("\"{key}\"")];

@@ -4,7 +4,7 @@ use plotters::coord::Shift;
 use plotters::coord::ranged1d::{AsRangedCoord, ValueFormatter};
 use plotters::prelude::*;
 
-/// One line.
+/// A line.
 pub struct Series {
     /// Name in the legend. Series of one name in several panels share a colour.
     pub name: String,
@@ -14,7 +14,7 @@ pub struct Series {
     pub points: Vec<(f64, f64)>,
 }
 
-/// One chart.
+/// A chart.
 pub struct Panel {
     /// Label of the vertical axis, with its unit.
     pub label: String,
@@ -41,7 +41,7 @@ const COLORS: [u32; 7] = [
     0x4477aa, 0xee6677, 0x228833, 0xaa3377, 0x66a0cc, 0xb8860b, 0x777777,
 ];
 
-type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+type DrawArea<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type Drawn = Result<(), Box<dyn std::error::Error>>;
 
 /// Draws panels; `across` labels the horizontal axis.
@@ -69,7 +69,7 @@ pub fn svg(across: &str, title: &str, subtitle: &str, panels: &[Panel]) -> Strin
 }
 
 fn draw(
-    root: &Area<'_>,
+    root: &DrawArea<'_>,
     across: &str,
     [title, subtitle]: [&str; 2],
     panels: &[Panel],
@@ -125,7 +125,7 @@ fn draw(
 }
 
 fn chart<Y>(
-    area: &Area<'_>,
+    area: &DrawArea<'_>,
     panel: &Panel,
     ((low, high), across): ((f64, f64), &str),
     y: Y,

@@ -1,7 +1,7 @@
 //! The drop-in in front of a program: which library, by which variables, and which one a process
 //! has mapped in the end.
 
-use super::elf::exports;
+use object::{Object, ObjectSymbol};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs;
@@ -23,16 +23,24 @@ const PLACES: [&str; 4] = [
 /// A text that our libraries hold and no other: the name of a setting.
 const MARK: &[u8] = b"CINCH_CODEC_RULES";
 
-/// What every libnccl exports, and our own libcinch does not.
+/// A symbol that every libnccl exports, and libcinch does not.
 const EXPORT: &str = "ncclGetUniqueId";
 
 /// Programs that open a library by a path of their own, and the variable that holds it.
 const PATHS: [&str; 2] = ["VLLM_NCCL_SO_PATH", "SGLANG_NCCL_SO_PATH"];
 
-/// From one look at the processes to the next.
-const LOOK: Duration = Duration::from_millis(10);
+/// Interval between two searches for processes.
+const SEARCH_INTERVAL: Duration = Duration::from_millis(10);
 
-/// The drop-in: at `given`, else beside the tool.
+/// Returns whether `file` is an ELF object that defines `name` for others.
+fn exports(file: &[u8], name: &str) -> bool {
+    object::File::parse(file).is_ok_and(|file| {
+        let mut symbols = file.dynamic_symbols();
+        symbols.any(|symbol| symbol.is_definition() && symbol.name() == Ok(name))
+    })
+}
+
+/// Finds the drop-in at `given`, else beside the tool.
 ///
 /// # Errors
 /// A sentence with the places that were tried, or if the file is another library.
@@ -80,8 +88,8 @@ pub fn find(given: Option<&Path>) -> Result<PathBuf, String> {
     }
 }
 
-/// What a program needs in its environment to run on `library`, in front of what is preloaded
-/// already.
+/// Returns the variables with which a program runs on `library`; libraries that are preloaded already
+/// come after it.
 pub fn variables(library: &Path, earlier: Option<OsString>) -> Vec<(String, OsString)> {
     let mut preload = library.as_os_str().to_owned();
     if let Some(earlier) = earlier.filter(|earlier| !earlier.is_empty()) {
@@ -93,7 +101,7 @@ pub fn variables(library: &Path, earlier: Option<OsString>) -> Vec<(String, OsSt
     variables
 }
 
-/// Becomes the program, with the drop-in in front of it.
+/// Replaces this process by the program, with the drop-in preloaded.
 ///
 /// # Errors
 /// A sentence; it does not return otherwise.
@@ -106,7 +114,7 @@ pub fn become_program(command: &[OsString], library: &Path) -> Result<i32, Strin
     Err(format!("cannot start {}: {error}", program.display()))
 }
 
-/// One process, and the files called libnccl that it has mapped.
+/// A process, and the files called libnccl that it has mapped.
 #[derive(Debug, PartialEq, Eq)]
 struct Seen {
     name: String,
@@ -165,7 +173,7 @@ pub fn show_program(
         }
         match child.try_wait() {
             Ok(Some(status)) => break status,
-            Ok(None) => std::thread::sleep(LOOK),
+            Ok(None) => std::thread::sleep(SEARCH_INTERVAL),
             Err(error) => return Err(format!("cannot wait for {}: {error}", program.display())),
         }
     };
@@ -225,7 +233,7 @@ fn look(pid: u32) -> io::Result<Seen> {
     })
 }
 
-/// The files called libnccl in the text of a process's maps, in the order of their addresses.
+/// Returns the files called libnccl in the text of a process's maps, in the order of their addresses.
 fn mapped(maps: &str) -> Vec<PathBuf> {
     let mut found: Vec<PathBuf> = Vec::new();
     for line in maps.lines() {
@@ -245,7 +253,7 @@ fn mapped(maps: &str) -> Vec<PathBuf> {
     found
 }
 
-/// Processes that come from `pid`.
+/// Returns the descendants of `pid`.
 fn descendants(pid: u32) -> Vec<u32> {
     let Ok(all) = fs::read_dir("/proc") else {
         return Vec::new();
@@ -272,7 +280,7 @@ fn parent(pid: u32) -> Option<u32> {
     rest.split_whitespace().nth(1)?.parse().ok()
 }
 
-/// Whether a file is our drop-in.
+/// Returns whether a file is our drop-in.
 fn is_ours(path: &Path) -> io::Result<bool> {
     let bytes = fs::read(path)?;
     Ok(exports(&bytes, EXPORT) && bytes.windows(MARK.len()).any(|window| window == MARK))
@@ -282,7 +290,7 @@ fn is_ours(path: &Path) -> io::Result<bool> {
 mod tests {
     use super::*;
 
-    /// A shared object of this C text.
+    /// Compiles this C text to a shared object.
     fn compiled(folder: &Path, name: &str, text: &str) -> PathBuf {
         let (source, library) = (folder.join("source.c"), folder.join(name));
         fs::write(&source, text).unwrap();
@@ -404,7 +412,7 @@ mod tests {
             if !grandchildren.is_empty() {
                 break;
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(SEARCH_INTERVAL);
         }
         let all = descendants(std::process::id());
         let group = nix::unistd::Pid::from_raw(child.id() as i32);

@@ -1,7 +1,7 @@
 //! `cinch run`: starts local ranks, watches them, and leaves none behind: see `launch`. Ranks of
 //! other hosts are started by a `cinch run` there: see `hosts`.
 
-use super::launch::{GRACE, Launch, one_core_each};
+use super::launch::{LocalLaunch, PEER_EXIT_TIMEOUT, one_core_each};
 use super::preload;
 use super::{FAILURE, USAGE};
 use cinch::Config;
@@ -48,7 +48,7 @@ pub struct RunOptions {
     /// with --hosts, beside the tool or at PATH there
     #[arg(long, value_name = "PATH", num_args = 0..=1, require_equals = true)]
     pub(super) preload: Option<Option<PathBuf>>,
-    /// What carries the data: auto, shm, tcp or rdma
+    /// Transport of the data: auto, shm, tcp or rdma
     #[arg(long, default_value = "auto", value_parser = super::bench::options::parse_transport,
           requires = "starts")]
     pub(super) transport: super::bench::options::Named<TransportKind>,
@@ -59,9 +59,9 @@ pub struct RunOptions {
     #[arg(long, requires = "starts")]
     pub(super) bind: bool,
     /// Seconds that the other ranks have to end by themselves after one failed
-    #[arg(long, default_value_t = GRACE.as_secs_f64(), value_parser = parse_grace,
+    #[arg(long = "grace", value_name = "SECONDS", default_value_t = PEER_EXIT_TIMEOUT.as_secs_f64(), value_parser = parse_exit_timeout,
           requires = "starts")]
-    pub(super) grace: f64,
+    pub(super) exit_timeout: f64,
     /// Program and its arguments
     #[arg(
         required_unless_present = "agent",
@@ -76,7 +76,7 @@ pub struct RunOptions {
 ///
 /// # Errors
 /// Exit code and sentence: options that cannot be, or ranks that cannot be started.
-pub fn run(options: &RunOptions, mut config: Config) -> Result<i32, (i32, String)> {
+pub fn run(options: &RunOptions, mut config: Config) -> crate::ExitResult {
     let usage = |sentence: String| (USAGE, sentence);
     let failure = |sentence: String| (FAILURE, sentence);
     if options.agent {
@@ -105,17 +105,17 @@ pub fn run(options: &RunOptions, mut config: Config) -> Result<i32, (i32, String
     let preloading = library.map(|library| preload::variables(&library, earlier));
     let transport = transport.map(|(name, value)| (name, value.into()));
     let ranks = options.ranks.unwrap_or(1) as usize;
-    let launch = Launch {
+    let launch = LocalLaunch {
         variables: preloading.into_iter().flatten().chain(transport).collect(),
         label: options.label,
         cores: bound(options.bind, ranks).map_err(usage)?,
-        grace: Duration::from_secs_f64(options.grace),
-        ..Launch::new(options.command.clone(), ranks)
+        exit_timeout: Duration::from_secs_f64(options.exit_timeout),
+        ..LocalLaunch::new(options.command.clone(), ranks)
     };
     launch.run_with_rendezvous(&config).map_err(failure)
 }
 
-/// The core of each rank, if each is to have one.
+/// Returns the core of each rank, if each is to have one.
 ///
 /// # Errors
 /// A sentence, if there are too few.
@@ -131,7 +131,7 @@ pub(super) fn bound(bind: bool, ranks: usize) -> Result<Vec<usize>, String> {
     })
 }
 
-fn parse_grace(text: &str) -> Result<f64, String> {
+fn parse_exit_timeout(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(seconds) if (0.0..=3600.0).contains(&seconds) => Ok(seconds),
         _ => Err("a number of seconds from 0 to 3600".into()),

@@ -1,17 +1,17 @@
-//! What tests of several commands share.
+//! Helpers for tests of several commands.
 
 use clap::{Args, Parser};
 
 #[derive(Parser)]
-struct Line<T: Args> {
+struct CommandLine<T: Args> {
     #[command(flatten)]
     options: T,
 }
 
-/// Options as the command takes them from a line of words.
+/// Parses a line of words as the command does.
 pub fn parsed<T: Args>(line: &str) -> Result<T, String> {
     let words = ["cinch"].into_iter().chain(line.split_whitespace());
-    Line::try_parse_from(words)
+    CommandLine::try_parse_from(words)
         .map(|line| line.options)
         .map_err(|error| error.to_string())
 }

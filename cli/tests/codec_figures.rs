@@ -148,7 +148,7 @@ fn formats_have_their_errors_on_normal_and_heavy_tailed_data() {
 
 /// Truncation shrinks: by 0.28 % with two bytes, by 48 % with one.
 #[test]
-fn truncation_is_biased_as_the_source_says() {
+fn truncation_is_biased_as_in_the_source() {
     let n = size(1 << 20, 1 << 24);
     let x = Random::new(SEED).gaussian(n, 1.0);
     for (text, shrinks) in [("trunc24", 1.1e-5), ("trunc16", 0.0028), ("trunc8", 0.48)] {

@@ -86,7 +86,7 @@ fn ranks_on_hosts_learn_who_they_are() {
         &["sh", "-c", script],
     );
     run.env("GIVEN", "it's given")
-        // What this environment holds is less than an option says.
+        // An option overrides this environment.
         .env("CINCH_TRANSPORT", "shm")
         .current_dir(&place.0);
     let out = output(&mut run);

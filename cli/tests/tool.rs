@@ -50,92 +50,51 @@ fn sleepers(ranks: usize, script: &str) -> (Child, Vec<i32>) {
     (launcher, pids)
 }
 
+fn words(line: &str) -> Vec<&str> {
+    line.split(' ').collect()
+}
+
 #[test]
 fn bad_options_are_a_sentence_and_exit_code_2() {
     for (line, word) in [
-        (&["bench", "all_reduze"][..], "reduce_scatter"),
-        (&["bench", "all_reduce", "-b", "1X"], "bytes"),
+        ("bench all_reduze", "reduce_scatter"),
+        ("bench all_reduce -b 1X", "byte"),
+        ("bench all_reduce -d f31 --ranks 2", "bf16"),
+        ("bench all_reduce --codec int8", "linear8"),
+        ("bench all_reduce --ranks 0", "1..=4096"),
+        ("bench reduce -r 7 --ranks 2", "-r 7"),
         (
-            &["bench", "all_reduce", "-d", "f31", "--ranks", "2"],
-            "bf16",
-        ),
-        (&["bench", "all_reduce", "--codec", "int8"], "linear8"),
-        (&["bench", "all_reduce", "--ranks", "0"], "1..=4096"),
-        (&["bench", "reduce", "-r", "7", "--ranks", "2"], "-r 7"),
-        (
-            &["bench", "all_gather", "-o", "max", "--ranks", "2"],
+            "bench all_gather -o max --ranks 2",
             "all_gather reduces nothing, so -o max",
         ),
+        ("bench all_reduce -b 2 -e 1 --ranks 2", "-b 2"),
+        ("bench all_reduce --ranks 2 --data /no.npy", "/no.npy"),
+        ("bench all_reduce --ranks 2 --json /no/x", "/no/x"),
+        ("bench all_reduce --ranks 2 --compare Cargo.toml", "--json"),
+        ("bench all_reduce --ranks 64 -b 1000G", "MiB"),
+        ("bench all_reduce --graph", "--device gpu"),
+        ("bench all_reduce --device gpu --ranks 2", "--gpus"),
+        ("bench all_reduce --device gpu --vs /no.so", "/no.so"),
         (
-            &["bench", "all_reduce", "-b", "2", "-e", "1", "--ranks", "2"],
-            "-b 2",
+            "bench all_reduce --device gpu --transport tcp",
+            "--transport",
         ),
-        (
-            &["bench", "all_reduce", "--ranks", "2", "--data", "/no.npy"],
-            "/no.npy",
-        ),
-        (
-            &["bench", "all_reduce", "--ranks", "2", "--json", "/no/x"],
-            "/no/x",
-        ),
-        (
-            &[
-                "bench",
-                "all_reduce",
-                "--ranks",
-                "2",
-                "--compare",
-                "Cargo.toml",
-            ],
-            "--json",
-        ),
-        (
-            &["bench", "all_reduce", "--ranks", "64", "-b", "1000G"],
-            "MiB",
-        ),
-        (&["bench", "all_reduce", "--graph"], "--device gpu"),
-        (
-            &["bench", "all_reduce", "--device", "gpu", "--ranks", "2"],
-            "--gpus",
-        ),
-        (
-            &["bench", "all_reduce", "--device", "gpu", "--vs", "/no.so"],
-            "/no.so",
-        ),
-        (&["run", "-n", "2"], "PROGRAM"),
-        (&["codecs", "--table", "--samples", "3"], "1000"),
-        (
-            &["bench", "all_reduce", "-r", "7", "--ranks", "2"],
-            "no root",
-        ),
-        (
-            &[
-                "bench",
-                "all_reduce",
-                "--json",
-                "x",
-                "--csv",
-                "x",
-                "--ranks",
-                "2",
-            ],
-            "each writes",
-        ),
-        (&["predict", "--latency-us", "5"], "--latency-us"),
-        (&["predict", "--measure", "--json", "x"], "--json"),
-        (&["nothing"], "subcommand"),
+        ("run -n 2", "PROGRAM"),
+        ("codecs --table --samples 3", "1000"),
+        ("bench all_reduce -r 7 --ranks 2", "no root"),
+        ("bench all_reduce --json x --csv x --ranks 2", "each writes"),
+        ("predict --latency-us 5", "--latency-us"),
+        ("predict --measure --json x", "--json"),
+        ("nothing", "subcommand"),
     ] {
-        let (code, out, err) = output(line);
-        assert_eq!(code, 2, "{line:?}: {err}");
-        assert!(err.contains(word), "{line:?}: {err}");
-        assert!(
-            out.is_empty() && !err.contains("panicked"),
-            "{line:?}: {out}"
-        );
+        let (code, out, err) = output(&words(line));
+        assert_eq!(code, 2, "{line}: {err}");
+        assert!(err.contains(word), "{line}: {err}");
+        assert!(out.is_empty() && !err.contains("panicked"), "{line}: {out}");
     }
 }
 
-/// Of two options neither goes without a word.
+/// An option without effect is refused, not ignored.
 #[test]
 fn options_that_would_do_nothing_are_refused() {
     for (line, word) in [
@@ -157,8 +116,7 @@ fn options_that_would_do_nothing_are_refused() {
             "replace its rows",
         ),
     ] {
-        let line: Vec<&str> = line.split(' ').collect();
-        let (code, out, err) = output(&line);
+        let (code, out, err) = output(&words(line));
         assert_eq!(code, 2, "{line:?}: {err}");
         assert!(out.is_empty() && err.contains(word), "{line:?}: {err}");
     }
@@ -174,42 +132,30 @@ fn exit_codes_tell_options_from_failures() {
     let rows = "benches/baselines/gpu-h200x4-128-blocks.jsonl";
     let unset = "CINCH_TEST_NO_SUCH_NAME";
     for (line, word, expected) in [
-        (&["run", "-n", "4096", "--bind", "true"][..], "--bind", 2),
+        ("run -n 4096 --bind true".to_string(), "--bind", 2),
+        ("run --hosts /no/such/file true".into(), "/no/such/file", 2),
+        (format!("run --hosts {file} --env {unset} true"), unset, 2),
+        ("run -n 1 /no/such/program".into(), "/no/such/program", 3),
         (
-            &["run", "--hosts", "/no/such/file", "true"],
-            "/no/such/file",
-            2,
-        ),
-        (&["run", "--hosts", file, "--env", unset, "true"], unset, 2),
-        (
-            &["run", "-n", "1", "/no/such/program"],
-            "/no/such/program",
-            3,
-        ),
-        (
-            &["bench", "--report", "/no/rows", "--output", "/dev/null"],
+            "bench --report /no/rows --output /dev/null".into(),
             "/no/rows",
             2,
         ),
         (
-            &["bench", "--report", rows, "--output", "/dev/full"],
+            format!("bench --report {rows} --output /dev/full"),
             "/dev/full",
             3,
         ),
+        ("bench --suite --output Cargo.toml".into(), "Cargo.toml", 2),
         (
-            &["bench", "--suite", "--output", "Cargo.toml"],
-            "Cargo.toml",
-            2,
-        ),
-        (
-            &["bench", "--suite", "--output", "Cargo.toml", "--ranks", "2"],
+            "bench --suite --output Cargo.toml --ranks 2".into(),
             "Cargo.toml",
             2,
         ),
     ] {
-        let (code, _, err) = output(line);
-        assert_eq!(code, expected, "{line:?}: {err}");
-        assert!(err.contains(word), "{line:?}: {err}");
+        let (code, _, err) = output(&words(&line));
+        assert_eq!(code, expected, "{line}: {err}");
+        assert!(err.contains(word), "{line}: {err}");
     }
     std::fs::remove_file(hosts).unwrap();
 }
@@ -217,20 +163,7 @@ fn exit_codes_tell_options_from_failures() {
 /// A full disk is a failure, and a reader that left is none.
 #[test]
 fn results_that_are_not_told_are_a_failure() {
-    let line = [
-        "bench",
-        "all_reduce",
-        "--ranks",
-        "2",
-        "-b",
-        "1K",
-        "-e",
-        "1K",
-        "-n",
-        "1",
-        "-w",
-        "0",
-    ];
+    let line = words("bench all_reduce --ranks 2 -b 1K -e 1K -n 1 -w 0");
     let full = std::fs::OpenOptions::new().write(true).open("/dev/full");
     let lost = cinch(&line).stdout(full.unwrap()).output().unwrap();
     let err = String::from_utf8(lost.stderr).unwrap();
@@ -266,18 +199,7 @@ fn half_a_launcher_is_named() {
 
 #[test]
 fn a_setting_that_is_none_is_said_by_the_tool_and_in_the_log() {
-    let line = [
-        "bench",
-        "all_reduce",
-        "--ranks",
-        "3",
-        "-b",
-        "1K",
-        "-e",
-        "1K",
-        "-n",
-        "1",
-    ];
+    let line = words("bench all_reduce --ranks 3 -b 1K -e 1K -n 1");
     let ran = cinch(&line).env("CINCH_TEST_FOO", "1").output().unwrap();
     let err = String::from_utf8(ran.stderr).unwrap();
     assert_eq!(err.matches("CINCH_TEST_FOO").count(), 2, "{err}");
@@ -324,7 +246,7 @@ fn ranks_get_an_id_and_their_labels() {
     assert_eq!(lines, ["[0] 256 tcp --flag -n", "[1] 256 tcp --flag -n"]);
 }
 
-/// What ranks wrote before their end comes through, however slow its reader is.
+/// Output that ranks wrote before their end comes through, however slow its reader is.
 #[test]
 fn a_slow_reader_gets_all_labelled_lines() {
     let mut launcher = cinch(&["run", "--label", "-n", "1", "--", "seq", "1", "15000"])
@@ -358,7 +280,7 @@ fn signals_go_to_the_ranks() {
     }
 }
 
-/// What `nohup` and background jobs of scripts ignore is no request for an end.
+/// Signals that `nohup` and background jobs of scripts ignore do not end the ranks.
 #[test]
 fn ignored_signals_do_not_end_the_ranks() {
     let script = "trap '' HUP INT QUIT; exec \"$0\" run -n 1 -- sh -c 'echo on; sleep 0.5; exit 5'";
@@ -521,7 +443,7 @@ fn example_of_the_readme_runs_under_the_launcher() {
     let command = source
         .lines()
         .find_map(|line| line.strip_prefix(" *   cc "))
-        .expect("the example says how to compile it");
+        .expect("the example has its compiler command");
     let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("example");
     // Cargo puts the static library beside the test that it was built for.
     let archive = std::env::current_exe()

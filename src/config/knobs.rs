@@ -42,7 +42,10 @@ pub(super) const RESERVED: &[&str] = &[
 pub const MOST_GPU_CHANNELS: usize = 128;
 
 /// Parses a byte count with an optional binary K, M or G.
-pub(crate) fn parse_bytes(text: &str) -> Result<usize, String> {
+///
+/// # Errors
+/// A sentence if the text is not a byte count or overflows.
+pub fn parse_bytes(text: &str) -> Result<usize, String> {
     let text = text.trim();
     let (digits, unit) = match text.char_indices().last() {
         Some((at, 'k' | 'K')) => (&text[..at], 10),

@@ -9,7 +9,7 @@ mod nccl;
 mod test_devices;
 
 pub use codec_policy::{CodecLinks, CodecPolicy, CodecRules, CollectiveSet, call_codec};
-pub use knobs::{KNOBS, Knob, MOST_GPU_CHANNELS};
+pub use knobs::{KNOBS, Knob, MOST_GPU_CHANNELS, parse_bytes};
 pub use launch::{LAUNCHER_VARIABLES, launcher_environment};
 pub use nccl::{NCCL_NAMES, NcclName};
 #[doc(hidden)]

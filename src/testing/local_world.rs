@@ -24,7 +24,7 @@ pub fn local_world<T: Send>(
     worlds.into_iter().collect()
 }
 
-/// As [`local_world`], for bodies that look at a failed start themselves.
+/// Runs ranks as [`local_world`] does, for bodies that handle a failed start themselves.
 ///
 /// # Panics
 /// If a rank panics.

@@ -1,5 +1,5 @@
-//! What elements are worth, in f64 and in 128-bit integers. Written from the definitions of the
-//! formats and shared with nothing below, because results are judged by it.
+//! Values of elements, in f64 and in 128-bit integers. Written from the definitions of the formats and
+//! independent of the library below, because results are judged by it.
 
 use crate::types::DType;
 
@@ -16,7 +16,7 @@ pub(super) struct FloatFormat {
 }
 
 impl FloatFormat {
-    /// The format of a float type.
+    /// Returns the format of a float type.
     pub(super) fn of(dtype: DType) -> Option<FloatFormat> {
         let format = |mantissa_bits, bias, largest, special| FloatFormat {
             mantissa_bits,
@@ -39,12 +39,12 @@ impl FloatFormat {
         })
     }
 
-    /// Half the distance of 1 and the next number: the largest relative error of rounding.
+    /// Returns half the distance of 1 and the next number: the largest relative error of rounding.
     pub(super) fn unit_roundoff(self) -> f64 {
         power_of_two(-self.mantissa_bits - 1)
     }
 
-    /// The distance of subnormals.
+    /// Returns the distance of subnormals.
     pub(super) fn smallest(self) -> f64 {
         // In two factors: the smallest f64 is no power that `power_of_two` makes.
         power_of_two(1 - self.bias) * power_of_two(-self.mantissa_bits)
@@ -100,13 +100,13 @@ impl FloatFormat {
     }
 }
 
-/// 2^exponent, -1022 to 1023.
+/// Returns 2^exponent, for -1022 to 1023.
 #[inline]
 fn power_of_two(exponent: i32) -> f64 {
     f64::from_bits(((exponent + 1023) as u64) << 52)
 }
 
-/// The values of elements; of 64-bit integers the nearest f64.
+/// Reads the values of elements; of 64-bit integers the nearest f64.
 pub(super) fn values(dtype: DType, bytes: &[u8], values: &mut [f64]) {
     macro_rules! each {
         ($size:literal, |$raw:ident| $value:expr) => {
@@ -131,7 +131,7 @@ pub(super) fn values(dtype: DType, bytes: &[u8], values: &mut [f64]) {
     }
 }
 
-/// Values rounded to elements: floats to nearest even, integers towards zero, saturating.
+/// Rounds values to elements: floats to nearest even, integers towards zero, saturating.
 pub(super) fn round(dtype: DType, values: &[f64], bytes: &mut [u8]) {
     macro_rules! each {
         ($size:literal, |$value:ident| $raw:expr) => {

@@ -15,7 +15,7 @@ const BLOCK: usize = 4096;
 
 /// All ranks' inputs.
 pub trait Inputs {
-    /// Bytes of the input of `rank`.
+    /// Returns the bytes of the input of `rank`.
     fn bytes(&self, rank: usize) -> usize;
 
     /// Copies the input of `rank` from byte `at`, the start of an element, on.
@@ -42,14 +42,14 @@ impl Inputs for Vec<Vec<u8>> {
     }
 }
 
-/// One collective over all ranks.
+/// A collective over all ranks.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Problem {
-    /// What.
+    /// Collective.
     pub collective: Collective,
-    /// Of which elements.
+    /// Element type.
     pub dtype: DType,
-    /// Combined how.
+    /// Reduction.
     pub op: ReduceOp,
     /// Each rank's own factor of a pre-multiplied sum; empty = that of `op` on every rank.
     pub factors: Vec<Scalar>,
@@ -85,7 +85,7 @@ pub struct Segment {
 }
 
 impl Problem {
-    /// A problem with op sum, root 0, and 0 sending to the last rank.
+    /// Makes a problem with op sum, root 0, and 0 sending to the last rank.
     pub fn new(collective: Collective, dtype: DType, nranks: usize, count: usize) -> Problem {
         Problem {
             collective,
@@ -99,12 +99,12 @@ impl Problem {
         }
     }
 
-    /// Elements of a rank's input.
+    /// Returns the elements of a rank's input.
     pub fn input_elements(&self, rank: usize) -> usize {
         self.elements(self.collective.input_extent(rank == self.root))
     }
 
-    /// Elements of a rank's output.
+    /// Returns the elements of a rank's output.
     pub fn output_elements(&self, rank: usize) -> usize {
         if self.collective == Collective::SendRecv && rank != self.peer {
             return 0;
@@ -118,7 +118,7 @@ impl Problem {
             .unwrap_or(usize::MAX)
     }
 
-    /// The whole result of `rank`, for small problems.
+    /// Returns the whole result of `rank`, for small problems.
     ///
     /// # Errors
     /// Invalid argument if the problem is impossible or an input too short.
@@ -161,7 +161,7 @@ impl Problem {
 
     /// Judges the `output` of `rank`.
     ///
-    /// What is only moved, and integers, must have the exact bytes; sums, products and averages
+    /// Moved data and integers must have the exact bytes; sums, products and averages
     /// of floats lie within [`RawBound`]. Where the exact result is not finite, so is the output;
     /// where a partial result may overflow, it may be. `extra` is what a lossy codec may add to
     /// any element's error, 0 for none, infinity to count without judging.
@@ -272,10 +272,10 @@ impl Problem {
     }
 }
 
-/// One block of a result, in memory that is reused.
+/// A block of a result, in memory that is reused.
 struct Work {
     values: Vec<f64>,
-    /// What a float's error is relative to: see [`RawBound::of`].
+    /// Magnitude that a float's error is relative to: see [`RawBound::of`].
     magnitudes: Vec<f64>,
     bytes: Vec<u8>,
     input: Vec<u8>,

@@ -3,8 +3,8 @@
 use super::limit;
 use super::record::{Figures, Record, Versus};
 
-/// One placement of a record.
-pub struct Placed<'a> {
+/// A placement of a record.
+pub struct PlacedRecord<'a> {
     /// The record.
     pub record: &'a Record,
     /// `out_of_place` or `in_place`.
@@ -13,9 +13,9 @@ pub struct Placed<'a> {
     pub figures: &'a Figures,
 }
 
-/// What a column holds for one placement, which decides how it is printed.
+/// The value of a column for one placement; its kind decides how it is printed.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Value {
+pub enum CellValue {
     /// A name.
     Text(String),
     /// A whole number.
@@ -34,14 +34,14 @@ pub enum Value {
     Missing(&'static str),
 }
 
-/// One column.
+/// A column.
 pub struct Column {
     /// Its name in CSV.
     pub key: &'static str,
     /// Its head in the report, and the label of its drawing.
     pub title: &'static str,
     /// Takes the value from a placement.
-    pub value: fn(&Placed<'_>) -> Value,
+    pub value: fn(&PlacedRecord<'_>) -> CellValue,
 }
 
 /// All columns, in the order of the CSV file.
@@ -50,93 +50,103 @@ pub static COLUMNS: [Column; 33] = [
     column("count", "count", |at| count(at.record.count)),
     column("type", "type", |at| text(&at.record.dtype)),
     column("redop", "reduction", |at| text(&at.record.redop)),
-    column("root", "root", |at| Value::Count(at.record.root)),
+    column("root", "root", |at| CellValue::Count(at.record.root)),
     column("codec", "codec", |at| text(&at.record.codec)),
     column("algo", "algorithm", |at| text(&at.record.algo)),
     column("transport", "transport", |at| text(&at.record.transport)),
     column("wire_bytes", "wire bytes", |at| {
-        Value::Count(at.record.wire_bytes as i64)
+        CellValue::Count(at.record.wire_bytes as i64)
     }),
     column("ratio", "ratio", |at| {
-        or("-", at.record.ratio, Value::Ratio)
+        or("-", at.record.ratio, CellValue::Ratio)
     }),
     column("channels", "channels", |at| count(at.record.channels)),
     column("placement", "placement", |at| text(at.placement)),
-    column("time_us", "time (us)", |at| Value::Time(at.figures.time_us)),
+    column("time_us", "time (us)", |at| {
+        CellValue::Time(at.figures.time_us)
+    }),
     column("min_us", "shortest (us)", |at| {
-        Value::Time(at.figures.min_us)
+        CellValue::Time(at.figures.min_us)
     }),
     column("p99_us", "99th percentile (us)", |at| {
-        Value::Time(at.figures.p99_us)
+        CellValue::Time(at.figures.p99_us)
     }),
     column("iterations", "iterations", |at| {
         count(at.figures.iterations)
     }),
     column("alg_bw", "algorithm bandwidth (GB/s)", |at| {
-        Value::Rate(at.figures.alg_bw)
+        CellValue::Rate(at.figures.alg_bw)
     }),
     column("bus_bw", "bus bandwidth (GB/s)", |at| {
-        Value::Rate(at.figures.bus_bw)
+        CellValue::Rate(at.figures.bus_bw)
     }),
     column("eff_bus_bw", "effective bus bandwidth (GB/s)", |at| {
-        Value::Rate(at.figures.eff_bus_bw)
+        CellValue::Rate(at.figures.eff_bus_bw)
     }),
     column("nwrong", "wrong", |at| {
-        or("N/A", at.figures.nwrong, |wrong| Value::Count(wrong as i64))
+        or("N/A", at.figures.nwrong, |wrong| {
+            CellValue::Count(wrong as i64)
+        })
     }),
     column("max_abs_err", "largest error", |at| {
-        or("N/A", at.figures.max_abs_err, Value::Error)
+        or("N/A", at.figures.max_abs_err, CellValue::Error)
     }),
     column("rms_rel_err", "RMS error / RMS of result", |at| {
-        or("N/A", at.figures.rms_rel_err, Value::Error)
+        or("N/A", at.figures.rms_rel_err, CellValue::Error)
     }),
     column("identical", "same bits", |at| {
-        or("-", at.figures.identical, Value::Same)
+        or("-", at.figures.identical, CellValue::Same)
     }),
     column("collective", "collective", |at| text(&at.record.collective)),
     column("ranks", "ranks", |at| count(at.record.ranks)),
     column("mode", "mode", |at| text(&at.record.mode)),
     column("protocol", "protocol", |at| text(&at.record.protocol)),
     column("vs_us", "NCCL (us)", |at| {
-        of(&at.record.vs, |vs| Value::Time(vs.time_us))
+        of(&at.record.vs, |vs| CellValue::Time(vs.time_us))
     }),
     column("vs_ratio", "NCCL's time over ours", |at| {
-        of(&at.record.vs, |vs| Value::Ratio(vs.ratio))
+        of(&at.record.vs, |vs| CellValue::Ratio(vs.ratio))
     }),
     column("symmetric_us", "NCCL, symmetric windows (us)", |at| {
-        of(&at.record.symmetric, |vs| Value::Time(vs.time_us))
+        of(&at.record.symmetric, |vs| CellValue::Time(vs.time_us))
     }),
     column(
         "symmetric_ratio",
         "NCCL's, symmetric windows, over ours",
-        |at| of(&at.record.symmetric, |vs| Value::Ratio(vs.ratio)),
+        |at| of(&at.record.symmetric, |vs| CellValue::Ratio(vs.ratio)),
     ),
     column("limit_us", "limit (us)", |at| {
-        or("-", limit::of_record(at.record), Value::Time)
+        or("-", limit::of_record(at.record), CellValue::Time)
     }),
     column("limit_ratio", "the limit over our time", |at| {
         let limit = limit::of_record(at.record);
-        or("-", limit, |limit| Value::Ratio(limit / at.figures.time_us))
+        or("-", limit, |limit| {
+            CellValue::Ratio(limit / at.figures.time_us)
+        })
     }),
 ];
 
-const fn column(key: &'static str, title: &'static str, value: fn(&Placed<'_>) -> Value) -> Column {
+const fn column(
+    key: &'static str,
+    title: &'static str,
+    value: fn(&PlacedRecord<'_>) -> CellValue,
+) -> Column {
     Column { key, title, value }
 }
 
-fn text(text: &str) -> Value {
-    Value::Text(text.into())
+fn text(text: &str) -> CellValue {
+    CellValue::Text(text.into())
 }
 
-fn count(count: usize) -> Value {
-    Value::Count(count as i64)
+fn count(count: usize) -> CellValue {
+    CellValue::Count(count as i64)
 }
 
-fn or<T>(missing: &'static str, value: Option<T>, make: impl Fn(T) -> Value) -> Value {
-    value.map_or(Value::Missing(missing), make)
+fn or<T>(missing: &'static str, value: Option<T>, make: impl Fn(T) -> CellValue) -> CellValue {
+    value.map_or(CellValue::Missing(missing), make)
 }
 
-fn of(versus: &Option<Versus>, make: fn(&Versus) -> Value) -> Value {
+fn of(versus: &Option<Versus>, make: fn(&Versus) -> CellValue) -> CellValue {
     or("-", versus.as_ref(), make)
 }
 
@@ -152,14 +162,14 @@ pub fn named(key: &str) -> &'static Column {
 impl Column {
     /// Returns the number in this column out of place, if there is one.
     pub fn number(&self, record: &Record) -> Option<f64> {
-        (self.value)(&Placed::out_of_place(record)).number()
+        (self.value)(&PlacedRecord::out_of_place(record)).number()
     }
 }
 
-impl<'a> Placed<'a> {
+impl<'a> PlacedRecord<'a> {
     /// Returns the record's placement with separate buffers.
-    pub fn out_of_place(record: &'a Record) -> Placed<'a> {
-        Placed {
+    pub fn out_of_place(record: &'a Record) -> PlacedRecord<'a> {
+        PlacedRecord {
             record,
             placement: "out_of_place",
             figures: &record.out_of_place,
@@ -167,48 +177,54 @@ impl<'a> Placed<'a> {
     }
 
     /// Returns all placements of `record`.
-    pub fn all(record: &'a Record) -> impl Iterator<Item = Placed<'a>> {
-        record.placements().map(move |(placement, figures)| Placed {
-            record,
-            placement,
-            figures,
-        })
+    pub fn all(record: &'a Record) -> impl Iterator<Item = PlacedRecord<'a>> {
+        record
+            .placements()
+            .map(move |(placement, figures)| PlacedRecord {
+                record,
+                placement,
+                figures,
+            })
     }
 }
 
-impl Value {
+impl CellValue {
     /// Returns the text of a table's cell.
     pub fn shown(&self) -> String {
         match *self {
-            Value::Text(ref text) => text.clone(),
-            Value::Count(count) => count.to_string(),
-            Value::Time(us) if us >= 100_000.0 => format!("{us:.0}"),
-            Value::Time(us) if us >= 1000.0 => format!("{us:.1}"),
-            Value::Time(us) => format!("{us:.2}"),
-            Value::Rate(rate) if rate > 0.0 && rate < 0.1 => format!("{rate:.4}"),
-            Value::Rate(number) | Value::Ratio(number) => format!("{number:.2}"),
-            Value::Error(0.0) => "0".into(),
-            Value::Error(error) => format!("{error:.2e}"),
-            Value::Same(same) => if same { "yes" } else { "NO" }.into(),
-            Value::Missing(text) => text.into(),
+            CellValue::Text(ref text) => text.clone(),
+            CellValue::Count(count) => count.to_string(),
+            CellValue::Time(us) if us >= 100_000.0 => format!("{us:.0}"),
+            CellValue::Time(us) if us >= 1000.0 => format!("{us:.1}"),
+            CellValue::Time(us) => format!("{us:.2}"),
+            CellValue::Rate(rate) if rate > 0.0 && rate < 0.1 => format!("{rate:.4}"),
+            CellValue::Rate(number) | CellValue::Ratio(number) => format!("{number:.2}"),
+            CellValue::Error(0.0) => "0".into(),
+            CellValue::Error(error) => format!("{error:.2e}"),
+            CellValue::Same(same) => if same { "yes" } else { "NO" }.into(),
+            CellValue::Missing(text) => text.into(),
         }
     }
 
     /// Returns the text of a field of the CSV file, with all digits; nothing if the value is missing.
     pub fn exact(&self) -> String {
         match *self {
-            Value::Text(_) | Value::Count(_) => self.shown(),
-            Value::Time(x) | Value::Rate(x) | Value::Ratio(x) | Value::Error(x) => x.to_string(),
-            Value::Same(same) => same.to_string(),
-            Value::Missing(_) => String::new(),
+            CellValue::Text(_) | CellValue::Count(_) => self.shown(),
+            CellValue::Time(x) | CellValue::Rate(x) | CellValue::Ratio(x) | CellValue::Error(x) => {
+                x.to_string()
+            }
+            CellValue::Same(same) => same.to_string(),
+            CellValue::Missing(_) => String::new(),
         }
     }
 
     /// Returns the number, if it is one.
     pub fn number(&self) -> Option<f64> {
         match *self {
-            Value::Count(count) => Some(count as f64),
-            Value::Time(x) | Value::Rate(x) | Value::Ratio(x) | Value::Error(x) => Some(x),
+            CellValue::Count(count) => Some(count as f64),
+            CellValue::Time(x) | CellValue::Rate(x) | CellValue::Ratio(x) | CellValue::Error(x) => {
+                Some(x)
+            }
             _ => None,
         }
     }
@@ -221,7 +237,7 @@ impl Value {
 pub fn write_csv(records: &[Record], out: impl std::io::Write) -> std::io::Result<()> {
     let mut csv = csv::Writer::from_writer(out);
     csv.write_record(COLUMNS.iter().map(|column| column.key))?;
-    for placed in records.iter().flat_map(Placed::all) {
+    for placed in records.iter().flat_map(PlacedRecord::all) {
         csv.write_record(COLUMNS.iter().map(|column| (column.value)(&placed).exact()))?;
     }
     csv.flush()

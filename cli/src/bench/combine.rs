@@ -3,7 +3,7 @@
 use super::metrics::{median, quantile};
 use super::row::Row;
 use super::verify::{CheckOutcome, same_on_all_ranks};
-use super::world::World;
+use super::world::BenchRank;
 use cinch::types::{LevelCodecs, TransportKind};
 use cinch::{Algorithm, Report, Result};
 
@@ -64,7 +64,7 @@ pub struct Measured {
 ///
 /// # Errors
 /// Returns the errors of the all_gather.
-pub fn slowest<W: World>(world: &W, times: &[f64]) -> Result<Vec<f64>> {
+pub fn slowest<W: BenchRank>(world: &W, times: &[f64]) -> Result<Vec<f64>> {
     let words: Vec<u64> = times.iter().map(|time| time.to_bits()).collect();
     let all = world.gather_words(&words)?;
     let mut slowest = vec![0.0; times.len()];
@@ -81,7 +81,7 @@ pub fn slowest<W: World>(world: &W, times: &[f64]) -> Result<Vec<f64>> {
 ///
 /// # Errors
 /// Returns the errors of the all_gather.
-pub fn share<W: World>(
+pub fn share<W: BenchRank>(
     world: &W,
     row: &Row,
     report: &Report,

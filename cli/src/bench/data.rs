@@ -113,7 +113,7 @@ impl InputSource {
         match self.native() {
             Some((native, _)) if native != dtype && !(native.is_float() && dtype.is_float()) => {
                 Err(format!(
-                    "the data files hold {native}, but -d says {dtype}; only floats are converted"
+                    "the data files hold {native}, but -d is {dtype}; only floats are converted"
                 ))
             }
             _ => Ok(()),

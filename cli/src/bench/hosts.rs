@@ -28,7 +28,7 @@ pub fn main(
     config: &Config,
     (nranks, hosts): (usize, Hosts),
     out: &mut impl Write,
-) -> Result<i32, (i32, String)> {
+) -> crate::ExitResult {
     let workload = Workload::new(options, nranks).map_err(|sentence| (USAGE, sentence))?;
     let policy = CodecPolicy::new(config, hosts.count() == 1);
     let failure = |error: cinch::Error| (FAILURE, error.to_string());
@@ -46,7 +46,7 @@ pub fn main(
     Ok(0)
 }
 
-/// What all ranks of such a communicator would select by.
+/// Returns the limits by which all ranks of such a communicator would select.
 fn limits(config: &Config, nranks: usize, hosts: &Hosts) -> cinch::Result<Limits> {
     let between = match hosts.count() {
         1 => TransportKind::Shm,
@@ -54,7 +54,7 @@ fn limits(config: &Config, nranks: usize, hosts: &Hosts) -> cinch::Result<Limits
     };
     Ok(Limits {
         nranks,
-        // Of many ranks smaller than the setting; of too many none.
+        // Smaller than the setting if there are many ranks, and an error if there are too many.
         slot_bytes: transport::slot_bytes(config, nranks)?,
         slots: config.slots,
         channels: config.channels,

@@ -1,4 +1,4 @@
-//! The least time that a call can take on GPUs with NVLink: what a ratio to the limit is a ratio to.
+//! The limit: the least time that a call can take on GPUs with NVLink.
 
 use super::metrics::bytes_per_element;
 use super::record::Record;
@@ -17,7 +17,7 @@ const HOP: f64 = 0.74e-6;
 /// own code, those of its sum's terms, and the sum's.
 const CODED_TRIPS: f64 = 3.5;
 
-/// Seconds: the launch, the messages that follow one another, and the longer one of what the wire
+/// Returns the seconds of the launch, the messages that follow one another, and the longer one of what the wire
 /// carries and what memory moves, as both work at once. With N ranks, S bytes of the larger buffer, and
 /// W the bytes of that on the wire:
 ///
@@ -64,7 +64,7 @@ pub fn seconds(
     }
 }
 
-/// That of a row in microseconds; none for what the figures do not hold for: other GPUs, several
+/// Returns the limit of a row in microseconds; none where the figures do not hold: other GPUs, several
 /// ranks on one, several hosts, host memory, names that this version does not know.
 pub fn of_record(record: &Record) -> Option<f64> {
     let known = ["H100", "H200"]

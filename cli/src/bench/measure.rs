@@ -9,7 +9,7 @@ use super::pipeline::{Backend, Effort, is_late};
 use super::record::{RankSetup, Record, RunInfo};
 use super::row::{Row, buffer_bytes, call_of, is_root, keeps_scales, set_count};
 use super::verify::{Check, CheckOutcome, POISON, coarser};
-use super::world::World;
+use super::world::BenchRank;
 use cinch::comm::Call;
 use cinch::mem::{UserBuffers, bytes_of_mut};
 use cinch::{Collective, Report, Result};
@@ -22,12 +22,12 @@ use std::time::Instant;
 pub enum Placement {
     /// Separate buffers.
     OutOfPlace,
-    /// One buffer.
+    /// Input and output in one buffer.
     InPlace,
 }
 
 /// The backend for host memory.
-pub struct HostBackend<'a, W: World> {
+pub struct HostBackend<'a, W: BenchRank> {
     /// The ranks.
     pub world: &'a W,
     /// Inputs.
@@ -40,8 +40,8 @@ pub struct HostBackend<'a, W: World> {
     pub in_place: bool,
 }
 
-impl<W: World> Backend for HostBackend<'_, W> {
-    type World = W;
+impl<W: BenchRank> Backend for HostBackend<'_, W> {
+    type Rank = W;
 
     fn world(&self) -> &W {
         self.world
@@ -85,7 +85,7 @@ fn tensor(row: &Row, placement: Placement) -> Option<u64> {
 }
 
 /// A row's buffers and calls on this rank.
-pub struct HostRow<'a, W: World> {
+pub struct HostRow<'a, W: BenchRank> {
     world: &'a W,
     source: &'a InputSource,
     row: Row,
@@ -97,12 +97,12 @@ pub struct HostRow<'a, W: World> {
 
 /// Buffers of one turn of the rotation.
 struct BufferSet {
-    input: Buffer,
+    input: AlignedBuffer,
     /// The output, or both in place: as large as the larger of input and output.
-    work: Buffer,
+    work: AlignedBuffer,
 }
 
-impl<'a, W: World> HostRow<'a, W> {
+impl<'a, W: BenchRank> HostRow<'a, W> {
     /// Allocates and fills the buffers.
     ///
     /// # Errors
@@ -121,8 +121,8 @@ impl<'a, W: World> HostRow<'a, W> {
         };
         for index in 0..set_count(&row, nranks) {
             let mut set = BufferSet {
-                input: Buffer::new(input_bytes),
-                work: Buffer::new(input_bytes.max(output_bytes)),
+                input: AlignedBuffer::new(input_bytes),
+                work: AlignedBuffer::new(input_bytes.max(output_bytes)),
             };
             source
                 .stream(row.dtype, row.reduction(), rank, index)
@@ -297,18 +297,18 @@ impl<'a, W: World> HostRow<'a, W> {
 }
 
 /// Zeroed bytes that begin at a cache line.
-struct Buffer {
+struct AlignedBuffer {
     words: Vec<u64>,
     skip: usize,
     length: usize,
 }
 
-impl Buffer {
-    fn new(length: usize) -> Buffer {
+impl AlignedBuffer {
+    fn new(length: usize) -> AlignedBuffer {
         const LINE: usize = 64;
         let words = vec![0u64; (length + LINE).div_ceil(8)];
         let skip = words.as_ptr().addr().wrapping_neg() % LINE;
-        Buffer {
+        AlignedBuffer {
             words,
             skip,
             length,
@@ -429,7 +429,7 @@ mod tests {
         }
     }
 
-    /// The bound of some codecs exceeds every sum: there a number in the place of the result would do.
+    /// The bound of some codecs exceeds every sum, so that any number would pass as the result.
     #[test]
     fn what_was_never_written_is_wrong_with_every_codec() {
         for codec in CodecSpec::samples() {
@@ -461,7 +461,7 @@ mod tests {
                 ..row(Collective::AllReduce, DType::F32, ReduceOp::Sum)
             };
             let found = measure(row, Flaw::Zeros, Placement::OutOfPlace, 2);
-            // What does not reach its threshold is rightly zero.
+            // Elements below the threshold are rightly zero.
             let may_be = codec.kind == CodecKind::Threshold2;
             let wrong = found[0].wrong.unwrap();
             assert_eq!(wrong > 0, !may_be, "{codec}: {wrong}");
@@ -488,7 +488,7 @@ mod tests {
         assert!(found.wrong.unwrap() > 1000);
     }
 
-    /// What is explained is what runs: a send has two ends, and scales that live on have a name.
+    /// A send has two ends, and a kept scale needs a name: both must be in the explained call.
     #[test]
     fn every_row_is_explained() {
         let source = InputSource::generated(1, Distribution::Gaussian, 2);

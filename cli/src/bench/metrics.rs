@@ -4,8 +4,8 @@ use cinch::codec;
 use cinch::cpu::Isa;
 use cinch::{CodecSpec, Collective, DType};
 
-/// Elements of a call (`Call::count`) whose larger buffer holds about `bytes`, rounded down; where it has
-/// a block for each rank, to blocks of a multiple of 16 bytes, as in nccl-tests.
+/// Returns the elements of a call (`Call::count`) whose larger buffer holds about `bytes`, rounded down. If
+/// the buffer has a block for each rank, blocks are a multiple of 16 bytes, as in nccl-tests.
 pub fn count_of(collective: Collective, dtype: DType, nranks: usize, bytes: usize) -> usize {
     let elements = bytes / dtype.size();
     match collective {
@@ -21,7 +21,7 @@ pub fn count_of(collective: Collective, dtype: DType, nranks: usize, bytes: usiz
     }
 }
 
-/// Bytes of the larger buffer of a call, over all ranks: the `size` column.
+/// Returns the bytes of the larger buffer of a call, over all ranks: the `size` column.
 pub fn size_of(collective: Collective, dtype: DType, nranks: usize, count: usize) -> usize {
     let blocks = match collective {
         Collective::AllGather
@@ -34,7 +34,7 @@ pub fn size_of(collective: Collective, dtype: DType, nranks: usize, count: usize
     blocks * count * dtype.size()
 }
 
-/// What the busiest link carries, relative to `size`, in the best algorithm.
+/// Returns the busiest link's share of `size` in the best algorithm.
 pub fn bus_factor(collective: Collective, nranks: usize) -> f64 {
     let n = nranks as f64;
     match collective {
@@ -53,14 +53,14 @@ pub fn bus_factor(collective: Collective, nranks: usize) -> f64 {
 pub struct Rates {
     /// Uncompressed bytes per time.
     pub alg: f64,
-    /// What the links see: `effective` divided by the codec's ratio.
+    /// Bus bandwidth on the links: `effective` divided by the codec's ratio.
     pub bus: f64,
     /// The bus bandwidth that an exact run would need for the same time. Equals nccl-tests'
     /// busbw, and `bus` for codec raw.
     pub effective: f64,
 }
 
-/// The rates of a call that took `seconds`.
+/// Computes the rates of a call that took `seconds`.
 pub fn rates(
     collective: Collective,
     nranks: usize,
@@ -81,7 +81,7 @@ pub fn rates(
     }
 }
 
-/// Wire bytes of one element, scales included, of a long message.
+/// Returns the wire bytes of one element of a long message, scales included.
 pub fn bytes_per_element(codec: CodecSpec, dtype: DType) -> f64 {
     // A multiple of every block and alignment, long enough for one scale to vanish beside it.
     const LONG: usize = 1 << 24;
@@ -91,7 +91,7 @@ pub fn bytes_per_element(codec: CodecSpec, dtype: DType) -> f64 {
     }
 }
 
-/// The value below which a fraction `q` of the sorted samples lies (nearest rank).
+/// Returns the value below which a fraction `q` of the sorted samples lies (nearest rank).
 pub fn quantile(sorted: &[f64], q: f64) -> f64 {
     match sorted.len() {
         0 => 0.0,
@@ -99,7 +99,7 @@ pub fn quantile(sorted: &[f64], q: f64) -> f64 {
     }
 }
 
-/// Middle of the sorted samples; the mean of the two in the middle of an even number.
+/// Returns the median of the sorted samples.
 pub fn median(sorted: &[f64]) -> f64 {
     match sorted.len() {
         0 => 0.0,
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn codecs_cost_what_their_layout_says() {
+    fn bytes_per_element_follow_the_layout() {
         let cost = |text: &str| bytes_per_element(text.parse().unwrap(), DType::F32);
         assert_eq!(cost("raw"), 4.0);
         assert_eq!(cost("linear8"), 1.0 + 4.0 / 256.0);

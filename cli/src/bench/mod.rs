@@ -23,7 +23,7 @@ mod workload;
 mod world;
 
 use crate::join;
-use crate::launch::{Launch, one_core_each};
+use crate::launch::{LocalLaunch, one_core_each};
 use crate::machine::available_memory;
 use crate::{FAILURE, USAGE, WRONG};
 use cinch::config::Origin;
@@ -35,15 +35,15 @@ use output::Output;
 use record::{RankSetup, Record, RunInfo};
 use std::collections::BTreeSet;
 use std::io;
-use table::Table;
+use table::TableKind;
 use workload::Workload;
-use world::World;
+use world::BenchRank;
 
 /// Runs `cinch bench` and returns its exit code.
 ///
 /// # Errors
 /// Exit code and sentence.
-pub fn main(options: &BenchOptions, mut config: Config) -> Result<i32, (i32, String)> {
+pub fn main(options: &BenchOptions, mut config: Config) -> crate::ExitResult {
     let usage = |sentence| (USAGE, sentence);
     let refused = |error: cinch::Error| (USAGE, error.message().to_string());
     let failure = |error: cinch::Error| (FAILURE, error.to_string());
@@ -85,7 +85,7 @@ pub fn main(options: &BenchOptions, mut config: Config) -> Result<i32, (i32, Str
         .check_memory(nranks, 1, available_memory())
         .map_err(usage)?;
     let mut output = match rank {
-        0 => Output::new(options, Table::Host, nranks).map_err(refused)?,
+        0 => Output::new(options, TableKind::Host, nranks).map_err(refused)?,
         _ => Output::silent(),
     };
     let records = run(&comm, &workload, (options, &config), &mut output)
@@ -123,7 +123,7 @@ fn starts(
             "--ranks {ranks}, but this was started as one of {size} ranks; leave out --ranks"
         )),
         (Some(ranks), None, Some(name)) => Err(format!(
-            "--ranks {ranks} starts ranks, but {name} says that a launcher has done so; leave out \
+            "--ranks {ranks} starts ranks, but {name} shows that a launcher has done so; leave out \
              --ranks or unset {name}"
         )),
         (Some(ranks), None, None) => Ok(Some(ranks)),
@@ -131,24 +131,24 @@ fn starts(
 }
 
 /// Runs this command as `ranks` ranks, after refusing once what each rank would refuse.
-fn start(options: &BenchOptions, ranks: usize, config: &Config) -> Result<i32, (i32, String)> {
+fn start(options: &BenchOptions, ranks: usize, config: &Config) -> crate::ExitResult {
     let usage = |sentence| (USAGE, sentence);
     workload(options, ranks)
         .and_then(|workload| workload.check_memory(ranks, ranks, available_memory()))
         .map_err(usage)?;
-    Output::new(options, Table::Host, ranks)
+    Output::new(options, TableKind::Host, ranks)
         .map_err(|error| (USAGE, error.message().to_string()))?;
     let failure = |sentence| (FAILURE, sentence);
-    let launch = Launch {
+    let launch = LocalLaunch {
         // As mpirun does: where each rank can have a core, the system must not move them about.
         cores: one_core_each(ranks).unwrap_or_default(),
-        ..Launch::of_this_command(ranks).map_err(failure)?
+        ..LocalLaunch::of_this_command(ranks).map_err(failure)?
     };
     launch.run_with_rendezvous(config).map_err(failure)
 }
 
 /// Runs all rows on host memory. All ranks get the same records.
-fn run<W: World>(
+fn run<W: BenchRank>(
     world: &W,
     workload: &Workload,
     (options, config): (&BenchOptions, &Config),
@@ -276,7 +276,7 @@ mod tests {
         let record = &records(line, Flaw::None)[1][0];
         assert!(record.out_of_place.iterations < 1_000_000);
         assert!(begin.elapsed() < Duration::from_secs(20));
-        // The only call that there is before the timed ones says what they cost.
+        // A single call before the timed ones estimates their time.
         let line = "all_reduce -b 512K -w 0 -n 1000000 --time-limit 0.2";
         let record = &records(line, Flaw::None)[1][0];
         assert!(record.out_of_place.iterations < 1_000_000);

@@ -61,7 +61,7 @@ pub struct BenchOptions {
     /// Start this many ranks here; without it, join the ranks that this was started with
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub ranks: Option<u32>,
-    /// What carries the data: auto, shm, tcp or rdma
+    /// Transport of the data: auto, shm, tcp or rdma
     #[arg(long, default_value = "auto", value_parser = parse_transport)]
     pub transport: Named<TransportKind>,
     /// Schedule: auto, ring, tree, oneshot, direct or hierarchical
@@ -124,12 +124,12 @@ pub struct BenchOptions {
     /// Folder of --suite, or file of --report
     #[arg(long, value_name = "DIR|FILE.html")]
     pub output: Option<PathBuf>,
-    /// What only buffers on GPUs have.
+    /// Options for buffers on GPUs.
     #[command(flatten)]
     pub gpu: GpuOptions,
 }
 
-/// `4096x8`: hosts, and ranks of each.
+/// Parses `4096x8`: hosts, and ranks of each.
 fn parse_hosts(text: &str) -> Result<(usize, usize), String> {
     let number = |text: &str| text.parse::<usize>().ok().filter(|&number| number > 0);
     text.split_once('x')
@@ -200,7 +200,7 @@ impl BenchOptions {
         }
     }
 
-    /// The sizes to run, in order. `natural` is the size of the data files, if there are any.
+    /// Returns the sizes to run, in order. `natural` is the size of the data files, if there are any.
     pub fn sizes(&self, natural: Option<usize>) -> Result<Vec<usize>, String> {
         let default = natural.unwrap_or(32 << 20);
         let low = self.minbytes.unwrap_or(match self.maxbytes {
@@ -285,7 +285,7 @@ impl BenchOptions {
         files.collect::<Vec<_>>().join(" ")
     }
 
-    /// The codecs, for people.
+    /// Formats the codecs.
     pub fn codecs(&self) -> String {
         let names: Vec<String> = self.codec.iter().map(CodecChoice::to_string).collect();
         match names.as_slice() {
@@ -294,7 +294,7 @@ impl BenchOptions {
         }
     }
 
-    /// What `-r` means for `nranks` ranks.
+    /// Returns the roots that `-r` names among `nranks` ranks.
     pub fn roots(&self, nranks: usize) -> Result<Vec<usize>, String> {
         if !self.collective.has_root() {
             return match self.root {
@@ -312,7 +312,7 @@ impl BenchOptions {
         }
     }
 
-    /// Pairs of type and reduction to run; `native` is the data files' type, if there are any.
+    /// Returns the pairs of type and reduction to run; `native` is the data files' type, if there are any.
     pub fn kinds(&self, native: Option<DType>) -> Result<Vec<(DType, ReduceOp)>, String> {
         let default = Types {
             list: vec![native.unwrap_or(DType::F32)],
@@ -349,7 +349,7 @@ impl BenchOptions {
         }
     }
 
-    /// Why the codec that was asked for does not meet this type and reduction.
+    /// Returns why the codec cannot carry this type and reduction.
     fn refuses(&self, dtype: DType, op: ReduceOp) -> Option<String> {
         let codec = self.codec.iter().find(|codec| codec.spec.is_lossy())?;
         if !matches!(dtype, DType::F32 | DType::F16 | DType::BF16) {
@@ -366,7 +366,7 @@ impl BenchOptions {
     }
 }
 
-/// Whether two paths lead to one file.
+/// Returns whether two paths lead to one file.
 fn is_same_file(one: &Path, other: &Path) -> bool {
     match (one.canonicalize(), other.canonicalize()) {
         (Ok(one), Ok(other)) => one == other,
@@ -392,22 +392,12 @@ pub fn different<const N: usize>(files: [(&str, &Option<PathBuf>); N]) -> Result
     Ok(())
 }
 
-/// Parses a byte count with an optional binary K, M or G.
+/// Parses a byte count as settings have it, up to 64 T.
 pub fn parse_size(text: &str) -> Result<usize, String> {
-    let text = text.trim();
-    let (digits, shift) = match text.as_bytes().last() {
-        Some(b'k' | b'K') => (&text[..text.len() - 1], 10),
-        Some(b'm' | b'M') => (&text[..text.len() - 1], 20),
-        Some(b'g' | b'G') => (&text[..text.len() - 1], 30),
-        _ => (text, 0),
-    };
-    let number: usize = digits
-        .parse()
-        .map_err(|_| "a size is a whole number of bytes, with K, M or G if you like".to_string())?;
-    number
-        .checked_mul(1 << shift)
-        .filter(|&bytes| bytes <= 1 << 46)
-        .ok_or_else(|| "more than 64T bytes".to_string())
+    match cinch::config::parse_bytes(text)? {
+        bytes if bytes <= 1 << 46 => Ok(bytes),
+        _ => Err("more than 64T bytes".into()),
+    }
 }
 
 pub fn parse_collective(text: &str) -> Result<Collective, String> {
@@ -531,7 +521,7 @@ pub fn parse_seconds(text: &str) -> Result<f64, String> {
 }
 
 impl Distribution {
-    /// As `--distribution` writes it.
+    /// Returns the name that `--distribution` takes.
     pub fn name(self) -> String {
         self.to_possible_value()
             .map_or(String::new(), |value| value.get_name().to_string())

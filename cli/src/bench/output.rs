@@ -3,7 +3,7 @@
 use super::columns::write_csv;
 use super::options::BenchOptions;
 use super::record::Record;
-use super::table::Table;
+use super::table::TableKind;
 use super::{compare, page, suite};
 use cinch::{Error, Result};
 use serde::Serialize;
@@ -17,7 +17,7 @@ pub struct Output {
     speaks: bool,
     color: bool,
     progress: bool,
-    table: Table,
+    table: TableKind,
     /// Standard output failed; files and exit code are still worth having.
     broken: bool,
     /// The failure, unless the reader left as `head` does.
@@ -37,7 +37,7 @@ impl Output {
     /// # Errors
     /// Invalid argument if the file of `--compare` cannot be read or holds another call, or if a file
     /// cannot be written.
-    pub fn new(options: &BenchOptions, table: Table, nranks: usize) -> Result<Output> {
+    pub fn new(options: &BenchOptions, table: TableKind, nranks: usize) -> Result<Output> {
         let read = |path: &PathBuf| compare::read(path, options.collective, nranks);
         let folder = match options.suite {
             true => Some(suite::folder(options)?),
@@ -206,7 +206,7 @@ fn unwritable(path: &Path, error: &io::Error) -> Error {
     Error::invalid_argument(format!("{}: {error}", path.display()))
 }
 
-/// Where a file is while it is written.
+/// Returns where a file is while it is written.
 fn part_of(path: &Path) -> PathBuf {
     let mut part = path.as_os_str().to_owned();
     part.push(".tmp");
@@ -262,7 +262,7 @@ mod tests {
     fn files_are_written_whole_and_not_before_there_are_records() {
         let name = format!("cinch-output-test-{}.json", std::process::id());
         let path = std::env::temp_dir().join(name);
-        let made = |line: &str| Output::new(&parsed(line).unwrap(), Table::Host, 4);
+        let made = |line: &str| Output::new(&parsed(line).unwrap(), TableKind::Host, 4);
         let line = format!("all_reduce --json {}", path.display());
         let refused = made(&format!("{line} --compare /no/such/file"))
             .err()

@@ -1,6 +1,6 @@
 //! Drawings of records: a report as one HTML file with its script inside, and an SVG.
 
-use super::columns::{Placed, named};
+use super::columns::{PlacedRecord, named};
 use super::record::Record;
 use crate::plot::{Panel, Series, svg};
 use serde::Serialize;
@@ -44,7 +44,7 @@ const PANELS: [(&str, bool); 7] = [
     ("max_abs_err", true),
 ];
 
-/// What the report's script draws.
+/// The data that the report's script draws.
 #[derive(Serialize)]
 struct Page {
     runs: Vec<String>,
@@ -61,17 +61,17 @@ struct Section {
     rows: Vec<Cells>,
 }
 
-/// One chart: values of all lines at the same positions.
+/// A chart: values of all lines at the same positions.
 #[derive(Serialize)]
 struct Chart {
     label: String,
     logarithmic: bool,
     x: Vec<f64>,
-    lines: Vec<Line>,
+    lines: Vec<ChartLine>,
 }
 
 #[derive(Serialize)]
-struct Line {
+struct ChartLine {
     name: String,
     dashed: bool,
     y: Vec<Option<f64>>,
@@ -264,7 +264,7 @@ fn collected(points: impl Iterator<Item = (String, bool, (f64, f64))>) -> Vec<Se
 fn chart(panel: &Panel) -> Chart {
     let points = panel.series.iter().flat_map(|line| &line.points);
     let sizes: BTreeSet<u64> = points.map(|point| point.0 as u64).collect();
-    let line = |series: &Series| Line {
+    let line = |series: &Series| ChartLine {
         name: series.name.clone(),
         dashed: series.dashed,
         y: sizes
@@ -285,7 +285,7 @@ fn chart(panel: &Panel) -> Chart {
 
 /// Makes the cells of a record's row in the table.
 fn cells(record: &Record) -> Cells {
-    let placed = Placed::out_of_place(record);
+    let placed = PlacedRecord::out_of_place(record);
     Cells {
         failed: record.failed(),
         cells: TABLE
@@ -297,7 +297,7 @@ fn cells(record: &Record) -> Cells {
 
 /// Draws one run as SVG: bandwidth above; below, the error if a codec ran, else the time.
 pub fn drawing(records: &[Record]) -> String {
-    let all: Vec<Placed> = records.iter().flat_map(Placed::all).collect();
+    let all: Vec<PlacedRecord> = records.iter().flat_map(PlacedRecord::all).collect();
     let panel = |key: &str, logarithmic| {
         let column = named(key);
         let points = all.iter().filter_map(|placed| {
@@ -376,7 +376,7 @@ mod tests {
         read(&baselines().join("gpu-h200x2.jsonl")).unwrap()
     }
 
-    /// The data that the script draws.
+    /// Returns the data that the script draws.
     fn data(text: &str) -> serde_json::Value {
         let (_, rest) = text.split_once("id=\"data\">").unwrap();
         serde_json::from_str(rest.split_once("</script>").unwrap().0).unwrap()

@@ -5,17 +5,17 @@ use super::options::BenchOptions;
 use super::output::Output;
 use super::record::Record;
 use super::row::Row;
-use super::world::World;
+use super::world::BenchRank;
 use cinch::Result;
 use std::time::{Duration, Instant};
 
-/// What measures rows: host memory or GPUs.
+/// The part of a bench that depends on where the buffers are: host memory or GPUs.
 pub trait Backend {
     /// The ranks, which agree through it.
-    type World: World;
+    type Rank: BenchRank;
 
     /// Returns the ranks.
-    fn world(&self) -> &Self::World;
+    fn world(&self) -> &Self::Rank;
 
     /// Returns the candidates of a row's call and the winner, as text.
     ///
@@ -56,7 +56,7 @@ impl Effort {
 ///
 /// # Errors
 /// Returns the errors of the all_gather.
-pub fn is_late<W: World>(world: &W, by: Option<Instant>) -> Result<bool> {
+pub fn is_late<W: BenchRank>(world: &W, by: Option<Instant>) -> Result<bool> {
     let Some(by) = by else { return Ok(false) };
     let late = u64::from(Instant::now() >= by);
     Ok(world.gather_words(&[late])?[0] == 1)

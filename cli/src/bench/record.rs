@@ -5,7 +5,7 @@ use super::combine::Measured;
 use super::metrics::rates;
 use super::options::BenchOptions;
 use super::row::Row;
-use crate::machine::Machine;
+use crate::machine::MachineInfo;
 use cinch::config::{KNOBS, Origin};
 use cinch::gpu::Device;
 use cinch::{Config, Error, Result};
@@ -17,7 +17,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 /// The largest number of rows that are read from a file.
 const MAX_ROWS: usize = 100_000;
 
-/// One row of one run.
+/// A row of a run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Record {
     /// Collective.
@@ -145,7 +145,7 @@ pub struct RunInfo {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub settings: BTreeMap<String, String>,
     /// The host.
-    pub machine: Machine,
+    pub machine: MachineInfo,
 }
 
 /// Rows that were written before ranks could stand for several hosts lack the field.
@@ -291,7 +291,7 @@ impl RunInfo {
             command: format!("cinch {}", words.join(" ")),
             options: BTreeMap::new(),
             settings: BTreeMap::new(),
-            machine: Machine::detect(),
+            machine: MachineInfo::detect(),
         }
     }
 
@@ -381,7 +381,7 @@ fn day(since: u64) -> String {
 pub mod tests {
     use super::*;
 
-    /// A raw all_reduce of f32 over 4 ranks, with figures that are easy to recognise.
+    /// Returns a raw all_reduce of f32 over 4 ranks, with figures that are easy to recognise.
     pub fn record(size: usize, codec: &str) -> Record {
         let figures = Figures {
             time_us: size as f64 / 1000.0 + 5.0,

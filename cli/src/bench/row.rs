@@ -33,7 +33,7 @@ pub struct Row {
 }
 
 impl Row {
-    /// A sum to or from rank 0, with everything else left to the library.
+    /// Makes a sum to or from rank 0, with everything else left to the library.
     pub fn new(collective: Collective, dtype: DType, count: usize) -> Row {
         Row {
             collective,

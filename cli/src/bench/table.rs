@@ -1,6 +1,6 @@
 //! Text tables: nccl-tests' columns, and what compression adds.
 
-use super::columns::{Placed, Value, named};
+use super::columns::{CellValue, PlacedRecord, named};
 use super::record::{Figures, Record};
 use std::io::{self, Write};
 
@@ -71,22 +71,22 @@ const GPU_LEGEND: &str = "#
 
 /// Which table is printed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Table {
+pub enum TableKind {
     /// Both placements.
     #[default]
     Host,
-    /// One placement, beside the other library.
+    /// A placement, beside the other library.
     Gpu,
 }
 
-impl Table {
+impl TableKind {
     /// Writes legend and heads. Lines that are not rows begin with `#`.
     ///
     /// # Errors
     /// Returns the writer's errors.
     pub fn write_head(self, out: &mut dyn Write) -> io::Result<()> {
         match self {
-            Table::Host => {
+            TableKind::Host => {
                 writeln!(out, "{HOST_LEGEND}")?;
                 let blank = " ".repeat(48);
                 writeln!(out, "#{blank}  {:^31}  {:^31}", "out-of-place", "in-place")?;
@@ -97,7 +97,7 @@ impl Table {
                     host_line(|_, cell| cell.2.into())[1..].trim_end()
                 )
             }
-            Table::Gpu => {
+            TableKind::Gpu => {
                 let heads = GPU.map(|cell| pad(&cell, cell.1));
                 writeln!(out, "{GPU_LEGEND}\n#{}", &heads.join(" ")[1..])
             }
@@ -111,22 +111,22 @@ impl Table {
     pub fn write_row(self, record: &Record, out: &mut dyn Write) -> io::Result<()> {
         let shown = |key: &str, figures: Option<&Figures>| {
             let value = figures.map(|figures| {
-                (named(key).value)(&Placed {
+                (named(key).value)(&PlacedRecord {
                     record,
                     placement: "",
                     figures,
                 })
             });
-            value.unwrap_or(Value::Missing("-")).shown()
+            value.unwrap_or(CellValue::Missing("-")).shown()
         };
         let worst = record.worst();
         let line = match self {
-            Table::Host => host_line(|part, cell| match part {
+            TableKind::Host => host_line(|part, cell| match part {
                 1 => shown(cell.0, Some(&record.out_of_place)),
                 2 => shown(cell.0, record.in_place.as_ref()),
                 _ => shown(cell.0, Some(&worst)),
             }),
-            Table::Gpu => GPU
+            TableKind::Gpu => GPU
                 .map(|cell| pad(&cell, &shown(cell.0, Some(&worst))))
                 .join(" "),
         };
@@ -146,7 +146,7 @@ impl Table {
         let placements = records.iter().flat_map(Record::placements);
         let figures: Vec<&Figures> = placements.map(|(_, figures)| figures).collect();
         write_verdicts(&figures, color, out)?;
-        if self == Table::Host {
+        if self == TableKind::Host {
             let mean = |pick: fn(&Figures) -> f64| {
                 let sum: f64 = figures.iter().map(|figures| pick(figures)).sum();
                 sum / figures.len().max(1) as f64
@@ -249,9 +249,9 @@ mod tests {
             ..beside_nccl(1.0)
         };
         for (table, record, fields) in [
-            (Table::Host, host, 5 + 4 + 4 + 8),
-            (Table::Gpu, alone, 19),
-            (Table::Gpu, beside_nccl(2.25), 19),
+            (TableKind::Host, host, 5 + 4 + 4 + 8),
+            (TableKind::Gpu, alone, 19),
+            (TableKind::Gpu, beside_nccl(2.25), 19),
         ] {
             let head = text(|out| table.write_head(out));
             let heads = head.lines().find(|line| line.contains("#wrong")).unwrap();
@@ -274,18 +274,18 @@ mod tests {
 
     #[test]
     fn foot_has_verdict_averages_and_ratios() {
-        let foot = |table: Table, records: &[Record], color| {
+        let foot = |table: TableKind, records: &[Record], color| {
             text(|out| table.write_foot(records, color, out))
         };
-        let good = foot(Table::Host, &[record(8, "raw")], true);
+        let good = foot(TableKind::Host, &[record(8, "raw")], true);
         assert!(good.contains("0 OK") && good.contains("0.5700 GB/s on the links"));
         let mut bad = record(8, "raw");
         bad.out_of_place.nwrong = Some(7);
-        let plain = foot(Table::Host, std::slice::from_ref(&bad), false);
+        let plain = foot(TableKind::Host, std::slice::from_ref(&bad), false);
         assert!(plain.contains("7 FAILED") && !plain.contains('\x1b'));
-        let gpu = foot(Table::Gpu, std::slice::from_ref(&bad), true);
+        let gpu = foot(TableKind::Gpu, std::slice::from_ref(&bad), true);
         assert!(gpu.contains('\x1b') && !gpu.contains("NCCL"), "{gpu}");
-        let ratios = foot(Table::Gpu, &[beside_nccl(2.0), beside_nccl(0.5)], false);
+        let ratios = foot(TableKind::Gpu, &[beside_nccl(2.0), beside_nccl(0.5)], false);
         let words = "least 0.50x, geometric mean 1.00x of 2 rows";
         assert!(
             ratios.contains(words) && ratios.contains("0 OK"),

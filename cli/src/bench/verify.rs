@@ -179,7 +179,7 @@ impl Check<'_> {
             let hi = end.min(lo + together);
             let (from, to) = (lo.saturating_sub(block), count.min(hi + block));
             let exact = problem.part(self, self.rank, first + lo - at, hi - lo);
-            let mut tile = Tile::new(exact, self.row, block);
+            let mut tile = ExactTile::new(exact, self.row, block);
             for &(rank, start) in segment.sources.iter().filter(|_| block > 0 || hidden) {
                 let bytes = &mut scratch[..(to - from) * size];
                 self.inputs(rank, start + from, bytes);
@@ -200,7 +200,7 @@ impl Check<'_> {
             }
             let held = &held[(lo - at) * size..(hi - at) * size];
             let held: Vec<f64> = held.chunks_exact(size).map(|x| value(dtype, x)).collect();
-            let blank = self.tells(lo..hi)
+            let blank = self.can_judge_zeros(lo..hi)
                 && held.iter().all(|x| *x == 0.0)
                 && tile.is_to_show(&error, self.divisor(contributions), contributions, dtype);
             let before = outcome.wrong;
@@ -234,7 +234,7 @@ impl Check<'_> {
     }
 
     /// Returns whether the output is a sum without one of the tile's contributions.
-    fn lacks_one(&self, tile: &Tile, held: &[f64]) -> bool {
+    fn lacks_one(&self, tile: &ExactTile, held: &[f64]) -> bool {
         let divisor = self.divisor(tile.contributions.len());
         let both = held.iter().zip(&tile.exact);
         let differences: Vec<f64> = both.map(|(held, exact)| divisor * (held - exact)).collect();
@@ -265,7 +265,7 @@ impl Check<'_> {
     /// Returns whether roundings or a codec cannot turn these elements of a segment into zeros alone. The bound
     /// of a single element does not show that where it exceeds the result. A scale belongs to a block,
     /// whose largest element stays, so that at least one whole block must be among the elements.
-    fn tells(&self, elements: Range<usize>) -> bool {
+    fn can_judge_zeros(&self, elements: Range<usize>) -> bool {
         let whole = elements.len() == self.row.count;
         let blocks = match self.codec.scale {
             _ if !self.codec.kind.has_scale() => true,
@@ -368,7 +368,7 @@ impl CheckOutcome {
 }
 
 /// Exact results and error scales of some elements.
-struct Tile {
+struct ExactTile {
     exact: Vec<f64>,
     /// Sum of the contributions' magnitudes.
     magnitude: Vec<f64>,
@@ -382,8 +382,8 @@ struct Tile {
     contributions: Vec<Vec<f64>>,
 }
 
-impl Tile {
-    fn new(part: Expected, row: &Row, block: usize) -> Tile {
+impl ExactTile {
+    fn new(part: Expected, row: &Row, block: usize) -> ExactTile {
         let blocks = part
             .values
             .len()
@@ -394,7 +394,7 @@ impl Tile {
             None | Some(ReduceOp::Prod) => part.values.iter().map(|x| x.abs()).collect(),
             _ => part.magnitudes,
         };
-        Tile {
+        ExactTile {
             exact: part.values,
             magnitude,
             scales: vec![0.0; blocks],
@@ -477,7 +477,7 @@ fn encodes(collective: Collective, algorithm: Algorithm, contributions: usize) -
     let n = contributions as f64;
     match (collective.reduces(), algorithm) {
         (false, _) => 1.0,
-        // Of two levels a ring between hosts has the longest path: one encode inside and one for each host.
+        // A ring between hosts has the longest path of two levels: one encode inside and one for each host.
         (true, Algorithm::Ring | Algorithm::Hierarchical) => n,
         (true, Algorithm::Tree) => 2.0 * n.log2().ceil() + 2.0,
         (true, Algorithm::OneShot | Algorithm::Direct) => 2.0,
@@ -490,7 +490,7 @@ fn roundings(algorithm: Algorithm, contributions: usize) -> f64 {
     let n = contributions as f64;
     match algorithm {
         Algorithm::OneShot | Algorithm::Direct => 2.0,
-        // One for each level.
+        // Each level rounds once.
         Algorithm::Tree => n.log2().ceil() + 2.0,
         Algorithm::Ring => n + 1.0,
         // Inside, between, and at most as a ring there.

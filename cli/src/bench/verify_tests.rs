@@ -117,7 +117,7 @@ fn hashes_tell_outputs_apart() {
     assert_ne!(hash(|_, x| x), hash(|i, x| if i == 999 { -x } else { x }));
 }
 
-/// A sum of `held` contributions of `ranks`, rounded as often as `algorithm` has it: wherever a partial sum
+/// Returns a sum of `held` contributions of `ranks`, rounded as often as `algorithm` has it: wherever a partial sum
 /// leaves a rank.
 fn rounded_sum(
     check: &Check<'_>,
@@ -169,8 +169,8 @@ fn rounded_sum(
     output
 }
 
-/// Of few bits the roundings of many hops exceed what a rank gives: each element may be anything, but all
-/// of them together may not.
+/// With few bits the roundings of many hops exceed a rank's contribution: any element may be anything, but
+/// all elements together may not.
 #[test]
 fn sums_of_few_bits_without_a_rank_are_wrong() {
     for (algorithm, ranks) in [

@@ -4,8 +4,8 @@ use cinch::comm::{Call, Group};
 use cinch::mem::{UserBuffers, bytes_of, bytes_of_mut};
 use cinch::{Collective, Communicator, DType, Report, Result};
 
-/// One rank of a communicator.
-pub trait World {
+/// A rank of a communicator.
+pub trait BenchRank {
     /// Returns this rank.
     fn rank(&self) -> usize;
     /// Returns the number of ranks.
@@ -33,7 +33,7 @@ pub trait World {
     }
 }
 
-impl World for Communicator {
+impl BenchRank for Communicator {
     fn rank(&self) -> usize {
         Communicator::rank(self)
     }
@@ -105,10 +105,10 @@ pub mod threads {
     pub struct ThreadRank {
         rank: usize,
         calls: Cell<usize>,
-        shared: Arc<Shared>,
+        shared: Arc<SharedState>,
     }
 
-    struct Shared {
+    struct SharedState {
         flaw: Flaw,
         inputs: Mutex<Vec<(Vec<u8>, ReduceOp)>>,
         barrier: Barrier,
@@ -120,7 +120,7 @@ pub mod threads {
         flaw: Flaw,
         body: impl Fn(&ThreadRank) -> T + Sync,
     ) -> Vec<T> {
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(SharedState {
             flaw,
             inputs: Mutex::new(vec![(Vec::new(), ReduceOp::Sum); nranks]),
             barrier: Barrier::new(nranks),
@@ -193,7 +193,7 @@ pub mod threads {
         }
     }
 
-    impl World for ThreadRank {
+    impl BenchRank for ThreadRank {
         fn rank(&self) -> usize {
             self.rank
         }

@@ -195,7 +195,7 @@ impl Pass {
     }
 }
 
-/// An element that is further off than its bound, or that is finite where it must not be, if
+/// Returns an element that is further off than its bound, or that is finite where it must not be, if
 /// there is one.
 fn beyond_bound(codec: &dyn Codec, x: &[f32], given: Option<f32>, y: &[f32]) -> Option<String> {
     let description = codec.description();
@@ -212,7 +212,7 @@ fn beyond_bound(codec: &dyn Codec, x: &[f32], given: Option<f32>, y: &[f32]) -> 
             } else {
                 !x.is_finite()
             };
-            // What saturates is off by what is beyond, and by its bound at the end.
+            // A saturated value is off by the part beyond the largest, and by the bound there.
             let most = description.errors.largest.min(f32::MAX.into()) as f32;
             let most = given.unwrap_or(most);
             let right = if poisoned || y.is_nan() {
@@ -230,24 +230,24 @@ fn beyond_bound(codec: &dyn Codec, x: &[f32], given: Option<f32>, y: &[f32]) -> 
     None
 }
 
-/// What samples are drawn from.
-struct Data {
+/// A distribution, with the codecs that are measured on it.
+struct SampledCodecs {
     name: &'static str,
     /// Standard deviation of a Gaussian; `None`: uniform on (0, 1).
     sigma: Option<f64>,
-    rows: [Row; 4],
+    rows: [CodecRow; 4],
 }
 
 /// A codec on one distribution.
-struct Row {
+struct CodecRow {
     spec: &'static str,
     /// The tensor scale of codecs that have one.
     scale: Option<f32>,
-    /// What the source prints.
+    /// Figures that the source prints.
     printed: (&'static str, &'static str),
     /// Mean absolute error, root mean square error, mean relative error in percent.
     reference: [f64; 3],
-    /// Of the reference, in percent, beside the chance of the samples.
+    /// Percent of the reference that a figure may be off, beside the samples' standard error.
     tolerance: f64,
 }
 
@@ -265,7 +265,7 @@ pub struct Mean {
 }
 
 impl Mean {
-    /// The mean of `n` terms of this sum and sum of squares.
+    /// Makes the mean of `n` terms of this sum and sum of squares.
     pub fn of(sum: f64, squares: f64, n: f64) -> Mean {
         let mean = sum / n;
         let variance = (squares / n - mean * mean).max(0.0);
@@ -275,7 +275,7 @@ impl Mean {
         }
     }
 
-    /// Its square root; the error to first order.
+    /// Returns the square root, with the standard error to first order.
     pub fn root(self) -> Mean {
         let mean = self.mean.sqrt();
         let error = match mean > 0.0 {
@@ -286,7 +286,7 @@ impl Mean {
     }
 }
 
-impl Row {
+impl CodecRow {
     fn name(&self) -> &'static str {
         self.spec.split(':').next().unwrap_or(self.spec)
     }
@@ -296,19 +296,19 @@ impl Row {
         codec(spec, Isa::detect())
     }
 
-    /// Deviations from the reference, in percent of it.
+    /// Returns the deviations from the reference, in percent of it.
     fn deviations(&self, errors: &Errors) -> impl Iterator<Item = f64> {
         let both = errors.iter().zip(self.reference);
         both.map(|(found, exact)| 100.0 * (found.mean / exact - 1.0).abs())
     }
 
-    /// Standard errors, in percent of the reference.
+    /// Returns the standard errors, in percent of the reference.
     fn standard_errors(&self, errors: &Errors) -> impl Iterator<Item = f64> {
         let both = errors.iter().zip(self.reference);
         both.map(|(found, exact)| 100.0 * found.error / exact)
     }
 
-    /// Whether each is off by no more than the tolerance and what the samples leave to chance.
+    /// Returns whether each is off by no more than the tolerance and what the samples leave to chance.
     fn agrees(&self, errors: &Errors) -> bool {
         let chances = self.standard_errors(errors);
         let mut both = self.deviations(errors).zip(chances);
@@ -316,11 +316,11 @@ impl Row {
     }
 }
 
-impl Data {
-    /// Errors of each row's codec on the same samples.
+impl SampledCodecs {
+    /// Returns the errors of each row's codec on the same samples.
     fn measure(&self, codecs: &[Arc<dyn Codec>], samples: usize, seed: u64) -> Vec<Errors> {
         let mut random = Random::new(seed);
-        // Of each figure's terms and of their squares.
+        // Sums of each figure's terms and of their squares.
         let mut sums = vec![[(0.0, 0.0); 3]; codecs.len()];
         let mut done = 0;
         while done < samples {
@@ -362,8 +362,8 @@ const fn row(
     printed: (&'static str, &'static str),
     reference: [f64; 3],
     tolerance: f64,
-) -> Row {
-    Row {
+) -> CodecRow {
+    CodecRow {
         spec,
         scale: if scale > 0.0 { Some(scale) } else { None },
         printed,
@@ -375,26 +375,26 @@ const fn row(
 /// The scale of the Gaussian rows is 5.5 sigma: about what 25 million draws give for their
 /// largest, fixed so that figures do not hang on one draw.
 #[rustfmt::skip]
-const DATA: [Data; 4] = [
-    Data { name: "U(0,1)", sigma: None, rows: [
+const DATA: [SampledCodecs; 4] = [
+    SampledCodecs { name: "U(0,1)", sigma: None, rows: [
         row("dynamic8:tensor=1", 1.0, ("0.00004", "1.39"), [0.003363, 0.004108, 0.935], 0.3),
         row("linear8:tensor=1", 1.0, ("0.0024", "2.16"), [0.001969, 0.002273, 1.496], 0.3),
         row("mantissa8", 0.0, ("0.0017", "7.22"), [0.02096, 0.02604, 4.968], 0.5),
         row("static8", 0.0, ("0.0007", "4.82"), [0.01344, 0.01656, 3.343], 0.5),
     ] },
-    Data { name: "N(0,1)", sigma: Some(1.0), rows: [
+    SampledCodecs { name: "N(0,1)", sigma: Some(1.0), rows: [
         row("dynamic8:tensor=1", 5.5, ("0.0005", "2.46"), [0.01033, 0.01367, 1.658], 0.5),
         row("linear8:tensor=1", 5.5, ("0.0004", "6.47"), [0.01083, 0.01250, 5.147], 0.5),
         row("mantissa8", 0.0, ("0.0104", "6.89"), [0.03964, 0.07546, 4.971], 0.5),
         row("static8", 0.0, ("0.0093", "6.3"), [0.04328, 0.07206, 4.788], 0.5),
     ] },
-    Data { name: "N(0,10^2)", sigma: Some(10.0), rows: [
+    SampledCodecs { name: "N(0,10^2)", sigma: Some(10.0), rows: [
         row("dynamic8:tensor=1", 55.0, ("0.049", "2.49"), [0.1033, 0.1367, 1.658], 0.5),
         row("linear8:tensor=1", 55.0, ("0.041", "6.44"), [0.1083, 0.1250, 5.147], 0.5),
         row("mantissa8", 0.0, ("1.066", "7.19"), [0.3964, 0.7546, 4.971], 0.5),
         row("static8", 0.0, ("0.926", "6.28"), [0.4328, 0.7206, 4.788], 0.5),
     ] },
-    Data { name: "N(0,0.2^2)", sigma: Some(0.2), rows: [
+    SampledCodecs { name: "N(0,0.2^2)", sigma: Some(0.2), rows: [
         row("dynamic8:tensor=1", 1.1, ("0.000018", "2.45"), [0.002066, 0.002734, 1.658], 0.5),
         row("linear8:tensor=1", 1.1, ("0.000015", "6.15"), [0.002166, 0.002500, 5.147], 0.5),
         row("mantissa8", 0.0, ("0.00055", "8.26"), [0.01077, 0.01713, 5.963], 0.5),

@@ -74,22 +74,22 @@ pub fn run(samples: usize, seed: u64, out: &mut dyn Write) -> Result<()> {
     )
 }
 
-/// What samples are drawn from.
-struct Data {
+/// A distribution.
+struct SampledData {
     name: &'static str,
     /// Standard deviation of a Gaussian; `None`: uniform on (0, 1).
     sigma: Option<f64>,
 }
 
 /// A type on one distribution, as the source prints it.
-struct Row {
+struct Table2Row {
     codec: &'static str,
     /// The largest sample; 0 where nothing is scaled.
     largest: f64,
     printed: (&'static str, &'static str),
 }
 
-/// Whether `printed` is this mean, rounded or cut off: the source does both.
+/// Returns whether `printed` is this mean, rounded or cut off: the source does both.
 fn explains(found: Mean, printed: &str) -> bool {
     let digits = printed
         .split_once('.')
@@ -105,14 +105,14 @@ struct Quantiser {
     values: Vec<f64>,
     /// Where the search begins.
     start: usize,
-    /// The code that decodes to 0 although its place in the order says otherwise.
+    /// The code that decodes to 0 although its place in the order is another value's.
     lost: Option<usize>,
     /// The largest sample, where values are relative to it.
     largest: Option<f64>,
 }
 
 impl Quantiser {
-    fn new(row: &Row) -> Quantiser {
+    fn new(row: &Table2Row) -> Quantiser {
         let mut values = magnitudes(row.codec);
         let scaled = row.largest > 0.0;
         if row.codec == "dynamic8" {
@@ -127,7 +127,7 @@ impl Quantiser {
         }
     }
 
-    /// What a magnitude comes back as.
+    /// Returns the decoded value of a magnitude.
     fn through(&self, x: f64) -> f64 {
         let Some(largest) = self.largest else {
             return self.search(x);
@@ -166,7 +166,7 @@ impl Quantiser {
         self.values[code]
     }
 
-    fn reading(&self, data: &Data) -> String {
+    fn reading(&self, data: &SampledData) -> String {
         let scale = match (self.largest, data.sigma) {
             (None, _) => "no scale, offset 10^1".into(),
             (Some(_), None) => "M = 1".into(),
@@ -183,7 +183,7 @@ impl Quantiser {
     }
 }
 
-/// The 128 magnitudes of a type, ascending: what its codes of plus decode to, relative to the scale.
+/// Returns the 128 magnitudes of a type, ascending: what its codes of plus decode to, relative to the scale.
 fn magnitudes(name: &str) -> Vec<f64> {
     let mut spec: CodecSpec = name.parse().expect("names of this file are legal");
     if spec.kind.has_tensor_scale() {
@@ -207,7 +207,12 @@ fn magnitudes(name: &str) -> Vec<f64> {
 }
 
 /// Mean squared and mean relative error (in percent) of each type on the same samples.
-fn measure(types: &[Quantiser; 4], data: &Data, samples: usize, seed: u64) -> [[Mean; 2]; 4] {
+fn measure(
+    types: &[Quantiser; 4],
+    data: &SampledData,
+    samples: usize,
+    seed: u64,
+) -> [[Mean; 2]; 4] {
     let mut random = Random::new(seed);
     let mut sums = [[[0f64; 2]; 2]; 4];
     let mut done = 0;
@@ -233,20 +238,24 @@ fn measure(types: &[Quantiser; 4], data: &Data, samples: usize, seed: u64) -> [[
     sums.map(|sums| sums.map(|[sum, squares]| Mean::of(sum, squares, n)))
 }
 
-const fn row(codec: &'static str, largest: f64, printed: (&'static str, &'static str)) -> Row {
-    Row {
+const fn row(
+    codec: &'static str,
+    largest: f64,
+    printed: (&'static str, &'static str),
+) -> Table2Row {
+    Table2Row {
         codec,
         largest,
         printed,
     }
 }
 
-const fn data(name: &'static str, sigma: Option<f64>) -> Data {
-    Data { name, sigma }
+const fn data(name: &'static str, sigma: Option<f64>) -> SampledData {
+    SampledData { name, sigma }
 }
 
 #[rustfmt::skip]
-const CELLS: [(Data, [Row; 4]); 4] = [
+const CELLS: [(SampledData, [Table2Row; 4]); 4] = [
     (data("U(0,1)", None), [
         row("dynamic8", 1.0, ("0.00004", "1.39")),
         row("linear8", 1.0, ("0.0024", "2.16")),

@@ -43,7 +43,7 @@ impl Deadline {
     }
 }
 
-/// What a launcher writes until its end.
+/// Returns the output of a launcher until its end.
 pub fn output(command: &mut Command) -> Output {
     let launcher = command
         .stdout(Stdio::piped())

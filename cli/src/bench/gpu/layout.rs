@@ -14,9 +14,9 @@ const REPETITION_SECONDS: f64 = 8e-3;
 /// How the calls of a repetition are launched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// One by one, on a stream.
+    /// Calls on a stream.
     Eager,
-    /// One by one, on GPUs that several ranks share.
+    /// Calls on a stream, on a GPU that several ranks share.
     Crowded,
     /// As a graph.
     Graph,
@@ -158,7 +158,7 @@ pub fn pieces(elements: usize, size: usize, seed: u64) -> Vec<Range<usize>> {
     if elements * size <= WHOLE_BYTES {
         return (0..all).map(cut).collect();
     }
-    // One place in each of as many equal parts: spread, and in order.
+    // Each of as many equal parts gives one piece, so that pieces are spread and in order.
     let between = (0..PIECES).map(|part| {
         let (from, to) = (
             1 + part * (all - 2) / PIECES,

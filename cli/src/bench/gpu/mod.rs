@@ -25,20 +25,20 @@ use super::pipeline::{self, Backend, Effort};
 use super::record::{RankSetup, Record, RunInfo, Versus};
 use super::row::Row;
 use super::suite;
-use super::table::Table;
+use super::table::TableKind;
 use super::workload::Workload;
-use crate::USAGE;
+use crate::{ExitResult, USAGE};
 use cinch::config::Origin;
 use cinch::{Communicator, Config, Result};
 use layout::Mode;
 use queue::GpuQueue;
-use ranks::{ExitCode, GpuTask, RunContext};
+use ranks::{GpuTask, RunContext};
 
 /// Runs the bench and returns its exit code.
 ///
 /// # Errors
 /// Exit code and sentence.
-pub fn main(options: &BenchOptions, mut config: Config) -> ExitCode {
+pub fn main(options: &BenchOptions, mut config: Config) -> ExitResult {
     let refused = |error: cinch::Error| (USAGE, error.message().to_string());
     if options.transport.0.is_some() {
         let sentence = "--transport is for host memory; leave out --device gpu";
@@ -51,15 +51,15 @@ pub fn main(options: &BenchOptions, mut config: Config) -> ExitCode {
     for (knob, value) in asked.into_iter().filter(|(_, value)| *value != "auto") {
         config.set(knob, value, Origin::Program).map_err(refused)?;
     }
-    ranks::start(&options.gpu, &config, &Bench { options })
+    ranks::start(&options.gpu, &config, &GpuBench { options })
 }
 
-/// One collective over its sizes, or the suite.
-struct Bench<'a> {
+/// The bench of one collective over its sizes, or the suite.
+struct GpuBench<'a> {
     options: &'a BenchOptions,
 }
 
-impl GpuTask for Bench<'_> {
+impl GpuTask for GpuBench<'_> {
     fn name(&self) -> String {
         match (self.options.suite, self.options.gpu.graph) {
             (true, _) => "bench --suite".into(),
@@ -84,7 +84,7 @@ impl GpuTask for Bench<'_> {
     }
 
     fn output(&self, ranks: usize) -> Result<Output> {
-        Output::new(self.options, Table::Gpu, ranks)
+        Output::new(self.options, TableKind::Gpu, ranks)
     }
 
     fn run(
@@ -126,7 +126,7 @@ struct GpuBackend<'a, 'b> {
 }
 
 impl Backend for GpuBackend<'_, '_> {
-    type World = Communicator;
+    type Rank = Communicator;
 
     fn world(&self) -> &Communicator {
         self.control

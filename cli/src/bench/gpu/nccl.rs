@@ -169,7 +169,7 @@ impl Nccl {
         Err(Error::new(
             ErrorKind::System,
             format!(
-                "{function} of {}: {text} ({result}); NCCL_DEBUG=INFO says more",
+                "{function} of {}: {text} ({result}); NCCL_DEBUG=INFO shows more",
                 self.path
             ),
         ))

@@ -22,7 +22,7 @@ pub struct GpuOptions {
     /// GPUs to use, from 0 on [default: all]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub gpus: Option<u32>,
-    /// One process for each rank; without it, one thread
+    /// Run each rank as a process; without it, as a thread
     #[arg(long)]
     pub procs: bool,
     /// Ranks on each GPU [default: 1]
@@ -51,10 +51,10 @@ pub struct GpuOptions {
 }
 
 impl GpuOptions {
-    /// Whether the bench is one of GPUs; `ranks` is what `--ranks` says.
+    /// Returns whether the buffers are on GPUs; `ranks` is the value of `--ranks`.
     ///
     /// # Errors
-    /// A sentence about options that do not go together.
+    /// A sentence about options that exclude each other.
     pub fn on_gpus(&self, ranks: Option<u32>) -> Result<bool, String> {
         let said = [
             ("--gpus", self.gpus.is_some()),
@@ -87,17 +87,17 @@ impl GpuOptions {
         }
     }
 
-    /// Whether each rank is a process: by --procs, or as a launcher has started them.
+    /// Returns whether each rank is a process: by --procs, or as a launcher has started them.
     pub fn processes(&self) -> bool {
         self.procs || join::launcher().is_some()
     }
 
-    /// Hosts that the ranks stand for.
+    /// Returns the hosts that the ranks stand for.
     pub fn hosts(&self) -> usize {
         self.hosts.unwrap_or(1) as usize
     }
 
-    /// Which host `rank` of `nranks` stands for; nothing if all are on this one.
+    /// Returns the host that `rank` of `nranks` stands for; `None` if all are on this one.
     ///
     /// # Errors
     /// A sentence if the hosts cannot have as many ranks each.
@@ -111,7 +111,7 @@ impl GpuOptions {
         }
     }
 
-    /// The GPU of `rank` of `nranks`.
+    /// Returns the GPU of `rank` of `nranks`.
     pub fn gpu_of(&self, rank: usize, nranks: usize) -> u32 {
         let gpu = match self.cyclic {
             true => rank % nranks.div_ceil(self.per_gpu()),
@@ -120,7 +120,7 @@ impl GpuOptions {
         gpu as u32
     }
 
-    /// Ranks on each GPU.
+    /// Returns the ranks on each GPU.
     pub fn per_gpu(&self) -> usize {
         self.ranks_per_gpu.unwrap_or(1) as usize
     }

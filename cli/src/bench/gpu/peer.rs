@@ -47,7 +47,7 @@ pub fn separate_queues() {
     }
 }
 
-/// A new id for the ranks of the other library.
+/// Returns a new id for the ranks of the other library.
 ///
 /// # Errors
 /// Those of the library.
@@ -163,7 +163,7 @@ impl PeerComm {
         Ok(())
     }
 
-    /// Inputs and outputs in symmetric windows, where there are any.
+    /// Returns the inputs and outputs in symmetric windows, where there are any.
     pub fn windows(&self) -> Option<(&DeviceMemory, &DeviceMemory)> {
         match self.windows.as_ref()?.buffers.as_slice() {
             [inputs, outputs] => Some((inputs, outputs)),
@@ -171,7 +171,7 @@ impl PeerComm {
         }
     }
 
-    /// Whether it has a row's call with kernels of its own for symmetric windows.
+    /// Returns whether it has a row's call with kernels of its own for symmetric windows.
     pub fn has_symmetric(&self, row: &Row) -> bool {
         let symmetric = [
             Collective::AllReduce,
@@ -181,7 +181,7 @@ impl PeerComm {
         self.windows.is_some() && self.has(row) && symmetric.contains(&row.collective)
     }
 
-    /// Gives the windows back, where there are any.
+    /// Deregisters the windows, if there are any.
     ///
     /// # Errors
     /// Those of the library.
@@ -207,7 +207,7 @@ impl PeerComm {
         closed
     }
 
-    /// Whether it has a row's call.
+    /// Returns whether it has a row's call.
     pub fn has(&self, row: &Row) -> bool {
         !row.collective.reduces() || operator(row.op).is_some()
     }
@@ -248,7 +248,7 @@ impl PeerComm {
         self.nccl.check(row.collective.name(), result)
     }
 
-    /// Calls that NCCL makes of sends and receives.
+    /// Queues the collectives that NCCL composes of sends and receives.
     unsafe fn messages(&self, row: &Row, input: u64, output: u64, queue: usize) -> Result<()> {
         let f = self.nccl.functions();
         let (count, dtype) = (row.count, datatype(row.dtype));
@@ -294,7 +294,7 @@ impl PeerComm {
         queued.and(self.nccl.check("ncclGroupEnd", ended))
     }
 
-    /// Leaves. All ranks call it together, when nothing is queued any more.
+    /// Destroys the communicator. All ranks call it together, when nothing is queued any more.
     ///
     /// # Errors
     /// Those of the library.

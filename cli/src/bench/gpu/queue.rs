@@ -1,4 +1,4 @@
-//! One rank's GPU: communicators, buffers and the stream that calls are queued on.
+//! A rank's GPU: communicators, buffers and the stream that calls are queued on.
 
 use super::layout::{ArenaLayout, PERIOD, Rotation};
 use super::peer::PeerComm;

@@ -9,10 +9,10 @@ use super::queue::GpuQueue;
 use crate::bench::output::Output;
 use crate::bench::record::RunInfo;
 use crate::bench::workload::Workload;
-use crate::bench::world::World;
+use crate::bench::world::BenchRank;
 use crate::join;
-use crate::launch::Launch;
-use crate::{FAILURE, USAGE, WRONG};
+use crate::launch::LocalLaunch;
+use crate::{ExitResult, FAILURE, USAGE, WRONG};
 use cinch::config::Origin;
 use cinch::gpu::{Context, Device, Driver};
 use cinch::types::{DeviceChoice, TransportKind};
@@ -21,10 +21,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Exit code, or exit code and sentence.
-pub type ExitCode = std::result::Result<i32, (i32, String)>;
-
-/// What ranks run.
+/// The task that ranks run.
 pub trait GpuTask: Sync {
     /// Returns the name for the first line of output.
     fn name(&self) -> String;
@@ -68,7 +65,7 @@ pub struct RunContext<'a> {
 ///
 /// # Errors
 /// Exit code and sentence.
-pub fn start(options: &GpuOptions, config: &Config, task: &dyn GpuTask) -> ExitCode {
+pub fn start(options: &GpuOptions, config: &Config, task: &dyn GpuTask) -> ExitResult {
     let usage = |sentence: String| (USAGE, sentence);
     let failure = |error: Error| (FAILURE, error.to_string());
     let per_gpu = options.per_gpu();
@@ -142,14 +139,14 @@ fn on_host(config: &Config) -> Config {
 
 /// Runs this command as `ranks` processes. The system places them: a rank has more threads, its watchdog
 /// and the other library's.
-fn processes(ranks: usize, config: &Config) -> ExitCode {
-    Launch::of_this_command(ranks)
+fn processes(ranks: usize, config: &Config) -> ExitResult {
+    LocalLaunch::of_this_command(ranks)
         .and_then(|launch| launch.run_with_rendezvous(&on_host(config)))
         .map_err(|sentence| (FAILURE, sentence))
 }
 
 /// Runs this process as one of several ranks.
-fn one_rank(setup: &Setup<'_>) -> ExitCode {
+fn one_rank(setup: &Setup<'_>) -> ExitResult {
     let failure = |error: Error| (FAILURE, error.to_string());
     let control = join::join(on_host(setup.config)).map_err(failure)?;
     let asked = setup.options.gpus.map(|gpus| gpus as usize);
@@ -171,7 +168,7 @@ fn one_rank(setup: &Setup<'_>) -> ExitCode {
     Ok(if failed { WRONG } else { 0 })
 }
 
-/// What the ranks of a process share.
+/// State that the ranks of a process share.
 struct Setup<'a> {
     options: &'a GpuOptions,
     config: &'a Config,

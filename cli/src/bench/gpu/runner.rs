@@ -11,7 +11,7 @@ use crate::bench::data::InputSource;
 use crate::bench::pipeline::{Effort, is_late};
 use crate::bench::row::Row;
 use crate::bench::verify::{Check, CheckOutcome, same_on_all_ranks};
-use crate::bench::world::World;
+use crate::bench::world::BenchRank;
 use cinch::{Report, Result};
 use std::hash::Hasher;
 use std::time::Instant;
@@ -32,7 +32,7 @@ impl Contender {
     pub const ALL: [Contender; 3] = [Contender::Ours, Contender::Peer, Contender::Symmetric];
 }
 
-/// One rank's GPU, on which calls are queued.
+/// A rank's GPU, on which calls are queued.
 pub trait CallQueue {
     /// Prepares a row; no call of an earlier row is queued any more.
     fn begin(&mut self, row: &Row) -> Result<()>;
@@ -72,7 +72,7 @@ pub struct GpuMeasured {
 ///
 /// # Errors
 /// Returns the queue's errors.
-pub fn run<W: World, Q: CallQueue>(
+pub fn run<W: BenchRank, Q: CallQueue>(
     world: &W,
     queue: &mut Q,
     source: &InputSource,
@@ -150,7 +150,7 @@ pub fn run<W: World, Q: CallQueue>(
 }
 
 /// Runs one repetition and returns the seconds of one call on this rank.
-fn repeat<W: World, Q: CallQueue>(
+fn repeat<W: BenchRank, Q: CallQueue>(
     world: &W,
     queue: &mut Q,
     contender: Contender,
@@ -164,7 +164,7 @@ fn repeat<W: World, Q: CallQueue>(
 
 /// Compares the output of call number `call`. Where all ranks must hold the same data, each rank compares
 /// its share with the exact result, and all ranks compare their bits.
-fn compare<W: World, Q: CallQueue>(
+fn compare<W: BenchRank, Q: CallQueue>(
     world: &W,
     queue: &mut Q,
     source: &InputSource,
@@ -205,7 +205,7 @@ fn compare<W: World, Q: CallQueue>(
 }
 
 /// Returns how many repetitions the deadline leaves time for: rank 0's clock decides for all ranks.
-fn affordable<W: World>(world: &W, effort: Effort, each: f64) -> Result<usize> {
+fn affordable<W: BenchRank>(world: &W, effort: Effort, each: f64) -> Result<usize> {
     let wanted = effort.iterations as usize;
     let Some(deadline) = effort.deadline else {
         return Ok(wanted);

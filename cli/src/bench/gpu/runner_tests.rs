@@ -158,7 +158,7 @@ fn two_libraries_take_turns_and_the_order_turns() {
             };
             assert_eq!(pair, expected);
         }
-        // One more of ours, which is compared.
+        // Our last repetition is the compared one.
         assert_eq!((started.len(), started[22].0), (23, Contender::Ours));
         let peer = found.peer.unwrap();
         assert!((peer.median - 9e-4).abs() < 1e-12 && peer.p99 >= peer.median);

@@ -25,9 +25,9 @@ const MOST_PASSES: usize = 64;
 /// Smallest chunk, in elements, that a message is cut into.
 const LEAST_CHUNK: usize = 1024;
 
-/// One direction of the connection between a rank and the others.
+/// A direction of the connection between a rank and the others.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Link {
+pub struct LinkCost {
     /// Seconds from a message's last byte to the peer's next action.
     pub latency: f64,
     /// Seconds that every message occupies the sender, whatever its length.
@@ -36,7 +36,7 @@ pub struct Link {
     pub bandwidth: f64,
 }
 
-/// What a codec costs one rank, per element.
+/// Cost of a codec on one rank, per element.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CodecCost {
     /// Which.
@@ -47,11 +47,11 @@ pub struct CodecCost {
     pub decode: f64,
 }
 
-/// What everything costs on one machine.
+/// Costs on one machine.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Costs {
     /// The wire.
-    pub link: Link,
+    pub link: LinkCost,
     /// Seconds per element of adding fp32 to fp32.
     pub add: f64,
     /// Codecs; `raw` stands for copying.
@@ -59,7 +59,7 @@ pub struct Costs {
 }
 
 impl Costs {
-    /// Whether the costs can be.
+    /// Returns whether the costs are possible.
     ///
     /// # Errors
     /// Invalid argument naming the cost that is negative or no number, a codec that stands there
@@ -109,9 +109,9 @@ impl Costs {
     }
 }
 
-/// One codec at one rank count.
+/// The predicted step of a codec at one rank count.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Outcome {
+pub struct Prediction {
     /// Ranks.
     pub nranks: usize,
     /// Codec.
@@ -133,18 +133,18 @@ pub struct Outcome {
     pub against_wide: f64,
 }
 
-impl Outcome {
-    /// Whether it pays to use the codec: a step is shorter than with anything of 16 bits or more.
+impl Prediction {
+    /// Returns whether it pays to use the codec: a step is shorter than with anything of 16 bits or more.
     pub fn pays(&self) -> bool {
         self.against_wide > 1.0
     }
 }
 
-/// Every codec of `costs` on `nranks` ranks, in their order.
+/// Predicts a step with each codec of `costs` on `nranks` ranks.
 ///
 /// # Errors
 /// As [`Costs::check`]; invalid argument if there is no rank.
-pub fn predict(layers: &[Layer], costs: &Costs, nranks: usize) -> Result<Vec<Outcome>> {
+pub fn predict(layers: &[Layer], costs: &Costs, nranks: usize) -> Result<Vec<Prediction>> {
     costs.check()?;
     if nranks == 0 {
         return Err(Error::invalid_argument("a prediction for 0 ranks"));
@@ -157,7 +157,7 @@ pub fn predict(layers: &[Layer], costs: &Costs, nranks: usize) -> Result<Vec<Out
     for cost in &costs.codecs {
         let mut done = layers.iter().map(|layer| layer.forward).sum::<f64>();
         let (mut wire_free, mut sums, mut wire_bytes) = (0.0, 0.0, 0.0);
-        let shape = Shape::of_all(cost, nranks)?;
+        let shape = ScheduleShape::of_all(cost, nranks)?;
         for layer in layers.iter().rev() {
             done += layer.backward;
             let (seconds, bytes) = cheapest(&shape, layer.elements, cost, costs);
@@ -166,7 +166,7 @@ pub fn predict(layers: &[Layer], costs: &Costs, nranks: usize) -> Result<Vec<Out
             wire_bytes += bytes;
         }
         let step = f64::max(compute, wire_free);
-        outcomes.push(Outcome {
+        outcomes.push(Prediction {
             nranks,
             codec: cost.spec,
             sums,
@@ -201,7 +201,7 @@ fn ratio(other: f64, own: f64) -> f64 {
     if own > 0.0 { other / own } else { 1.0 }
 }
 
-/// Wire bytes per element of a long message.
+/// Returns the wire bytes per element of a long message.
 fn bytes_per_element(spec: CodecSpec) -> f64 {
     const LONG: usize = 1 << 20;
     match codec::build(spec, Isa::Scalar) {
@@ -210,8 +210,8 @@ fn bytes_per_element(spec: CodecSpec) -> f64 {
     }
 }
 
-/// What an algorithm does with a codec, whatever the length.
-struct Shape {
+/// Counts of an algorithm with a codec, whatever the length.
+struct ScheduleShape {
     parts: usize,
     hops: f64,
     /// Messages of the busiest rank in its busier direction.
@@ -223,9 +223,9 @@ struct Shape {
     codec: Option<std::sync::Arc<dyn Codec>>,
 }
 
-impl Shape {
-    /// One for each algorithm that would be considered.
-    fn of_all(cost: &CodecCost, nranks: usize) -> Result<Vec<Shape>> {
+impl ScheduleShape {
+    /// Returns the counts of each algorithm that the planner considers.
+    fn of_all(cost: &CodecCost, nranks: usize) -> Result<Vec<ScheduleShape>> {
         let codec = codec::build(cost.spec, Isa::Scalar)?;
         let loses = codec
             .as_ref()
@@ -244,7 +244,7 @@ impl Shape {
                     }
                 }
                 let coded = if codec.is_none() { busiest.coded } else { 0 };
-                Ok(Shape {
+                Ok(ScheduleShape {
                     parts: pattern.parts(),
                     hops: pattern.hops().total() as f64,
                     messages: busiest.sends.max(busiest.recvs) as f64,
@@ -258,7 +258,7 @@ impl Shape {
             .collect()
     }
 
-    /// Seconds and wire bytes of `elements` in `passes` passes.
+    /// Returns the seconds and wire bytes of `elements` in `passes` passes.
     fn run(&self, elements: usize, passes: usize, cost: &CodecCost, costs: &Costs) -> (f64, f64) {
         let chunk = elements.div_ceil(self.parts * passes);
         let bytes = match &self.codec {
@@ -279,7 +279,12 @@ impl Shape {
     }
 }
 
-fn cheapest(shapes: &[Shape], elements: usize, cost: &CodecCost, costs: &Costs) -> (f64, f64) {
+fn cheapest(
+    shapes: &[ScheduleShape],
+    elements: usize,
+    cost: &CodecCost,
+    costs: &Costs,
+) -> (f64, f64) {
     let mut best = (f64::INFINITY, 0.0);
     for shape in shapes {
         let mut passes = 1;
@@ -308,7 +313,7 @@ mod tests {
             decode,
         };
         Costs {
-            link: Link {
+            link: LinkCost {
                 latency: 20e-6,
                 message: 5e-6,
                 bandwidth,
@@ -331,7 +336,7 @@ mod tests {
         nranks: usize,
     ) -> Result<(f64, f64)> {
         Ok(cheapest(
-            &Shape::of_all(cost, nranks)?,
+            &ScheduleShape::of_all(cost, nranks)?,
             elements,
             cost,
             costs,
@@ -347,7 +352,7 @@ mod tests {
         }]
     }
 
-    fn step_of(outcomes: &[Outcome], kind: CodecKind) -> &Outcome {
+    fn step_of(outcomes: &[Prediction], kind: CodecKind) -> &Prediction {
         let found = outcomes.iter().find(|outcome| outcome.codec.kind == kind);
         found.unwrap()
     }

@@ -10,5 +10,5 @@ pub mod network;
 pub mod published;
 pub mod source;
 
-pub use machine::{CodecCost, Costs, Link, Outcome, predict};
+pub use machine::{CodecCost, Costs, LinkCost, Prediction, predict};
 pub use network::Layer;

@@ -2,7 +2,7 @@
 
 use cinch::error::{Error, Result};
 
-/// One tensor whose gradient is summed over all ranks.
+/// A tensor whose gradient is summed over all ranks.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Layer {
     /// Name.

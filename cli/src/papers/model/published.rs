@@ -8,9 +8,10 @@ use super::source::{
     FRAMEWORKS, Framework, Width, activation_sync, cluster, full, gradient_sync, penalty,
     penalty_summed, single, single_node, total,
 };
+use serde::{Serialize, Serializer};
 
-/// One printed figure.
-#[derive(Clone, Debug, PartialEq)]
+/// A printed figure.
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Figure {
     /// The paper's table.
     pub table: u32,
@@ -18,9 +19,10 @@ pub struct Figure {
     pub row: String,
     /// Column.
     pub column: String,
-    /// As printed.
+    /// As printed; a number in JSON and CSV.
+    #[serde(serialize_with = "as_number")]
     pub printed: &'static str,
-    /// What the formulas give; within Table 6, from the printed figure to its left, and in Table 7
+    /// Result of the formulas; within Table 6, from the printed figure to its left, and in Table 7
     /// from the printed total.
     pub computed: f64,
     /// With the slips mended, from the beginning.
@@ -30,16 +32,20 @@ pub struct Figure {
 }
 
 impl Figure {
-    /// The printed figure as a number.
+    /// Returns the printed figure as a number.
     pub fn value(&self) -> f64 {
         number(self.printed)
     }
 
-    /// Whether the computed figure, rounded, has the printed digits.
+    /// Returns whether the computed figure, rounded, has the printed digits.
     pub fn rounds(&self) -> bool {
         let unit = unit(self.printed);
         ((self.computed / unit).round() - (self.value() / unit).round()).abs() < 0.5
     }
+}
+
+fn as_number<S: Serializer>(printed: &str, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_f64(number(printed))
 }
 
 fn number(printed: &str) -> f64 {
@@ -47,7 +53,7 @@ fn number(printed: &str) -> f64 {
     printed.parse().unwrap_or(f64::NAN)
 }
 
-/// One unit of the last digit.
+/// Returns one unit of the last digit.
 fn unit(printed: &str) -> f64 {
     let decimals = printed
         .split_once('.')
@@ -55,21 +61,21 @@ fn unit(printed: &str) -> f64 {
     0.1f64.powi(decimals as i32)
 }
 
-/// Every figure of Tables 1, 3, 6 and 7, in this order.
+/// Returns every figure of Tables 1, 3, 6 and 7, in this order.
 pub fn figures() -> Vec<Figure> {
     let mut figures = table1();
     figures.extend(table3());
-    figures.extend(CLUSTER.iter().flat_map(Row::table6));
-    figures.extend(CLUSTER.iter().flat_map(Row::table7));
+    figures.extend(CLUSTER.iter().flat_map(ClusterRow::table6));
+    figures.extend(CLUSTER.iter().flat_map(ClusterRow::table7));
     figures
 }
 
-/// What a reader of the tables must know beside them.
+/// Remarks for readers of the tables.
 pub const NOTES: [&str; 7] = [
     "Table 1: the 32-bit penalty of 6.81 ms is a sum of terms that give 7.01; the speed-up stays \
      3.53.",
     "Table 3: fully connected activations are counted whole, the convolutional one as a quarter; \
-     the caption says quarter.",
+     the caption has quarter.",
     "Table 5: all 8-bit sizes are an eighth of the 32-bit ones and should be a quarter.",
     "Table 6: the row 2048 uses latencies of 0.3 and 0.04 ms where Table 5 prints 0.7 and 0.07; \
      the row 12288 uses 0.6 ms for 8 bits where Table 5 prints 0.06.",
@@ -132,8 +138,8 @@ fn table3() -> Vec<Figure> {
 
 const WIDTHS: [(Width, &str); 2] = [(Width::Bits32, "32 bit"), (Width::Bits8, "8 bit")];
 
-/// One sub-batch size: of each pair, 32 bits first.
-struct Row {
+/// A sub-batch size; each pair has the figure for 32 bits first.
+struct ClusterRow {
     sub_batch: u32,
     /// Milliseconds a message, as Table 5 prints them.
     latency: [f64; 2],
@@ -148,8 +154,8 @@ struct Row {
 
 const NONE: [Option<&str>; 2] = [None; 2];
 
-const CLUSTER: [Row; 6] = [
-    Row {
+const CLUSTER: [ClusterRow; 6] = [
+    ClusterRow {
         sub_batch: 128,
         latency: [0.035, 0.007],
         single: ["2.1", ".35"],
@@ -158,7 +164,7 @@ const CLUSTER: [Row; 6] = [
         speedup: [["13.4", "13.8"], ["20.7", "21.4"]],
         exceptions: [NONE, NONE, [Some("624 + 24.8 is 648.8"), None]],
     },
-    Row {
+    ClusterRow {
         sub_batch: 256,
         latency: [0.07, 0.01],
         single: ["4.2", ".55"],
@@ -167,7 +173,7 @@ const CLUSTER: [Row; 6] = [
         speedup: [["20", "24.4"], ["29.7", "35.2"]],
         exceptions: [[None, Some("the formula gives .563")], NONE, NONE],
     },
-    Row {
+    ClusterRow {
         sub_batch: 512,
         latency: [0.1, 0.02],
         single: ["7.15", "1.13"],
@@ -176,7 +182,7 @@ const CLUSTER: [Row; 6] = [
         speedup: [["23", "39.3"], ["33.5", "51.9"]],
         exceptions: [NONE; 3],
     },
-    Row {
+    ClusterRow {
         sub_batch: 1024,
         latency: [0.3, 0.04],
         single: ["17.4", "2.25"],
@@ -185,7 +191,7 @@ const CLUSTER: [Row; 6] = [
         speedup: [["14.8", "48.6"], ["22.7", "61"]],
         exceptions: [NONE; 3],
     },
-    Row {
+    ClusterRow {
         sub_batch: 2048,
         latency: [0.7, 0.07],
         single: ["25.5", "3.26"],
@@ -201,7 +207,7 @@ const CLUSTER: [Row; 6] = [
             NONE,
         ],
     },
-    Row {
+    ClusterRow {
         sub_batch: 12288,
         latency: [5.0, 0.06],
         single: ["250", "31"],
@@ -223,12 +229,12 @@ const CLUSTER: [Row; 6] = [
 const PAPER_SIZE: [f64; 2] = [1.0, 0.125];
 const RIGHT_SIZE: [f64; 2] = [1.0, 0.25];
 
-impl Row {
+impl ClusterRow {
     fn size(&self) -> f64 {
         f64::from(self.sub_batch)
     }
 
-    /// Single, full and total with right sizes and the printed latencies.
+    /// Returns single, full and total with right sizes and the printed latencies.
     fn corrected(&self, width: usize) -> [f64; 3] {
         let latency = match (self.sub_batch, width) {
             (12288, 1) => 0.6,

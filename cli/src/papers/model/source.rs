@@ -1,7 +1,7 @@
 //! The speed-up model of Dettmers, "8-Bit Approximations for Parallelism in Deep Learning",
 //! section 5, with all its constants. Times are in milliseconds, as the paper has them.
 
-/// Milliseconds that moving `bytes` takes at `rate` GiB/s.
+/// Returns the milliseconds that moving `bytes` takes at `rate` GiB/s.
 pub fn transfer(bytes: f64, rate: f64) -> f64 {
     bytes / f64::from(1u32 << 30) / rate * 1e3
 }
@@ -11,7 +11,7 @@ pub fn transfer(bytes: f64, rate: f64) -> f64 {
 pub enum Width {
     /// fp32.
     Bits32,
-    /// One of the 8-bit types.
+    /// An 8-bit type.
     Bits8,
 }
 
@@ -48,7 +48,7 @@ const CONVOLUTIONS: f64 = 0.05;
 /// The fully connected layers of one sub-batch, split over the GPUs.
 const SPLIT_LAYERS: f64 = 3.34;
 
-/// What synchronising the fully connected layers costs beyond what computing hides, as printed.
+/// Returns the cost of synchronising the fully connected layers beyond what computing hides, as printed.
 pub fn penalty(width: Width) -> f64 {
     match width {
         Width::Bits32 => 6.81,
@@ -56,7 +56,7 @@ pub fn penalty(width: Width) -> f64 {
     }
 }
 
-/// The same, summed anew: the 32-bit terms give 7.01, not 6.81.
+/// Returns the sum of the printed terms: for 32 bits they give 7.01, not 6.81.
 pub fn penalty_summed(width: Width) -> f64 {
     // (synchronisation, computing that overlaps it), layer by layer and pass by pass.
     let (terms, last): (&[(f64, f64)], f64) = match width {
@@ -77,18 +77,18 @@ pub fn penalty_summed(width: Width) -> f64 {
     exposed.sum::<f64>() + 5.0 * last
 }
 
-/// Speed-up on four GPUs of one node (Table 1).
+/// Returns the speed-up on four GPUs of one node (Table 1).
 pub fn single_node(framework: Framework, penalty: f64) -> f64 {
     let rest = framework.pass - FULLY_CONNECTED;
     GPUS * framework.pass / (rest + CONVOLUTIONS + GPUS * SPLIT_LAYERS + penalty)
 }
 
-/// Synchronisation of a convolutional layer's gradient of `parameters` (Table 3).
+/// Returns the synchronisation of a convolutional layer's gradient of `parameters` (Table 3).
 pub fn gradient_sync(parameters: f64, rate: f64) -> f64 {
     2.0 * transfer(4.0 * parameters, rate)
 }
 
-/// Synchronisation of activations, `bytes` a transfer (Table 3).
+/// Returns the synchronisation of activations, `bytes` a transfer (Table 3).
 pub fn activation_sync(bytes: f64, rate: f64) -> f64 {
     4.0 * transfer(bytes, rate)
 }
@@ -107,14 +107,14 @@ const ACTIVATIONS: f64 = 9216.0;
 /// Synchronisation that computing one sub-batch hides.
 pub const HIDDEN: f64 = 1.3;
 
-/// One sub-batch's transfers (Table 6, "single"), given the size relative to 32 bits and the
+/// Returns a sub-batch's transfers (Table 6, "single"), given the size relative to 32 bits and the
 /// latency of a message. 11 = 2 + 3*3 shares of PCIe.
 pub fn single(sub_batch: f64, size: f64, latency: f64) -> f64 {
     let bytes = sub_batch * ACTIVATIONS * 4.0 / NODES * size;
     11.0 * transfer(bytes, 5.0) + PEERS * (transfer(bytes, 6.0) + latency)
 }
 
-/// A full pass, from the single one.
+/// Returns the time of a full pass from that of a single pass.
 pub fn full(single: f64) -> f64 {
     if single <= HIDDEN {
         single
@@ -123,12 +123,12 @@ pub fn full(single: f64) -> f64 {
     }
 }
 
-/// Synchronisation and computing of the fully connected layers together, from the full pass.
+/// Returns the synchronisation and computing of the fully connected layers together, from the full pass.
 pub fn total(sub_batch: f64, full: f64) -> f64 {
     BATCH / sub_batch * FULLY_CONNECTED + full
 }
 
-/// Speed-up of 96 GPUs (Table 7), from the total.
+/// Returns the speed-up of 96 GPUs (Table 7), from the total.
 pub fn cluster(framework: Framework, total: f64) -> f64 {
     CLUSTER_GPUS * framework.pass / (total + framework.pass - FULLY_CONNECTED)
 }

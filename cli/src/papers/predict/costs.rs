@@ -1,7 +1,7 @@
 //! Costs of a machine: from a file, from this host, from options.
 
 use super::{PredictOptions, measure};
-use crate::papers::model::{CodecCost, Costs, Link};
+use crate::papers::model::{CodecCost, Costs, LinkCost};
 use serde::{Deserialize, Serialize};
 use std::io::{Result as Written, Write};
 use std::path::Path;
@@ -31,7 +31,7 @@ struct FileCodec {
     decode_ns: f64,
 }
 
-/// The costs that `options` describe.
+/// Returns the costs that `options` describe.
 ///
 /// # Errors
 /// A sentence: nothing to go by, a file that cannot be read, costs that cannot be.
@@ -47,7 +47,7 @@ pub fn gather(options: &PredictOptions) -> Result<Costs, String> {
                         .into(),
                 );
             };
-            measure::costs(Link {
+            measure::costs(LinkCost {
                 latency: latency * 1e-6,
                 message: message * 1e-6,
                 bandwidth: bandwidth * 1e9,
@@ -97,7 +97,7 @@ fn parse(text: &str) -> Result<Costs, String> {
         })
     });
     Ok(Costs {
-        link: Link {
+        link: LinkCost {
             latency: file.link.latency_us * 1e-6,
             message: file.link.message_us * 1e-6,
             bandwidth: file.link.gb_per_s * 1e9,
@@ -107,7 +107,7 @@ fn parse(text: &str) -> Result<Costs, String> {
     })
 }
 
-/// The costs as the file has them.
+/// Returns the costs as the file has them.
 pub fn to_json(costs: &Costs) -> String {
     // Digits beyond these are noise, and binary fractions of 1e-9 are unsightly.
     let tidy = |value: f64| (value * 1e6).round() / 1e6;

@@ -1,6 +1,6 @@
-//! What codecs cost on one core of this host.
+//! Measures the cost of codecs on one core of this host.
 
-use crate::papers::model::{CodecCost, Costs, Link};
+use crate::papers::model::{CodecCost, Costs, LinkCost};
 use cinch::codec::{Span, build};
 use cinch::cpu::Isa;
 use cinch::testing::{gaussian, random_word};
@@ -18,7 +18,7 @@ const ROUNDS: usize = 9;
 ///
 /// # Errors
 /// A sentence if a codec cannot be built.
-pub fn costs(link: Link) -> Result<Costs, String> {
+pub fn costs(link: LinkCost) -> Result<Costs, String> {
     let x = samples();
     let mut y = vec![0f32; ELEMENTS];
     let copy = per_element(|| {
@@ -63,7 +63,7 @@ pub fn costs(link: Link) -> Result<Costs, String> {
     Ok(Costs { link, add, codecs })
 }
 
-/// Median seconds per element of `work` on [`ELEMENTS`].
+/// Returns the median seconds per element of `work` on [`ELEMENTS`].
 fn per_element(mut work: impl FnMut()) -> f64 {
     work();
     let mut times: Vec<f64> = (0..ROUNDS)

@@ -7,7 +7,7 @@ mod output;
 mod tables;
 
 use crate::bench::options::different;
-use crate::papers::model::{Layer, Outcome, predict};
+use crate::papers::model::{Layer, Prediction, predict};
 use std::io::{self, Write};
 use std::path::PathBuf;
 
@@ -67,7 +67,7 @@ const MOST_RANKS: usize = 65_536;
 ///
 /// # Errors
 /// The exit code and the sentence.
-pub fn main(options: &PredictOptions, out: &mut dyn Write) -> Result<(), (i32, String)> {
+pub fn main(options: &PredictOptions, out: &mut dyn Write) -> crate::ExitResult<()> {
     let usage = |sentence: String| (crate::USAGE, sentence);
     options.refuse().map_err(usage)?;
     let Some(path) = &options.layers else {
@@ -90,7 +90,7 @@ pub fn main(options: &PredictOptions, out: &mut dyn Write) -> Result<(), (i32, S
         .map_err(|error| usage(format!("--layers {}: {error}", path.display())))?;
     let layers = Layer::parse(&text).map_err(|error| usage(error.to_string()))?;
     let costs = costs::gather(options).map_err(usage)?;
-    let mut outcomes: Vec<Vec<Outcome>> = Vec::new();
+    let mut outcomes: Vec<Vec<Prediction>> = Vec::new();
     for &nranks in &options.ranks {
         let found = predict(&layers, &costs, nranks).map_err(|error| usage(error.to_string()))?;
         outcomes.push(found);
@@ -154,10 +154,7 @@ impl PredictOptions {
 }
 
 /// Writes a file, if one was asked for.
-fn save(
-    path: Option<&std::path::Path>,
-    text: impl FnOnce() -> String,
-) -> Result<(), (i32, String)> {
+fn save(path: Option<&std::path::Path>, text: impl FnOnce() -> String) -> crate::ExitResult<()> {
     match path {
         None => Ok(()),
         Some(path) => std::fs::write(path, text())
@@ -165,7 +162,7 @@ fn save(
     }
 }
 
-/// A reader that left early, as `head` does, is no failure.
-fn print(written: io::Result<()>) -> Result<(), (i32, String)> {
+/// Turns a failed write into an exit code; see [`crate::finish`].
+fn print(written: io::Result<()>) -> crate::ExitResult<()> {
     crate::finish(written).map(|_| ())
 }

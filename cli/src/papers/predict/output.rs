@@ -1,17 +1,17 @@
-//! Predictions as a table, JSON, CSV and a drawing.
+//! Predictions as a table, JSON, CSV and SVG.
 
 use super::costs::to_json;
-use crate::papers::model::{Costs, Layer, Outcome};
+use crate::papers::model::{Costs, Layer, Prediction};
 use crate::plot::{self, Panel, Series};
+use serde::Serialize;
 use serde_json::json;
-use std::fmt::Write as _;
 use std::io::{Result, Write};
 
 /// Prints one row for each rank count and codec, and then which codec pays from where on.
 ///
 /// # Errors
-/// What `out` raises.
-pub fn write(layers: &[Layer], outcomes: &[Vec<Outcome>], out: &mut dyn Write) -> Result<()> {
+/// Returns the writer's errors.
+pub fn write(layers: &[Layer], outcomes: &[Vec<Prediction>], out: &mut dyn Write) -> Result<()> {
     writeln!(out, "\n# {}", summary(layers))?;
     writeln!(
         out,
@@ -53,8 +53,8 @@ pub fn write(layers: &[Layer], outcomes: &[Vec<Outcome>], out: &mut dyn Write) -
     Ok(())
 }
 
-/// The speed-up, where the layers take time of their own: else there is nothing to speed up.
-fn speedup(outcome: &Outcome) -> Option<f64> {
+/// Returns the speed-up, if the layers take time themselves.
+fn speedup(outcome: &Prediction) -> Option<f64> {
     (outcome.speedup > 0.0).then_some(outcome.speedup)
 }
 
@@ -71,26 +71,38 @@ fn summary(layers: &[Layer]) -> String {
     )
 }
 
-/// Costs and outcomes.
-pub fn json(layers: &[Layer], costs: &Costs, outcomes: &[Vec<Outcome>]) -> String {
-    let rows: Vec<_> = outcomes
-        .iter()
-        .flatten()
-        .map(|outcome| {
-            json!({
-                "ranks": outcome.nranks,
-                "codec": outcome.codec.to_string(),
-                "sums_s": outcome.sums,
-                "exposed_s": outcome.exposed,
-                "step_s": outcome.step,
-                "speedup": speedup(outcome),
-                "against_raw": outcome.against_raw,
-                "against_16_bits": outcome.against_wide,
-                "wire_bytes": outcome.wire_bytes,
-                "pays": outcome.pays(),
-            })
-        })
-        .collect();
+/// A predicted step, as JSON and CSV have it.
+#[derive(Serialize)]
+struct PredictionRow {
+    ranks: usize,
+    codec: String,
+    sums_s: f64,
+    exposed_s: f64,
+    step_s: f64,
+    speedup: Option<f64>,
+    against_raw: f64,
+    against_16_bits: f64,
+    wire_bytes: f64,
+    pays: bool,
+}
+
+fn rows(outcomes: &[Vec<Prediction>]) -> impl Iterator<Item = PredictionRow> {
+    outcomes.iter().flatten().map(|outcome| PredictionRow {
+        ranks: outcome.nranks,
+        codec: outcome.codec.to_string(),
+        sums_s: outcome.sums,
+        exposed_s: outcome.exposed,
+        step_s: outcome.step,
+        speedup: speedup(outcome),
+        against_raw: outcome.against_raw,
+        against_16_bits: outcome.against_wide,
+        wire_bytes: outcome.wire_bytes,
+        pays: outcome.pays(),
+    })
+}
+
+/// Formats costs and predictions as JSON.
+pub fn json(layers: &[Layer], costs: &Costs, outcomes: &[Vec<Prediction>]) -> String {
     let layers: Vec<_> = layers
         .iter()
         .map(|layer| {
@@ -103,39 +115,33 @@ pub fn json(layers: &[Layer], costs: &Costs, outcomes: &[Vec<Outcome>]) -> Strin
         })
         .collect();
     let costs: serde_json::Value = serde_json::from_str(&to_json(costs)).unwrap_or_default();
+    let rows: Vec<PredictionRow> = rows(outcomes).collect();
     format!(
         "{:#}\n",
         json!({"layers": layers, "costs": costs, "outcomes": rows})
     )
 }
 
-/// Outcomes as CSV.
-pub fn csv(outcomes: &[Vec<Outcome>]) -> String {
-    let mut text = String::from(
-        "ranks,codec,sums_s,exposed_s,step_s,speedup,against_raw,against_16_bits,wire_bytes,pays\n",
-    );
-    for outcome in outcomes.iter().flatten() {
-        let _ = writeln!(
-            text,
-            "{},{},{:e},{:e},{:e},{},{},{},{},{}",
-            outcome.nranks,
-            outcome.codec,
-            outcome.sums,
-            outcome.exposed,
-            outcome.step,
-            speedup(outcome).map_or(String::new(), |factor| factor.to_string()),
-            outcome.against_raw,
-            outcome.against_wide,
-            outcome.wire_bytes,
-            outcome.pays()
-        );
-    }
-    text
+/// Formats predictions as CSV.
+pub fn csv(outcomes: &[Vec<Prediction>]) -> String {
+    to_csv(rows(outcomes))
 }
 
-/// Step time and its ratio to raw, over ranks.
-pub fn svg(layers: &[Layer], costs: &Costs, outcomes: &[Vec<Outcome>]) -> String {
-    let panel = |label: &str, logarithmic, value: &dyn Fn(&Outcome) -> f64| Panel {
+/// Formats rows as CSV, under the names of their fields.
+pub fn to_csv(rows: impl Iterator<Item = impl Serialize>) -> String {
+    let mut csv = csv::Writer::from_writer(Vec::new());
+    // A vector takes all that is written to it, and these rows hold plain values.
+    for row in rows {
+        let written = csv.serialize(row);
+        debug_assert!(written.is_ok(), "{written:?}");
+    }
+    let text = csv.into_inner().unwrap_or_default();
+    String::from_utf8_lossy(&text).into_owned()
+}
+
+/// Draws step time and its ratio to raw, over ranks.
+pub fn svg(layers: &[Layer], costs: &Costs, outcomes: &[Vec<Prediction>]) -> String {
+    let panel = |label: &str, logarithmic, value: &dyn Fn(&Prediction) -> f64| Panel {
         label: label.into(),
         logarithmic,
         series: costs
@@ -172,7 +178,7 @@ pub fn svg(layers: &[Layer], costs: &Costs, outcomes: &[Vec<Outcome>]) -> String
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::papers::model::{CodecCost, Link, predict};
+    use crate::papers::model::{CodecCost, LinkCost, predict};
     use cinch::CodecSpec;
     use cinch::types::CodecKind;
 
@@ -185,7 +191,7 @@ mod tests {
             decode: 0.2e-9,
         };
         let costs = Costs {
-            link: Link {
+            link: LinkCost {
                 latency: 1e-5,
                 message: 1e-6,
                 bandwidth: 1e9,

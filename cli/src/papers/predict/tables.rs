@@ -1,14 +1,14 @@
 //! The source's tables: printed, computed, corrected.
 
+use super::output::to_csv;
 use crate::papers::model::published::{Figure, NOTES, figures};
 use serde_json::json;
-use std::fmt::Write as _;
 use std::io::{Result, Write};
 
 /// Prints all figures and the notes.
 ///
 /// # Errors
-/// What `out` raises.
+/// Returns the writer's errors.
 pub fn write(out: &mut dyn Write) -> Result<()> {
     writeln!(
         out,
@@ -52,42 +52,14 @@ fn remark(figure: &Figure) -> String {
     }
 }
 
-/// The figures as a JSON array.
+/// Formats the figures as a JSON array.
 pub fn json() -> String {
-    let rows: Vec<_> = figures()
-        .iter()
-        .map(|figure| {
-            json!({
-                "table": figure.table,
-                "row": figure.row,
-                "column": figure.column,
-                "printed": figure.value(),
-                "computed": figure.computed,
-                "corrected": figure.corrected,
-                "exception": figure.exception,
-            })
-        })
-        .collect();
-    format!("{:#}\n", serde_json::Value::from(rows))
+    format!("{:#}\n", json!(figures()))
 }
 
-/// The figures as CSV.
+/// Formats the figures as CSV.
 pub fn csv() -> String {
-    let mut text = String::from("table,row,column,printed,computed,corrected,exception\n");
-    for figure in figures() {
-        let _ = writeln!(
-            text,
-            "{},{},\"{}\",{},{},{},\"{}\"",
-            figure.table,
-            figure.row,
-            figure.column,
-            figure.printed,
-            figure.computed,
-            figure.corrected,
-            figure.exception.unwrap_or("")
-        );
-    }
-    text
+    to_csv(figures().iter())
 }
 
 #[cfg(test)]

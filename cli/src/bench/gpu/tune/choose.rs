@@ -10,7 +10,7 @@ const WITH_FEWER: f64 = 1.01;
 /// How much slower than the next larger size's variant a size's own may be.
 const SLOWER: f64 = 0.95;
 
-/// The variant of each point: that with the fewest blocks of those that are as fast as the fastest but for
+/// Returns the variant of each point: that with the fewest blocks of those that are as fast as the fastest but for
 /// 1 %, or that of the next smaller size where it is as fast and takes no more of them; never one that the next
 /// larger size's beats by more than 5 %.
 pub fn variants(points: &[Point]) -> Vec<KernelVariant> {
@@ -38,7 +38,7 @@ pub fn variants(points: &[Point]) -> Vec<KernelVariant> {
     chosen
 }
 
-/// The variant with the fewest blocks of those that are about as fast as the fastest, of which the fastest;
+/// Returns the variant with the fewest blocks of those that are about as fast as the fastest, of which the fastest;
 /// the time of the fastest.
 fn sparing(point: &Point) -> (KernelVariant, f64) {
     let (best, seconds) = point.best();
@@ -53,7 +53,7 @@ fn sparing(point: &Point) -> (KernelVariant, f64) {
     (fewest.map_or(best, |(variant, _)| *variant), seconds)
 }
 
-/// The lines of a sweep: neighbours meet where the lines through both variants' times cross, in the
+/// Returns the lines of a sweep: neighbours meet where the lines through both variants' times cross, in the
 /// logarithms of size and time.
 pub fn entries(sweep: &Sweep, points: &[Point]) -> Vec<Entry> {
     let chosen = variants(points);
@@ -96,7 +96,7 @@ pub fn entries(sweep: &Sweep, points: &[Point]) -> Vec<Entry> {
     entries
 }
 
-/// Where the second variant takes over from the first, and the time there.
+/// Returns the size where the second variant becomes faster than the first, and the time there.
 pub fn border(
     low: &Point,
     high: &Point,
@@ -112,7 +112,7 @@ pub fn border(
                 false => 0.5,
             }
         }
-        // One that cannot run at the other end leaves the gap to the other one.
+        // A variant that cannot run at the other end leaves the gap to the other variant.
         ([_, None], [Some(_), _]) => 0.0,
         ([_, Some(_)], [None, _]) => 1.0,
         _ => 0.5,

@@ -7,13 +7,13 @@ mod watch;
 use super::layout;
 use super::options::GpuOptions;
 use super::queue::GpuQueue;
-use super::ranks::{self, ExitCode, GpuTask, RunContext};
-use crate::USAGE;
+use super::ranks::{self, GpuTask, RunContext};
 use crate::bench::data::{Distribution, InputSource};
 use crate::bench::options::{Types, parse_codec, parse_collective, parse_datatypes, parse_size};
 use crate::bench::output::{Output, check_writable};
 use crate::bench::workload::Workload;
-use crate::bench::world::World;
+use crate::bench::world::BenchRank;
+use crate::{ExitResult, USAGE};
 use cinch::config::Origin;
 use cinch::plan::{Header, Table};
 use cinch::types::CodecChoice;
@@ -59,7 +59,7 @@ pub struct TuneOptions {
 ///
 /// # Errors
 /// Exit code and sentence.
-pub fn main(options: &TuneOptions, mut config: Config) -> ExitCode {
+pub fn main(options: &TuneOptions, mut config: Config) -> ExitResult {
     let usage = |sentence: String| (USAGE, sentence);
     options.check(&config).map_err(usage)?;
     // An earlier table must not influence the measurement.
@@ -93,8 +93,8 @@ impl TuneOptions {
             ("CINCH_ALGO", "calls go by it and by no table"),
             ("CINCH_PROTO", "calls go by it and by no table"),
             ("CINCH_GPU_CHANNELS", "calls go by it and by no table"),
-            ("CINCH_CODEC", "--codecs says what is measured"),
-            ("CINCH_CODEC_RULES", "--codecs says what is measured"),
+            ("CINCH_CODEC", "--codecs names what is measured"),
+            ("CINCH_CODEC_RULES", "--codecs names what is measured"),
         ] {
             if config.says(name) {
                 return Err(format!("{name} is set: {what}; unset it"));
@@ -280,7 +280,7 @@ impl Tune<'_> {
 const TEXT_WORDS: usize = 32;
 
 /// All-gathers the ranks' texts, cut to [`TEXT_WORDS`].
-fn shared_texts(world: &impl World, own: &str) -> Result<Vec<String>> {
+fn shared_texts(world: &impl BenchRank, own: &str) -> Result<Vec<String>> {
     let mut words = [0u64; TEXT_WORDS];
     for (word, bytes) in words.iter_mut().zip(own.as_bytes().chunks(8)) {
         let mut whole = [0; 8];

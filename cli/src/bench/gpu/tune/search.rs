@@ -9,23 +9,23 @@ use cinch::plan::{KernelVariant, WireClass};
 use cinch::types::CodecChoice;
 use cinch::{Collective, DType, Result};
 
-/// What measures; in tests a model of times.
+/// Measures times; tests replace it by a model.
 pub trait Stopwatch {
-    /// The variants of a row's call that are worth a measurement.
+    /// Returns the variants of a row's call that are worth a measurement.
     fn variants(&mut self, row: &Row) -> Result<Vec<KernelVariant>>;
-    /// Whether the row's call can go this variant.
+    /// Returns whether the row's call can run with this variant.
     fn supports(&mut self, row: &Row, variant: &KernelVariant) -> Result<bool>;
-    /// Seconds of the call each variant: medians over so many repetitions, in which all take turns. The
-    /// same on all ranks.
+    /// Returns the seconds of the call with each variant, alike on all ranks: medians over so many
+    /// repetitions, in which the variants alternate.
     fn time(
         &mut self,
         row: &Row,
         variants: &[KernelVariant],
         repetitions: usize,
     ) -> Result<Vec<f64>>;
-    /// Seconds since the beginning. The same on all ranks.
+    /// Returns the seconds since the beginning, alike on all ranks.
     fn elapsed(&mut self) -> Result<f64>;
-    /// Keeps a measurement.
+    /// Logs a measurement.
     fn keep(&mut self, row: &Row, size: usize, times: &[(KernelVariant, f64)], repetitions: usize);
 }
 
@@ -41,7 +41,7 @@ pub struct Sweep {
 }
 
 impl Sweep {
-    /// The call whose larger buffer has about `bytes`.
+    /// Returns the call whose larger buffer has about `bytes`.
     pub fn row(&self, nranks: usize, bytes: usize) -> Row {
         let count = count_of(self.collective, self.dtype, nranks, bytes);
         Row {
@@ -50,7 +50,7 @@ impl Sweep {
         }
     }
 
-    /// What its messages hold.
+    /// Returns the class of the messages' content.
     pub fn wire(&self) -> WireClass {
         WireClass {
             codec: self.codec.spec.kind,
@@ -59,23 +59,23 @@ impl Sweep {
     }
 }
 
-/// What was measured at one size.
+/// Times at one size.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Point {
     /// Bytes of the larger buffer.
     pub size: usize,
-    /// Seconds each variant, of the variants that stayed in the race.
+    /// Seconds of each variant that passed the first round.
     pub times: Vec<(KernelVariant, f64)>,
 }
 
 impl Point {
-    /// Seconds of a variant, if it was measured.
+    /// Returns the seconds of a variant, if it was measured.
     pub fn time(&self, variant: &KernelVariant) -> Option<f64> {
         let known = self.times.iter().find(|(known, _)| known == variant);
         known.map(|(_, seconds)| *seconds)
     }
 
-    /// The fastest.
+    /// Returns the fastest variant and its seconds.
     pub fn best(&self) -> (KernelVariant, f64) {
         let least = self.times.iter().min_by(|a, b| a.1.total_cmp(&b.1));
         *least.unwrap_or(&self.times[0])
@@ -104,7 +104,7 @@ const MOST_STAY: usize = 6;
 /// Times that are closer are one.
 const SAME: f64 = 1.05;
 
-/// The sizes that are measured first, the largest included.
+/// Returns the sizes that are measured first, the largest included.
 pub fn coarse(low: usize, high: usize) -> Vec<usize> {
     let mut sizes: Vec<usize> =
         std::iter::successors(Some(low.max(1)), |size| size.checked_mul(COARSE))
@@ -114,7 +114,7 @@ pub fn coarse(low: usize, high: usize) -> Vec<usize> {
     sizes
 }
 
-/// One part of a table in the making.
+/// The measurements for one part of a table.
 pub struct Search {
     sweep: Sweep,
     nranks: usize,
@@ -122,12 +122,12 @@ pub struct Search {
     points: Vec<Point>,
     /// Sizes between which all has been measured that can be.
     settled: Vec<(usize, usize)>,
-    /// Ways that cannot be taken at a size.
+    /// Variants that cannot run at a size.
     refused: Vec<(usize, KernelVariant)>,
 }
 
 impl Search {
-    /// Nothing is measured yet.
+    /// Starts without a measurement.
     pub fn new(sweep: Sweep, nranks: usize) -> Search {
         Search {
             sweep,
@@ -138,12 +138,12 @@ impl Search {
         }
     }
 
-    /// What is swept.
+    /// Returns the calls that are swept.
     pub fn sweep(&self) -> &Sweep {
         &self.sweep
     }
 
-    /// What was measured, by size.
+    /// Returns the measured points, by size.
     pub fn points(&self) -> &[Point] {
         &self.points
     }

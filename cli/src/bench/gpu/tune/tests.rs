@@ -174,7 +174,7 @@ fn tune(paper: &mut Paper, sweeps: &[Sweep], seconds: f64) -> (Table, Vec<String
     )
 }
 
-/// Largest ratio of the chosen way's time to the fastest one's, walking through all sizes; and the
+/// Returns the largest ratio of the chosen way's time to the fastest one's, walking through all sizes; and the
 /// largest fall of the chosen way's time when the size grows.
 fn judge(paper: &Paper, table: &Table, sweep: &Sweep) -> (f64, f64) {
     let (mut worst, mut fall, mut before) = (1.0f64, 0.0f64, 0.0f64);
@@ -239,7 +239,7 @@ fn a_budget_is_kept_and_what_is_missing_is_said() {
         assert_eq!(notes.len(), 1, "{notes:?}");
         assert!(notes[0].contains("time was spent"));
         for sweep in &sweeps {
-            // What was measured is right as far as it goes.
+            // The sizes that were measured are right.
             assert!(table.choice(sweep.collective, sweep.wire(), 64).is_some());
         }
     }

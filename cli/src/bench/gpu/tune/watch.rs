@@ -9,7 +9,7 @@ use crate::bench::metrics::median;
 use crate::bench::output::Output;
 use crate::bench::record::RunInfo;
 use crate::bench::row::Row;
-use crate::bench::world::World;
+use crate::bench::world::BenchRank;
 use cinch::plan::KernelVariant;
 use cinch::{CodecSpec, Communicator, Error, Result};
 use serde::Serialize;
@@ -20,7 +20,7 @@ use std::time::Instant;
 const REPLAY_SECONDS: f64 = 2e-3;
 const MOST_CALLS: usize = 100;
 
-/// One line of the log.
+/// A line of the log.
 #[derive(Serialize)]
 struct TuneRecord<'a> {
     collective: &'a str,
