@@ -25,9 +25,10 @@ pub struct Panel {
 }
 
 impl Panel {
-    /// Returns whether the axis can show a value. Beyond 10^15 the labels overflow.
+    /// Returns whether the axis can show a value: no negative one, and none that overflows its labels.
     fn shows(&self, y: f64) -> bool {
-        y.abs() <= 1e15 && (!self.logarithmic || y >= 1e-15)
+        let low = if self.logarithmic { 1e-15 } else { 0.0 };
+        (low..=1e15).contains(&y)
     }
 }
 
