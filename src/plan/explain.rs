@@ -1,4 +1,4 @@
-//! Plans, explained: the candidates, their costs, the winner, and who chose it.
+//! Prints the candidates for a call, their predicted costs, the winner, and what selected it.
 
 use super::select::no_hierarchy;
 use super::{Candidate, Limits, Planner, Request, Tuning, candidates};
@@ -7,7 +7,7 @@ use crate::types::{Algorithm, CodecSpec};
 use std::fmt::Write;
 
 impl Planner {
-    /// Where the choice comes from, as a line; empty on host memory.
+    /// Returns what selected the winner, as a line; empty on host memory.
     fn source(&self, measured: &std::result::Result<(Candidate, Option<usize>), String>) -> String {
         match (measured, &self.tuning) {
             (Ok((_, Some(line))), Tuning::Table(table)) => format!(
@@ -24,11 +24,10 @@ impl Planner {
         }
     }
 
-    /// The candidates for `request`, as text. Where it is open whether the codec runs, those
-    /// with and without it, the winner's first, and both costs.
+    /// Returns the candidates for `request`, as text. With `auto:` it lists the candidates with and
+    /// without the codec, the winner's first, and both costs.
     ///
-    /// # Errors
-    /// As for [`Planner::plan`].
+    /// # Errors As for [`Planner::plan`].
     pub fn explain(&self, request: &Request) -> Result<String> {
         let table = |request: &Request| {
             let [intra, codec] = self.codecs(request)?;
@@ -73,8 +72,8 @@ impl Planner {
     }
 }
 
-/// The candidates as a table, the cheapest marked; or in front of them, and marked, the one that was
-/// `measured` to be the fastest.
+/// Returns the candidates as a table and marks the cheapest. A candidate that a tuning table
+/// selected stands in front and is marked instead.
 pub fn explain(
     request: &Request,
     limits: &Limits,
@@ -139,7 +138,7 @@ pub fn explain(
             candidate.seconds * 1e6,
         );
     }
-    // Who has several hosts, or asked for it by a setting, looks for it in the table.
+    // Users with several hosts, or with CINCH_ALGO=hierarchical, expect the algorithm in the table.
     let expected = limits.hosts.count() > 1 || limits.algorithm == Some(Algorithm::Hierarchical);
     if let Some(why) = no_hierarchy(request, limits).filter(|_| expected) {
         let _ = writeln!(text, "  no hierarchical: {why}");

@@ -556,7 +556,7 @@ fn a_kernel_has_one_codec_for_both_levels() {
     }
 }
 
-/// A ring has as many strands as its slots and the kernel's memory for steps allow, and one where its
+/// A ring has as many rings as its slots and the kernel's memory for steps allow, and one where its
 /// bits or its messages have to be those of the host.
 #[test]
 fn rings_have_the_slots_that_they_need() {
@@ -566,7 +566,7 @@ fn rings_have_the_slots_that_they_need() {
         let plan = plan(limits.clone(), &asked);
         assert_eq!(plan.algorithm, Algorithm::Ring);
         (
-            plan.pattern.strands,
+            plan.pattern.rings,
             plan.pattern.slots(),
             plan.schedule.steps.len(),
         )
@@ -588,17 +588,17 @@ fn rings_have_the_slots_that_they_need() {
                 schedule::algorithms(collective).contains(&Algorithm::Ring)
             };
             for collective in Collective::ALL.into_iter().filter(has_ring) {
-                let (strands, slots, steps) = ring(&limits, collective, "raw");
+                let (rings, slots, steps) = ring(&limits, collective, "raw");
                 assert!(
                     slots <= depth && steps <= KEPT_STEPS,
                     "{nranks} {collective}"
                 );
-                let is_chain = !schedule::has_strands(collective);
+                let is_chain = !schedule::has_several_rings(collective);
                 assert!(
-                    strands == 1 || (depth > 2 && !is_chain),
+                    rings == 1 || (depth > 2 && !is_chain),
                     "{nranks} {collective}"
                 );
-                found.insert(strands);
+                found.insert(rings);
             }
             assert_eq!(ring(&limits, Collective::AllGather, "linear8").0, 1);
             if nranks % 2 == 0 {
@@ -608,7 +608,7 @@ fn rings_have_the_slots_that_they_need() {
         }
     }
     assert!(
-        [1, 2, 3, 4].iter().all(|strands| found.contains(strands)),
+        [1, 2, 3, 4].iter().all(|rings| found.contains(rings)),
         "{found:?}"
     );
 }

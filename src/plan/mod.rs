@@ -385,7 +385,7 @@ impl Planner {
             request,
             &self.limits,
             (best.algorithm, best.between),
-            best.strands,
+            best.rings,
         );
         let intra = match best.algorithm {
             Algorithm::Hierarchical => intra,
@@ -508,7 +508,7 @@ fn pattern(
     request: &Request,
     limits: &Limits,
     (algorithm, between): (Algorithm, Algorithm),
-    strands: usize,
+    rings: usize,
 ) -> Pattern {
     Pattern {
         collective: request.collective,
@@ -518,7 +518,7 @@ fn pattern(
         peer: request.peer,
         hosts: limits.hosts.clone(),
         between,
-        strands,
+        rings,
     }
 }
 

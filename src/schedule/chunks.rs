@@ -9,7 +9,7 @@
 //! | all_to_all | N * N | c = source * N + destination |
 //! | send_recv | 1 | the message |
 //!
-//! W is the number of strands of a ring that is no chain, and otherwise 1. With one rank there is one chunk.
+//! W is the number of rings of a ring that is no chain, and otherwise 1. With one rank there is one chunk.
 
 use super::hosts::Hosts;
 use super::{hierarchical, ring};
@@ -54,7 +54,7 @@ pub struct Pattern {
     pub between: Algorithm,
     /// Strands of a ring: into how many chunks it cuts what a rank owns, so that there is always one to
     /// move while others travel. At least 1; not used by chains and other algorithms.
-    pub strands: usize,
+    pub rings: usize,
 }
 
 impl Pattern {
@@ -68,7 +68,7 @@ impl Pattern {
             peer: 0,
             hosts: Hosts::ONE,
             between: Algorithm::Direct,
-            strands: 1,
+            rings: 1,
         }
     }
 
@@ -77,8 +77,8 @@ impl Pattern {
         match (self.collective, self.algorithm) {
             _ if self.nranks == 1 => 1,
             (_, Algorithm::Hierarchical) => hierarchical::parts(self),
-            (Collective::AllReduce, Algorithm::Ring) => self.nranks * ring::strands(self),
-            (_, Algorithm::Ring) => ring::strands(self),
+            (Collective::AllReduce, Algorithm::Ring) => self.nranks * ring::rings(self),
+            (_, Algorithm::Ring) => ring::rings(self),
             (Collective::AllReduce, Algorithm::Direct) => self.nranks,
             (Collective::Broadcast | Collective::Reduce, Algorithm::Direct) => self.nranks,
             (
@@ -193,12 +193,12 @@ mod tests {
     fn chunks_tile_the_buffers() {
         for collective in Collective::ALL {
             for algorithm in Algorithm::ALL {
-                for (nranks, strands) in (1..=6).flat_map(|n| [(n, 1), (n, 2), (n, 4)]) {
+                for (nranks, rings) in (1..=6).flat_map(|n| [(n, 1), (n, 2), (n, 4)]) {
                     let pattern = Pattern {
                         root: nranks / 2,
                         peer: nranks - 1,
                         hosts: Hosts::new((0..nranks).map(|rank| rank % 2)),
-                        strands,
+                        rings,
                         ..Pattern::flat(collective, algorithm, nranks)
                     };
                     for rank in 0..nranks {

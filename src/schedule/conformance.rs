@@ -74,10 +74,7 @@ pub(super) fn check_roles(pattern: &Pattern, schedules: &[Schedule]) {
 fn prove(pattern: &Pattern, passes: usize) {
     let schedules = schedules(pattern);
     check_roles(pattern, &schedules);
-    assert!(
-        pattern.slots() == SLOTS || pattern.strands > 1,
-        "{pattern:?}"
-    );
+    assert!(pattern.slots() == SLOTS || pattern.rings > 1, "{pattern:?}");
     let limits = Limits {
         slots: pattern.slots(),
         passes,
@@ -118,15 +115,15 @@ fn all_small_schedules_are_right() {
 }
 
 #[test]
-fn rings_of_several_strands_are_right() {
+fn several_rings_per_channel_verify() {
     for nranks in 2..=17 {
-        for strands in 2..=5 {
-            let rings = patterns(nranks, &[0, nranks / 2]).into_iter();
-            for pattern in rings.filter(|pattern| pattern.algorithm == Algorithm::Ring) {
-                let pattern = Pattern { strands, ..pattern };
+        for rings in 2..=5 {
+            let all = patterns(nranks, &[0, nranks / 2]).into_iter();
+            for pattern in all.filter(|pattern| pattern.algorithm == Algorithm::Ring) {
+                let pattern = Pattern { rings, ..pattern };
                 if pattern.collective == Collective::AllReduce {
                     let steps = pattern.schedule(0).unwrap().steps.len();
-                    assert_eq!(steps, strands * strand_steps(nranks));
+                    assert_eq!(steps, rings * ring_steps(nranks));
                 }
                 prove(&pattern, 3);
                 prove(&pattern, 1);
@@ -135,11 +132,11 @@ fn rings_of_several_strands_are_right() {
     }
 }
 
-/// A ring needs the slots that it says: the ranks of one of four strands wait for each other with one less.
+/// A ring needs the slots that it says: the ranks of one of four rings wait for each other with one less.
 #[test]
-fn strands_need_their_slots() {
+fn several_rings_with_one_slot_less_deadlock() {
     let pattern = Pattern {
-        strands: 4,
+        rings: 4,
         ..pattern(Collective::AllReduce, Algorithm::Ring, 5)
     };
     assert_eq!(pattern.slots(), 3);

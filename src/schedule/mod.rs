@@ -28,5 +28,5 @@ pub use cost::{CostCounts, Hops, cost_counts};
 pub use generate::{algorithms, generate};
 pub use hosts::Hosts;
 pub use ir::{Cursor, MAX_FAN, Op, Own, Peers, Schedule, Step, Visit, Walk, walk};
-pub use ring::{directions, has_strands, strand_steps};
+pub use ring::{directions, has_several_rings, ring_steps};
 pub use verify::{Limits, Proof, verify};

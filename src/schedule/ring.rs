@@ -8,8 +8,8 @@
 //!
 //! Rank r sends to r+1. What rank c owns starts at rank c+1 and is complete at rank c.
 //!
-//! Of W strands each carries a W-th of what every rank owns, a chunk of its own: odd ones the other way
-//! round, from r to r-1, where there are more than two ranks. All ranks do the same step of all strands,
+//! Of W rings each carries a W-th of what every rank owns, a chunk of its own: odd ones the other way
+//! round, from r to r-1, where there are more than two ranks. All ranks do the same step of all rings,
 //! then the next: so they have W messages to move while one travels. A connection of a ring of one strand
 //! needs two slots, and one more for each further strand in its direction. A chain has one: its passes
 //! follow each other as closely, and in two directions its ends would wait for one another.
@@ -27,19 +27,19 @@ pub(super) const STAGES: usize = 1;
 
 /// Slots that each connection needs.
 pub(super) fn slots(pattern: &Pattern) -> usize {
-    1 + strands(pattern).div_ceil(directions(pattern.nranks))
+    1 + rings(pattern).div_ceil(directions(pattern.nranks))
 }
 
 /// Strands of this ring.
-pub(super) fn strands(pattern: &Pattern) -> usize {
-    match has_strands(pattern.collective) {
-        true => pattern.strands,
+pub(super) fn rings(pattern: &Pattern) -> usize {
+    match has_several_rings(pattern.collective) {
+        true => pattern.rings,
         false => 1,
     }
 }
 
-/// Whether a ring of `collective` may have several strands: it is no chain.
-pub const fn has_strands(collective: Collective) -> bool {
+/// Whether a ring of `collective` may have several rings: it is no chain.
+pub const fn has_several_rings(collective: Collective) -> bool {
     matches!(
         collective,
         Collective::AllReduce | Collective::AllGather | Collective::ReduceScatter
@@ -52,34 +52,34 @@ pub const fn directions(nranks: usize) -> usize {
 }
 
 /// Steps of a strand in a pass, at most: those of an all_reduce.
-pub const fn strand_steps(nranks: usize) -> usize {
+pub const fn ring_steps(nranks: usize) -> usize {
     2 * nranks - 1
 }
 
 pub(super) fn steps(pattern: &Pattern, rank: usize) -> Vec<Step> {
-    let strands: Vec<_> = (0..strands(pattern))
-        .map(|strand| Ring::new(pattern, rank, strand).steps(pattern.collective, pattern.root))
+    let rings: Vec<_> = (0..rings(pattern))
+        .map(|index| Ring::new(pattern, rank, index).steps(pattern.collective, pattern.root))
         .collect();
-    // All strands have as many.
-    let nth = |at| strands.iter().map(move |steps: &Vec<Step>| steps[at]);
-    (0..strands[0].len()).flat_map(nth).collect()
+    // All rings have as many.
+    let nth = |at| rings.iter().map(move |steps: &Vec<Step>| steps[at]);
+    (0..rings[0].len()).flat_map(nth).collect()
 }
 
 /// One strand of a ring as one rank sees it.
 struct Ring {
     nranks: usize,
     rank: usize,
-    strand: usize,
-    strands: usize,
+    index: usize,
+    rings: usize,
 }
 
 impl Ring {
-    fn new(pattern: &Pattern, rank: usize, strand: usize) -> Ring {
+    fn new(pattern: &Pattern, rank: usize, index: usize) -> Ring {
         Ring {
             nranks: pattern.nranks,
             rank,
-            strand,
-            strands: strands(pattern),
+            index,
+            rings: rings(pattern),
         }
     }
 
@@ -137,7 +137,7 @@ impl Ring {
 
     /// This strand's chunk of the rank that stands so many places before.
     fn chunk(&self, back: usize) -> usize {
-        self.before(back) * self.strands + self.strand
+        self.before(back) * self.rings + self.index
     }
 
     fn distance_from(&self, root: usize) -> usize {
@@ -146,7 +146,7 @@ impl Ring {
 
     /// The rank that stands so many places before; fewer than there are ranks.
     fn before(&self, back: usize) -> usize {
-        match self.strand % directions(self.nranks) {
+        match self.index % directions(self.nranks) {
             0 => (self.rank + self.nranks - back) % self.nranks,
             _ => (self.rank + back) % self.nranks,
         }

@@ -384,7 +384,7 @@ fn every_collective_is_one_launch_that_gives_the_reference() {
                     assert_eq!(launches[rank].len(), usize::from(at_work));
                 }
                 // One more for the second strand of a ring in each direction.
-                let slots = 2 + usize::from(crate::schedule::has_strands(collective));
+                let slots = 2 + usize::from(crate::schedule::has_several_rings(collective));
                 assert!(
                     World::new(&launches, None, slots).run(),
                     "{collective} on {nranks}"

@@ -20,7 +20,7 @@ struct Case {
     codec: Option<Arc<dyn Codec>>,
     hosts: Hosts,
     between: Algorithm,
-    strands: usize,
+    rings: usize,
 }
 
 impl Case {
@@ -37,7 +37,7 @@ impl Case {
             peer,
             hosts: self.hosts.clone(),
             between: self.between,
-            strands: self.strands,
+            rings: self.rings,
             ..Pattern::flat(collective, self.algorithm, nranks)
         }
     }
@@ -128,11 +128,11 @@ impl Case {
     fn check(&self) {
         let inputs = self.inputs(Numbers::Small);
         let what = format!(
-            "{} by {}/{} of {} strands on {} ranks, {}, {} channels",
+            "{} by {}/{} of {} rings on {} ranks, {}, {} channels",
             self.problem.collective,
             self.algorithm,
             self.between,
-            self.strands,
+            self.rings,
             self.problem.nranks,
             self.hosts,
             self.channels
@@ -172,7 +172,7 @@ fn case_on(
         codec: None,
         hosts,
         between,
-        strands: 1,
+        rings: 1,
     };
     case.fill();
     case
@@ -197,17 +197,17 @@ fn packed_schedules_end_and_are_right() {
     }
 }
 
-/// The same of rings of several strands.
+/// The same of rings of several rings.
 #[test]
-fn strands_end_and_are_right() {
+fn several_rings_end_and_are_right() {
     for nranks in (2..=17).chain([32]) {
         for collective in Collective::ALL {
             if !crate::schedule::algorithms(collective).contains(&Algorithm::Ring) {
                 continue;
             }
-            for strands in 2..=5 {
+            for rings in 2..=5 {
                 let mut case = case(collective, Algorithm::Ring, nranks, 2);
-                case.strands = strands;
+                case.rings = rings;
                 case.fill();
                 case.check();
             }

@@ -97,7 +97,7 @@ fn prove(candidate: &Candidate, request: &Request, limits: &Limits) -> cinch::Re
         peer: request.peer,
         hosts: limits.hosts.clone(),
         between: candidate.between,
-        strands: candidate.strands,
+        rings: candidate.rings,
         ..Pattern::flat(request.collective, candidate.algorithm, limits.nranks)
     };
     let since = Instant::now();
