@@ -182,7 +182,7 @@ mod tests {
             digits.parse().expect(name)
         };
         assert_eq!(number("CINCH_MAX_RANKS"), MAX_RANKS);
-        assert_eq!(number("CINCH_MAX_LANES"), MAX_CHANNELS);
+        assert_eq!(number("CINCH_MAX_CHANNELS"), MAX_CHANNELS);
         assert_eq!(number("CINCH_LINE_BYTES"), LINE_BYTES);
         assert_eq!(number("CINCH_SIGNATURE_WORDS"), SIGNATURE_WORDS);
         assert_eq!(number("CINCH_PROTOCOLS"), PROTOCOLS);

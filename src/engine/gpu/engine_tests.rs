@@ -86,19 +86,19 @@ impl Bench {
             });
         }
         for name in [
-            "cinch_oneshot_f32",
-            "cinch_oneshot_scatter_f32",
-            "cinch_oneshot_twice_f32",
-            "cinch_oneshot_move",
-            "cinch_oneshot_scatter_move",
-            "cinch_oneshot_f32_ll128",
-            "cinch_oneshot_twice_f32_ll128",
-            "cinch_oneshot_move_ll128",
-            "cinch_oneshot_from_root_move_ll128",
-            "cinch_oneshot_to_root_f32_ll128",
-            "cinch_oneshot_linear8_f32_ll128",
-            "cinch_oneshot_dynamic8_bf16_ll128",
-            "cinch_oneshot_minmax4_f16_ll128",
+            "cinch_fused_f32_ll",
+            "cinch_fused_scatter_f32_ll",
+            "cinch_fused_two_shot_f32_ll",
+            "cinch_fused_move_ll",
+            "cinch_fused_scatter_move_ll",
+            "cinch_fused_f32_ll128",
+            "cinch_fused_two_shot_f32_ll128",
+            "cinch_fused_move_ll128",
+            "cinch_fused_from_root_move_ll128",
+            "cinch_fused_to_root_f32_ll128",
+            "cinch_fused_linear8_f32_ll128",
+            "cinch_fused_dynamic8_bf16_ll128",
+            "cinch_fused_minmax4_f16_ll128",
         ] {
             let seen = seen.clone();
             gpus.kernel(name, size_of::<OneshotArgs>(), move |launch| {

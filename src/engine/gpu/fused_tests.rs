@@ -16,9 +16,9 @@ fn small_exchanges_are_fused_too() {
         (report, bench.take())
     };
     for (collective, kernel) in [
-        (Collective::AllGather, "cinch_oneshot_move"),
-        (Collective::AllToAll, "cinch_oneshot_scatter_move"),
-        (Collective::ReduceScatter, "cinch_oneshot_scatter_f32"),
+        (Collective::AllGather, "cinch_fused_move_ll"),
+        (Collective::AllToAll, "cinch_fused_scatter_move_ll"),
+        (Collective::ReduceScatter, "cinch_fused_scatter_f32_ll"),
     ] {
         let (report, seen) = run(collective, DType::F32, 1000);
         let [Seen::Fused(name, args, _)] = &seen[..] else {
@@ -38,7 +38,7 @@ fn small_exchanges_are_fused_too() {
     let [Seen::Fused(name, _, _)] = &seen[..] else {
         panic!("all_reduce of 240 kB is not fused")
     };
-    assert_eq!(name, "cinch_oneshot_twice_f32");
+    assert_eq!(name, "cinch_fused_two_shot_f32_ll");
     assert_eq!(report.algorithm, Algorithm::Direct);
     assert_eq!(report.wire_bytes, (240_000 - 60_032) + 3 * 60_032);
     // What not everybody waits for would overtake itself; lines greet, packets do not.
@@ -90,7 +90,7 @@ fn small_exchanges_go_in_lines_where_these_arrive_whole() {
             Collective::AllReduce,
             Algorithm::Direct,
             60_000,
-            "twice_f32",
+            "two_shot_f32",
             7504,
         ),
         (
@@ -116,7 +116,7 @@ fn small_exchanges_go_in_lines_where_these_arrive_whole() {
         ),
     ] {
         let (name, args, report) = run(collective, algorithm, count);
-        assert_eq!(name, format!("cinch_oneshot_{kernel}_ll128"));
+        assert_eq!(name, format!("cinch_fused_{kernel}_ll128"));
         assert_eq!((args.area, args.half), shape.lines_area());
         assert_eq!((args.epoch, args.words), (0x1010, words));
         // Tiles of 60 words: all of them, and no block more than needed.
@@ -192,7 +192,7 @@ fn small_exchanges_through_codecs_are_fused_too() {
             panic!("{collective} through {codec} is not fused")
         };
         let family = codec.split(':').next().unwrap();
-        assert_eq!(*name, format!("cinch_oneshot_{family}_{dtype}_ll128"));
+        assert_eq!(*name, format!("cinch_fused_{family}_{dtype}_ll128"));
         assert_eq!((args.area, args.half), shape.lines_area());
         assert_eq!(
             (args.phases, args.words, args.image_lines),

@@ -34,7 +34,7 @@ const ASIDE: u32 = 96;
 /// How a kernel is launched. Which code of the fat binary the driver took is seen by the threads that it was
 /// compiled for.
 pub fn shape(function: &Function) -> Shape {
-    let (aside, is_coded) = match function.name().strip_prefix("cinch_oneshot_") {
+    let (aside, is_coded) = match function.name().strip_prefix("cinch_fused_") {
         Some(does) if !is_through_codec(does) => {
             return Shape {
                 threads: FUSED_THREADS,
@@ -88,7 +88,7 @@ impl Kernels {
         let mut modules = vec![kernels::load(context, "move")?];
         for fatbin in kernels::fatbins() {
             // The others are for trials and tests.
-            if ["oneshot", "raw_", "coded_"]
+            if ["fused_", "raw_", "coded_"]
                 .iter()
                 .any(|begin| fatbin.name.starts_with(begin))
             {
@@ -147,7 +147,7 @@ impl Kernels {
     /// # Errors
     /// Internal if a kernel does not fit a multiprocessor at all; those of the driver.
     pub fn resident(&self) -> Result<Resident> {
-        let is_fused = |name: &str| name.starts_with("cinch_oneshot_");
+        let is_fused = |name: &str| name.starts_with("cinch_fused_");
         Ok(Resident {
             channels: self.blocks(|name| !is_fused(name))?,
             fused: self.blocks(is_fused)?,
@@ -210,23 +210,23 @@ pub fn name_for(plan: &Plan) -> String {
         (Kernel::Schedule, Protocol::Ll128) => "_ll128",
         (Kernel::Fused, _) if plan.codec.is_some() => {
             let family = kernel_family(plan.spec.kind);
-            return format!("cinch_oneshot_{family}_{}_ll128", plan.dtype);
+            return format!("cinch_fused_{family}_{}_ll128", plan.dtype);
         }
         (Kernel::Fused, protocol) => {
             let end = match protocol {
                 Protocol::Ll128 => "_ll128",
-                _ => "",
+                _ => "_ll",
             };
             let begin = match (plan.collective, plan.algorithm) {
                 (Collective::ReduceScatter | Collective::AllToAll, _) => "scatter_",
-                (Collective::AllReduce, Algorithm::Direct) => "twice_",
+                (Collective::AllReduce, Algorithm::Direct) => "two_shot_",
                 (Collective::Broadcast, _) => "from_root_",
                 (Collective::Reduce, _) => "to_root_",
                 _ => "",
             };
             return match plan.collective.reduces() {
-                true => format!("cinch_oneshot_{begin}{}{end}", plan.dtype),
-                false => format!("cinch_oneshot_{begin}move{end}"),
+                true => format!("cinch_fused_{begin}{}{end}", plan.dtype),
+                false => format!("cinch_fused_{begin}move{end}"),
             };
         }
     };
@@ -253,21 +253,21 @@ fn names() -> Vec<String> {
     let fused = |begins: &[&str], does: &str| {
         begins
             .iter()
-            .map(|begin| format!("cinch_oneshot_{begin}{does}"))
+            .map(|begin| format!("cinch_fused_{begin}{does}"))
             .collect::<Vec<_>>()
     };
-    for end in ["", "_ll128"] {
+    for end in ["_ll", "_ll128"] {
         names.extend(fused(&["", "scatter_"], &format!("move{end}")));
     }
     for dtype in FUSED128_DTYPES {
         names.extend(fused(
-            &["", "scatter_", "twice_", "to_root_"],
+            &["", "scatter_", "two_shot_", "to_root_"],
             &format!("{dtype}_ll128"),
         ));
     }
     names.extend(fused(&["from_root_"], "move_ll128"));
     for family in FUSED_CODECS.map(kernel_family) {
-        let types = FUSED128_DTYPES.map(|dtype| format!("cinch_oneshot_{family}_{dtype}_ll128"));
+        let types = FUSED128_DTYPES.map(|dtype| format!("cinch_fused_{family}_{dtype}_ll128"));
         names.extend(types);
     }
     for dtype in DType::ALL {
@@ -276,7 +276,10 @@ fn names() -> Vec<String> {
                 .iter()
                 .map(|suffix| format!("cinch_raw_{dtype}{suffix}")),
         );
-        names.extend(fused(&["", "scatter_", "twice_"], &dtype.to_string()));
+        names.extend(fused(
+            &["", "scatter_", "two_shot_"],
+            &format!("{dtype}_ll"),
+        ));
     }
     let families: BTreeSet<&str> = KERNEL_CODECS.into_iter().map(kernel_family).collect();
     for family in families {
@@ -317,23 +320,23 @@ mod tests {
                     "CINCH_CODED" => found.extend(
                         ["f32", "f16", "bf16"].map(|dtype| format!("cinch_coded_{first}_{dtype}")),
                     ),
-                    "CINCH_ONESHOT" => {
-                        found.insert(format!("cinch_oneshot_{first}"));
+                    "CINCH_FUSED_LL" => {
+                        found.insert(format!("cinch_fused_{first}_ll"));
                     }
-                    "CINCH_ONESHOT_CODED" => found.extend(
+                    "CINCH_FUSED_CODED" => found.extend(
                         ["f32", "f16", "bf16"]
-                            .map(|dtype| format!("cinch_oneshot_{first}_{dtype}_ll128")),
+                            .map(|dtype| format!("cinch_fused_{first}_{dtype}_ll128")),
                     ),
-                    "CINCH_ONESHOT_LL128" => {
-                        found.insert(format!("cinch_oneshot_{first}_ll128"));
+                    "CINCH_FUSED_LL128" => {
+                        found.insert(format!("cinch_fused_{first}_ll128"));
                     }
-                    "CINCH_ONESHOTS" => found.extend(
-                        ["", "scatter_", "twice_"]
-                            .map(|begin| format!("cinch_oneshot_{begin}{first}")),
+                    "CINCH_FUSEDS_LL" => found.extend(
+                        ["", "scatter_", "two_shot_"]
+                            .map(|begin| format!("cinch_fused_{begin}{first}_ll")),
                     ),
-                    "CINCH_ONESHOTS_LL128" => found.extend(
-                        ["", "scatter_", "twice_", "to_root_"]
-                            .map(|begin| format!("cinch_oneshot_{begin}{first}_ll128")),
+                    "CINCH_FUSEDS_LL128" => found.extend(
+                        ["", "scatter_", "two_shot_", "to_root_"]
+                            .map(|begin| format!("cinch_fused_{begin}{first}_ll128")),
                     ),
                     _ => {}
                 }

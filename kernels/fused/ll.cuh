@@ -1,32 +1,40 @@
-// Small messages from everyone to everyone, no counters, no barrier between blocks: in one trip
-// all-reduce (one-shot), and all-gather, reduce-scatter and all-to-all (direct); in two an all-reduce
-// whose parts each have an owner (direct).
+// Fused kernels over ll packets, for the smallest messages: no counters, and no barrier between
+// blocks.
 //
-// Phases, per packet of 8 bytes: load the own contribution, or that to each peer's block; store it to
-// every peer's area as an LL packet; poll the packets of all peers; add all in the order of ranks, or
-// keep each in its sender's block; store. A thread does all of it; where peers get a block each, all
-// threads of the block share the packets to all of them, and then each waits for its own ones.
-// Launch: any number of blocks that are resident at once, ONESHOT_THREADS threads; each block takes an
-// equal share of the packets, one behind the other. A multiprocessor stores no more than about 44 GB/s
-// into peers' memory, so that a message should be spread over blocks long before their threads are short.
-// Bytes out: (N - 1) * 2 * S, of a message or block of S bytes; in two trips (N - 1) / N * 4 * S.
+//   one round    all_reduce (one-shot), all_gather, reduce_scatter, all_to_all (direct)
+//   two rounds   all_reduce (two-shot, direct): each rank owns the sum of one part
 //
-// In place what a block of threads will write has been read by it before it writes any of it: packets
-// of as many as it has threads at a time.
+// Phases, for each packet of 8 bytes:
+//   1. Load the own word, or the words of each peer's block or part.
+//   2. Store it to the area of every peer, or of that peer, as an ll packet.
+//   3. Poll the packets of all peers.
+//   4. Add all in the order of ranks and store the sum; or store each to its sender's block.
+//   5. Two-shot: send the sum to all peers, poll their sums, store each to its part.
+// A single thread does this for a packet. Where each peer receives other words, all threads of a
+// block share phase 2, synchronise, and each goes on with its own packets.
 //
-// What an all-reduce does not need is not in its kernel: at such sizes each line of instructions that
-// has to be fetched is seen, and 8 B over 4 H200 took 3.4 us instead of 3.0 with all in one.
+// Launch: any number of blocks that are resident at once, FUSED_THREADS threads. Each block takes
+// an equal, contiguous share of the packets. A multiprocessor stores at a limited rate into peers'
+// memory, so large messages need many blocks (benches/FIGURES.md, "Choices in the kernels").
+// Bytes on the wire, out of each of N ranks, for S bytes of a message or block: 2 (N - 1) S;
+// two-shot 4 (N - 1) S / N.
+// Synchronisation: fused/exchange.cuh. In place, a block of threads reads all words of a group of
+// packets, synchronises, and then overwrites them.
+//
+// Each collective has a kernel of its own: at these sizes a call pays for every instruction cache
+// line that it fetches (benches/FIGURES.md).
 #pragma once
 
 #include "abi.h"
+#include "fifo/fifo.cuh"
 #include "fused/exchange.cuh"
 #include "prims/ll.cuh"
 
 namespace cinch {
 
-// What the packets of one call have in common: packet i carries word i.
+// The packets of one call: packet i carries word i.
 template <Sends SENDS, bool BLOCKS>
-struct OneshotCall : Exchange<SENDS, BLOCKS> {
+struct PacketsCall : Exchange<SENDS, BLOCKS> {
   using Base = Exchange<SENDS, BLOCKS>;
   using Base::Base;
   using Base::area;
@@ -36,27 +44,28 @@ struct OneshotCall : Exchange<SENDS, BLOCKS> {
   using Base::has;
   using Base::load;
   using Base::peer_at;
-  using Base::place;
+  using Base::offset_of;
   using Base::stop;
   using Base::store;
   using Base::words;
 
   __device__ __forceinline__ uint32_t flag() const {
-    return message_flag(epoch, (uint32_t)(args.mark >> 32));
+    return message_flag(epoch, (uint32_t)(args.signature_hash >> 32));
   }
 
-  // Packet i, the same to every peer, on trip 0 or 1.
-  __device__ __forceinline__ void send(uint32_t i, uint64_t payload, uint32_t trip = 0) const {
+  // Sends packet i to every peer.
+  __device__ __forceinline__ void send(uint32_t i, uint64_t payload, uint32_t round = 0) const {
     for (uint32_t k = 1; k < comm.nranks; ++k) {
-      store_ll(comm.outbox[peer_at(k)] + place(trip), i, payload, flag());
+      store_ll(comm.outbox[peer_at(k)] + offset_of(round), i, payload, flag());
     }
   }
 
-  // Packets first to first + n - 1 of what each peer gets, by all threads: as many peers at once as there
-  // are threads for. What is sent of word w is `changed(w)`, of which AHEAD are loaded at a time.
+  // Sends packets first to first + n - 1 of every peer's block or part; all threads call it. They
+  // serve as many peers at once as there are threads for. `changed(w)` is what is sent for word w;
+  // AHEAD words are loaded at a time.
   template <uint32_t AHEAD, class Changed>
   __device__ __forceinline__ void scatter(uint32_t first, uint32_t n, Changed &&changed) const {
-    const uint32_t rows = ONESHOT_THREADS / n, row = threadIdx.x / n;
+    const uint32_t rows = FUSED_THREADS / n, row = threadIdx.x / n;
     const uint32_t i = first + threadIdx.x - row * n;
     if (row >= rows) return;
 #pragma unroll 1
@@ -72,18 +81,18 @@ struct OneshotCall : Exchange<SENDS, BLOCKS> {
 #pragma unroll
       for (uint32_t j = 0; j < AHEAD; ++j) {
         if (k + j * rows >= comm.nranks) break;
-        store_ll(comm.outbox[peer_at(k + j * rows)] + place(0), i, payload[j], flag());
+        store_ll(comm.outbox[peer_at(k + j * rows)] + offset_of(0), i, payload[j], flag());
       }
     }
   }
 
-  // Hands packet i of every rank on, in groups and in the order of ranks: `take(first, group)` gets those
-  // of the ranks from `first` on. That of this one, which sends none to itself, means nothing. False if
-  // the wait ended early.
+  // Receives packet i of every rank, in groups and in the order of ranks: `take(first, group)` gets
+  // the words of the ranks from `first` on. The own word in a group is undefined. Returns false if
+  // a wait failed.
   template <class Take>
-  __device__ __forceinline__ bool receive(uint32_t i, Take &&take, uint32_t trip = 0) const {
+  __device__ __forceinline__ bool receive(uint32_t i, Take &&take, uint32_t round = 0) const {
     const auto wanted = [&](uint32_t) { return flag(); };
-    const auto source = [&](uint32_t r) { return comm.inbox[r] + place(trip); };
+    const auto source = [&](uint32_t r) { return comm.inbox[r] + offset_of(round); };
     const auto name = [](uint32_t r) { return r; };
     for (uint32_t first = 0; first < comm.nranks; first += POLLED) {
       uint64_t payload[POLLED];
@@ -95,8 +104,9 @@ struct OneshotCall : Exchange<SENDS, BLOCKS> {
     return true;
   }
 
-  // Stores packet i of every rank in its block or part, `own` in that of this one. False as above.
-  __device__ __forceinline__ bool keep(uint32_t i, uint64_t own, uint32_t trip) const {
+  // Stores packet i of every rank in its block or part, and `own` in this rank's. Returns false if
+  // a wait failed.
+  __device__ __forceinline__ bool keep(uint32_t i, uint64_t own, uint32_t round) const {
     return receive(i, [&](uint32_t first, const uint64_t (&group)[POLLED]) {
 #pragma unroll
       for (uint32_t j = 0; j < POLLED; ++j) {
@@ -104,17 +114,17 @@ struct OneshotCall : Exchange<SENDS, BLOCKS> {
         if (r >= comm.nranks) break;
         if (has(r, i)) store(r, i, r == comm.rank ? own : group[j]);
       }
-    }, trip);
+    }, round);
   }
 
-  // Calls packet(i, own) for this thread's packets, with the own word of each, until it says false.
+  // Calls packet(i, own word) for this thread's packets, until it returns false.
   template <class Packet>
   __device__ __forceinline__ void each(Packet &&packet) const {
     uint32_t i = begin() + threadIdx.x;
     if (i >= end()) return;
     uint64_t next = load(comm.rank, i);
     for (bool goes_on = true; goes_on;) {
-      const uint32_t later = i + ONESHOT_THREADS;
+      const uint32_t later = i + FUSED_THREADS;
       const uint64_t own = next;
       if (later < end()) next = load(comm.rank, later);
       goes_on = packet(i, own) && later < end();
@@ -122,30 +132,31 @@ struct OneshotCall : Exchange<SENDS, BLOCKS> {
     }
   }
 
-  // Sends what each peer gets, and hands packet i and the own word of it to packet(i, own) for this
-  // thread's packets, until that says false.
+  // Sends every peer's words, then calls packet(i, own word) for this thread's packets, until it
+  // returns false.
   template <class Scatter, class Packet>
   __device__ __forceinline__ void each_after(Scatter &&scatter, Packet &&packet) const {
     bool goes_on = true;
-    for (uint32_t first = begin(); first < end(); first += ONESHOT_THREADS) {
-      const uint32_t n = min(end() - first, ONESHOT_THREADS), i = first + threadIdx.x;
+    for (uint32_t first = begin(); first < end(); first += FUSED_THREADS) {
+      const uint32_t n = min(end() - first, FUSED_THREADS), i = first + threadIdx.x;
       const bool is_one = threadIdx.x < n;
       const uint64_t own = is_one && has(comm.rank, i) ? load(comm.rank, i) : 0;
       scatter(first, n);
-      // In place, what is about to be written has been read.
+      // In place, the packets below overwrite what other threads had to load first.
       __syncthreads();
       if (is_one && goes_on) goes_on = packet(i, own);
     }
   }
 
-  // Every so many calls all packets that the areas have room for are sent anew, so that none keeps a flag
-  // until flags come round.
+  // Resends, once in REFRESH_PERIOD calls, all packets that the areas have room for. Otherwise an
+  // unused packet could keep its flag until the sequence numbers wrap.
   __device__ __forceinline__ void refresh() const {
     if (!refreshes(flag(), 2)) return;
-    const uint32_t threads = gridDim.x * ONESHOT_THREADS;
+    const uint32_t threads = gridDim.x * FUSED_THREADS;
 #pragma unroll 1
-    for (uint32_t i = words + blockIdx.x * ONESHOT_THREADS + threadIdx.x; i < area / 16; i += threads) {
-      for (uint32_t trip = 0; trip <= (uint32_t)Base::PARTS; ++trip) send(i, 0, trip);
+    for (uint32_t i = words + blockIdx.x * FUSED_THREADS + threadIdx.x; i < area / 16;
+         i += threads) {
+      for (uint32_t round = 0; round <= (uint32_t)Base::PARTS; ++round) send(i, 0, round);
     }
   }
 
@@ -154,27 +165,27 @@ struct OneshotCall : Exchange<SENDS, BLOCKS> {
   __device__ __forceinline__ uint32_t end() const { return min(begin() + args.share, words); }
 };
 
-// Sums: all ranks the same one, in one trip or two, or each that of its block.
-template <class E, Sends SENDS = Sends::THE_SAME>
-struct OneshotSum {
-  static constexpr bool TWICE = SENDS == Sends::A_PART_EACH;
+// Reductions: all_reduce in one or two rounds, and reduce_scatter.
+template <class E, Sends SENDS = Sends::TO_ALL>
+struct PacketsSum {
+  static constexpr bool TWO_SHOT = SENDS == Sends::A_PART_EACH;
   using Packet = PacketElements<E>;
   using Acc = typename Packet::Acc;
 
   static __device__ __forceinline__ void exchange(const cinch_oneshot_args &args, uint64_t epoch,
                                                  uint32_t *stopped) {
-    const OneshotCall<SENDS, SENDS == Sends::A_BLOCK_EACH> call(args, 8 / Packet::N, epoch, stopped);
+    const PacketsCall<SENDS, SENDS == Sends::A_BLOCK_EACH> call(args, 8 / Packet::N, epoch, stopped);
     const Contributions<E, Packet> terms(args);
     const auto receive = [&](uint32_t i) {
       return [&call, i](auto &&take) { return call.receive(i, take); };
     };
-    if constexpr (SENDS == Sends::THE_SAME) {
+    if constexpr (SENDS == Sends::TO_ALL) {
       call.each([&](uint32_t i, uint64_t word) {
         const uint64_t own = terms.premultiplied(word);
         call.send(i, own);
-        // As the peers see it, rounded to the element type.
+        // The own term is rounded to the element type, as the peers receive it.
         Acc mine[Packet::ROOM];
-        Packet::unpack_loosely(own, mine);
+        Packet::unpack_any_nan(own, mine);
         uint64_t result;
         if (!terms.add(receive(i), mine, result)) return false;
         call.store(0, i, result);
@@ -193,7 +204,7 @@ struct OneshotSum {
         terms.unrounded(own, mine);
         uint64_t result;
         if (!terms.add(receive(i), mine, result)) return false;
-        if (!TWICE) {
+        if (!TWO_SHOT) {
           call.store(0, i, result);
           return true;
         }
@@ -205,12 +216,12 @@ struct OneshotSum {
   }
 };
 
-// Blocks as they are, each to the place of its sender.
-template <Sends SENDS = Sends::THE_SAME>
-struct OneshotMove {
+// Exchanges without arithmetic: all_gather and all_to_all.
+template <Sends SENDS = Sends::TO_ALL>
+struct PacketsMove {
   static __device__ __forceinline__ void exchange(const cinch_oneshot_args &args, uint64_t epoch,
                                                  uint32_t *stopped) {
-    const OneshotCall<SENDS, true> call(args, args.element_bytes, epoch, stopped);
+    const PacketsCall<SENDS, true> call(args, args.element_bytes, epoch, stopped);
     const auto keep = [&](uint32_t i, uint64_t own) { return call.keep(i, own, 0); };
     if constexpr (SENDS == Sends::A_BLOCK_EACH) {
       const auto scatter = [&](uint32_t first, uint32_t n) {

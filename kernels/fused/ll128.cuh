@@ -1,27 +1,33 @@
-// What oneshot.cuh does in packets, in lines of 128 bytes, 120 of payload and a flag of 8: more bytes
-// for a wire, and for a multiprocessor's stores, where lines arrive whole (prims/ll128.cuh).
+// Fused kernels over ll128 lines, for small and middle messages between GPUs with NVLink
+// (prims/ll128.cuh: where lines arrive whole). Against ll packets they send 16/15 instead of 2
+// bytes for each byte of payload.
 //
-// Phases, per tile of 480 bytes, which a warp stores and loads with an instruction each: load the own
-// contribution, or that to each peer's block or part; store it to every peer's area; poll the tiles of
-// all peers; add all in the order of ranks, or keep each in its sender's block; store. Where all get the
-// same sum, and where two ranks have a block for each other, a warp has sent its next tile before it waits
-// for what the peers have of the last one: the sum of 2 MiB from each of 2 H200 takes 10.2 us so, and 14.3
-// if all is sent first. Else the block sends all that it has to send, and waits then.
-// Launch: any number of blocks that are resident at once, ONESHOT_THREADS threads; each block takes an
-// equal share of the tiles. Bytes out: (N - 1) * 16 / 15 * S, of a message or block of S bytes; in two
-// trips (N - 1) / N * 32 / 15 * S.
+//   one round    all_reduce (one-shot), all_gather, reduce_scatter, all_to_all, broadcast, reduce
+//   two rounds   all_reduce (two-shot): each rank owns the sum of one part
 //
-// A rank that has nothing for a peer sends it a tile of flags all the same: the halves of the area may be
-// used in turn only if every call makes every rank wait for every other. A broadcast over 2 H200 takes
-// 2.1 us so, and 3.5 by an interpreter, whose counters need no such greeting.
+// Phases, for each tile of 480 bytes of payload, which a warp loads and stores by one instruction
+// each:
+//   1. Load the own tile, or the tiles of each peer's block or part.
+//   2. Store it to the area of every peer, or of that peer.
+//   3. Poll the tiles of all peers.
+//   4. Add all in the order of ranks and store the sum; or store each to its sender's block.
+//   5. Two-shot: send the sum to all peers, poll their sums, store each to its part.
+// In an all_reduce of one round, and where two ranks exchange blocks, a warp sends its next tile
+// before it polls for the last one, so that sending and waiting overlap. In the other cases a block
+// sends everything first and then polls. A rank that has nothing for a peer sends it an empty tile,
+// as the contract of fused/exchange.cuh asks. benches/FIGURES.md, "Choices in the kernels", has
+// what both are worth.
 //
-// A flag has 48 bits of the number of the call, and 16 of what the call is: in this area nothing but
-// flags is where flags are, and their number does not come round.
+// Launch: any number of blocks that are resident at once, FUSED_THREADS threads. Each block takes
+// an equal, contiguous share of the tiles.
+// Bytes on the wire, out of each of N ranks, for S bytes of a message or block: 16/15 (N - 1) S;
+// two-shot 32/15 (N - 1) S / N.
+// Synchronisation: fused/exchange.cuh. A flag has 48 bits of the call's sequence number and 16 bits
+// of the hash of its signature. In this area only flags lie where flags are, and the number never
+// wraps. In place, a warp overwrites only what it has read itself, or what its block read before a
+// __syncthreads.
 //
-// In place what a warp writes has been read by it before, or by its block, which has met in between.
-//
-// Where two ranks meet, all code for several peers is left out: 8 B over 2 H200 take 2.25 us so, and
-// 2.75 in packets, whose kernel skips most of its code then.
+// PAIR kernels, for two ranks, leave out the loops over peers.
 #pragma once
 
 #include "fused/exchange.cuh"
@@ -29,23 +35,10 @@
 
 namespace cinch {
 
-constexpr uint32_t FUSED_WARPS = ONESHOT_THREADS / WARP;
+constexpr uint32_t FUSED_WARPS = FUSED_THREADS / WARP;
 
-// The elements of a lane's 16 bytes.
-template <class E>
-struct LineElements {
-  using Word = uint4;
-  using Acc = typename E::Acc;
-  static constexpr int N = 16 / sizeof(typename E::Storage);
-  static constexpr int ROOM = N;
 
-  static __device__ __forceinline__ void unpack_loosely(uint4 v, Acc (&into)[N]) {
-    E::unpack_loosely(v, into);
-  }
-  static __device__ __forceinline__ uint4 pack(Acc (&from)[N]) { return E::pack(from); }
-};
-
-// What the tiles of one call have in common. PAIR: there are two ranks.
+// The tiles of one call. PAIR: there are two ranks.
 template <Sends SENDS, bool BLOCKS, bool PAIR>
 struct LinesCall : Exchange<SENDS, BLOCKS> {
   using Base = Exchange<SENDS, BLOCKS>;
@@ -65,11 +58,11 @@ struct LinesCall : Exchange<SENDS, BLOCKS> {
     tiles = all > begin ? min(args.share, all - begin) : 0;
   }
 
-  __device__ __forceinline__ uint64_t flag() const { return args.mark | (epoch + 1); }
+  __device__ __forceinline__ uint64_t flag() const { return args.signature_hash | (epoch + 1); }
 
   static __device__ __forceinline__ uint32_t warp() { return threadIdx.x / WARP; }
 
-  // This lane's words of tile t of what goes to `peer`; zeros beyond its end.
+  // Loads this lane's words of tile t of what `peer` receives; zeros beyond its end.
   __device__ __forceinline__ uint4 load(uint32_t peer, uint32_t t) const {
     const uint32_t at = 8 * (t * TILE_WORDS + word_of_lane()), end = bytes_of(peer);
     const uint8_t *from = this->input + this->begin_of(peer) + at;
@@ -80,7 +73,8 @@ struct LinesCall : Exchange<SENDS, BLOCKS> {
     return make_uint4((uint32_t)a, (uint32_t)(a >> 32), (uint32_t)b, (uint32_t)(b >> 32));
   }
 
-  // The same of the output's block or part of `rank`, where it has any; else of 0.
+  // Stores this lane's words of tile t of the block or part of `rank`; outputs without blocks pass
+  // rank 0.
   __device__ __forceinline__ void store(uint32_t rank, uint32_t t, uint4 v) const {
     const uint32_t at = 8 * (t * TILE_WORDS + word_of_lane()), end = bytes_of(rank);
     uint8_t *to = this->output + (uint64_t)rank * stride() + at;
@@ -94,17 +88,18 @@ struct LinesCall : Exchange<SENDS, BLOCKS> {
     return PAIR ? 1 - comm.rank : Base::peer_at(k);
   }
 
-  // To one peer, after __syncwarp, and to all.
-  __device__ __forceinline__ void send(uint32_t peer, uint32_t t, uint4 v, uint32_t trip = 0) const {
-    store_lines(place(comm.outbox[peer], t, trip), v, flag());
+  // Send a tile to one peer, after __syncwarp, or to all.
+  __device__ __forceinline__ void send(uint32_t peer, uint32_t t, uint4 v,
+                                       uint32_t round = 0) const {
+    store_lines(address_of(comm.outbox[peer], t, round), v, flag());
   }
-  __device__ __forceinline__ void send_all(uint32_t t, uint4 v, uint32_t trip = 0) const {
+  __device__ __forceinline__ void send_all(uint32_t t, uint4 v, uint32_t round = 0) const {
     __syncwarp();
-    for (uint32_t k = 1; k <= others(); ++k) send(peer_at(k), t, v, trip);
+    for (uint32_t k = 1; k <= others(); ++k) send(peer_at(k), t, v, round);
   }
 
-  // Loads each of `count` tiles that the warps of the block share, AHEAD of them before the first is used:
-  // `use(i, load(i))`, to which all lanes come together.
+  // Calls use(i, load(i)) for `count` tiles that the warps of the block share. AHEAD tiles are
+  // loaded before the first is used; all lanes of a warp call `use` together.
   template <uint32_t AHEAD, class Load, class Use>
   static __device__ __forceinline__ void each(uint32_t count, Load &&load, Use &&use) {
 #pragma unroll 1
@@ -124,7 +119,7 @@ struct LinesCall : Exchange<SENDS, BLOCKS> {
     }
   }
 
-  // Sends the tiles of this block, changed, to the peer of each, or to the root alone.
+  // Sends this block's tiles, changed, each to its peer, or all to the root.
   template <uint32_t AHEAD, class Changed>
   __device__ __forceinline__ void scatter(Changed &&changed) const {
     constexpr bool TO_ONE = SENDS == Sends::TO_ROOT;
@@ -135,16 +130,18 @@ struct LinesCall : Exchange<SENDS, BLOCKS> {
         [&](uint32_t i, uint4 v) { send(peer(i), tile(i), v); });
   }
 
-  // Waits for tile `tile(i)` of rank `from(i)`, for each of `count`, of which the warps of the block have
-  // a share each, and hands it on: `take(i, v)`. Ends early if a wait does.
+  // Receives tile `tile(i)` of rank `from(i)` for each of `count`, which the warps of the block
+  // share, and calls take(i, v). Returns early if a wait failed.
   template <class From, class Tile, class Take>
-  __device__ __forceinline__ void receive_each(uint32_t count, uint32_t trip, From &&from,
+  __device__ __forceinline__ void receive_each(uint32_t count, uint32_t round, From &&from,
                                                Tile &&tile, Take &&take) const {
 #pragma unroll 1
     for (uint32_t first = warp(); first < count; first += SENT * FUSED_WARPS) {
       const auto number = [&](uint32_t j) { return first + j * FUSED_WARPS; };
       const auto name = [&](uint32_t j) { return from(number(j)); };
-      const auto at = [&](uint32_t j) { return place(comm.inbox[name(j)], tile(number(j)), trip); };
+      const auto at = [&](uint32_t j) {
+        return address_of(comm.inbox[name(j)], tile(number(j)), round);
+      };
       const auto wanted = [&](uint32_t) { return flag(); };
       uint32_t missing = 0;
 #pragma unroll
@@ -158,18 +155,17 @@ struct LinesCall : Exchange<SENDS, BLOCKS> {
     }
   }
 
-  // Stores the tiles of this block that its peers send on a trip, each to the block or part of its
-  // sender.
-  __device__ __forceinline__ void gather_all(uint32_t trip) const {
+  // Receives this block's tiles of a round and stores each to the block or part of its sender.
+  __device__ __forceinline__ void gather_all(uint32_t round) const {
     receive_each(
-        pairs(), trip, [&](uint32_t i) { return peer_of(i); },
+        pairs(), round, [&](uint32_t i) { return peer_of(i); },
         [&](uint32_t i) { return tile_of(i); },
         [&](uint32_t i, uint4 v) { store(peer_of(i), tile_of(i), v); });
   }
 
-  // Sends the peers but `but` a tile of flags, in place of the first of what it has not for them: by the
-  // block that has the first tile.
-  __device__ __forceinline__ void greet(uint32_t but) const {
+  // Sends an empty tile in place of tile 0 to every peer except `but`. Only the block with tile 0
+  // sends it.
+  __device__ __forceinline__ void send_empty(uint32_t but) const {
     if (begin != 0) return;
     each<1>(
         others(), [](uint32_t) { return make_uint4(0, 0, 0, 0); },
@@ -178,23 +174,23 @@ struct LinesCall : Exchange<SENDS, BLOCKS> {
         });
   }
 
-  // Waits for the first tile of every peer, by the same block.
-  __device__ __forceinline__ void await_all() const {
+  // Waits for tile 0 of every peer, in the block with tile 0.
+  __device__ __forceinline__ void wait_all() const {
     if (begin != 0) return;
     receive_each(
         others(), 0, [&](uint32_t i) { return peer_at(1 + i); }, [](uint32_t) { return 0u; },
         [](uint32_t, uint4) {});
   }
 
-  // Hands tile t of every rank on, in groups and in the order of ranks: `take(first, group)` gets those of
-  // the ranks from `first` on. That of this one, which sends none to itself, means nothing. False if the
-  // wait ended early.
+  // Receives tile t of every rank, in groups and in the order of ranks: `take(first, group)` gets
+  // the words of the ranks from `first` on. The own words in a group are undefined. Returns false
+  // if a wait failed.
   template <class Take>
   __device__ __forceinline__ bool receive(uint32_t t, Take &&take) const {
     const auto wanted = [&](uint32_t) { return flag(); };
     if constexpr (PAIR) {
       const auto name = [&](uint32_t) { return peer_at(1); };
-      const auto at = [&](uint32_t) { return place(comm.inbox[peer_at(1)], t, 0); };
+      const auto at = [&](uint32_t) { return address_of(comm.inbox[peer_at(1)], t, 0); };
       uint4 v[1];
       if (!load_lines(comm, stop, 1, at, wanted, name, v)) return false;
       drop_flag(v[0]);
@@ -203,7 +199,7 @@ struct LinesCall : Exchange<SENDS, BLOCKS> {
     } else {
       for (uint32_t first = 0; first < comm.nranks; first += POLLED) {
         const auto name = [&](uint32_t j) { return first + j; };
-        const auto at = [&](uint32_t j) { return place(comm.inbox[first + j], t, 0); };
+        const auto at = [&](uint32_t j) { return address_of(comm.inbox[first + j], t, 0); };
         uint32_t missing = (1u << min(comm.nranks - first, POLLED)) - 1;
         if (comm.rank - first < POLLED) missing &= ~(1u << (comm.rank - first));
         uint4 v[POLLED];
@@ -216,8 +212,8 @@ struct LinesCall : Exchange<SENDS, BLOCKS> {
     return true;
   }
 
-  // Tiles that the block exchanges with peers, the same ones with each of them; warps have neighbouring
-  // pairs, and so different peers.
+  // The block exchanges the same tiles with each peer: a pair is a tile and a peer. Neighbouring
+  // warps have neighbouring pairs, and so different peers.
   __device__ __forceinline__ uint32_t others() const { return PAIR ? 1 : comm.nranks - 1; }
   __device__ __forceinline__ uint32_t pairs() const { return tiles * others(); }
   __device__ __forceinline__ uint32_t peer_of(uint32_t pair) const {
@@ -227,30 +223,31 @@ struct LinesCall : Exchange<SENDS, BLOCKS> {
     return begin + pair / others();
   }
 
-  uint32_t begin, tiles;  // the first one of this block, and how many it has
+  uint32_t begin, tiles;  // this block's first tile, and its count of tiles
 
  private:
-  // A flag is no number: what looks like NaN in it would take the slow way through conversions.
+  // Clears the flag, which might look like a NaN and slow down conversions.
   static __device__ __forceinline__ void drop_flag(uint4 &v) {
     if (carries_flag()) v.z = v.w = 0;
   }
 
-  // Whether the `n` bytes of a lane must be accessed element by element.
+  // Returns whether a lane must access its `n` bytes element by element.
   __device__ __forceinline__ bool is_ragged(uint32_t n) const { return !aligned || n % 8 != 0; }
-  // How much of this lane's share of a tile, from `at` on, there is.
+  // Returns the bytes of this lane's words, from `at` on, that are before `end`.
   __device__ __forceinline__ uint32_t left(uint32_t at, uint32_t end) const {
     return at < end ? min(end - at, carries_flag() ? 8u : 16u) : 0;
   }
 
-  __device__ __forceinline__ uint8_t *place(uint8_t *box, uint32_t t, uint32_t trip) const {
-    return box + Base::place(trip) + (uint64_t)t * LINES_BYTES;
+  __device__ __forceinline__ uint8_t *address_of(uint8_t *peer_buffer, uint32_t t,
+                                                 uint32_t round) const {
+    return peer_buffer + Base::offset_of(round) + (uint64_t)t * LINES_BYTES;
   }
 };
 
-// Sums: all ranks the same one, in one trip or two, or each that of its block, or the root all.
-template <class E, Sends SENDS = Sends::THE_SAME>
+// Reductions: all_reduce in one or two rounds, reduce_scatter, and reduce to a root.
+template <class E, Sends SENDS = Sends::TO_ALL>
 struct LinesSum {
-  static constexpr bool TWICE = SENDS == Sends::A_PART_EACH;
+  static constexpr bool TWO_SHOT = SENDS == Sends::A_PART_EACH;
   static constexpr bool BLOCKS = SENDS == Sends::A_BLOCK_EACH;
   using Elements = LineElements<E>;
   using Acc = typename E::Acc;
@@ -258,9 +255,9 @@ struct LinesSum {
 
   static __device__ __forceinline__ void exchange(const cinch_oneshot_args &args, uint64_t epoch,
                                                  uint32_t *stopped) {
-    // A second trip brings two ranks nothing: they have no code for it.
-    if (!TWICE && args.comm.nranks == 2) {
-      tiles<!TWICE>(args, epoch, stopped);
+    // Two ranks gain nothing by two rounds, so two-shot kernels have no PAIR code.
+    if (!TWO_SHOT && args.comm.nranks == 2) {
+      tiles<!TWO_SHOT>(args, epoch, stopped);
     } else {
       tiles<false>(args, epoch, stopped);
     }
@@ -275,8 +272,8 @@ struct LinesSum {
     const auto receive = [&](uint32_t t) {
       return [&call, t](auto &&take) { return call.receive(t, take); };
     };
-    if constexpr (SENDS == Sends::THE_SAME || (BLOCKS && PAIR)) {
-      // What one peer gets, or all.
+    if constexpr (SENDS == Sends::TO_ALL || (BLOCKS && PAIR)) {
+      // The block that the one peer receives, or the message that all receive.
       const uint32_t other = BLOCKS ? call.peer_at(1) : own_rank;
       uint32_t t = call.begin + call.warp();
       uint4 next = t < end ? call.load(other, t) : make_uint4(0, 0, 0, 0);
@@ -288,12 +285,13 @@ struct LinesSum {
         if (t < end) call.send_all(t, sent);
         const uint4 own = BLOCKS && t < end ? call.load(own_rank, t) : sent;
         if (!is_first) {
-          // As the peers see it, rounded to the element type; or, where they do not, as it is.
+          // The own term of an all_reduce is rounded to the element type, as the peers receive it.
+          // A reduce_scatter takes it unrounded.
           Acc mine[N];
           if (BLOCKS) {
             terms.unrounded(before, mine);
           } else {
-            Elements::unpack_loosely(before, mine);
+            Elements::unpack_any_nan(before, mine);
           }
           uint4 result;
           if (!terms.add(receive(t - FUSED_WARPS), mine, result)) return;
@@ -302,16 +300,16 @@ struct LinesSum {
         before = own;
       }
     } else {
-      if (SENDS == Sends::TO_ROOT) call.greet(args.root);
+      if (SENDS == Sends::TO_ROOT) call.send_empty(args.root);
       if (SENDS == Sends::TO_ROOT && own_rank == args.root) {
-        // It has nothing to send.
+        // The root has nothing to send.
       } else if (terms.premultiplies) {
         call.template scatter<1>([&](uint4 v) { return terms.premultiplied(v); });
       } else {
         call.template scatter<SENT>([](uint4 v) { return v; });
       }
-      if (SENDS == Sends::TO_ROOT && own_rank != args.root) return call.await_all();
-      // In place, what is about to be written has been read.
+      if (SENDS == Sends::TO_ROOT && own_rank != args.root) return call.wait_all();
+      // In place, the loop below overwrites what other warps had to load first.
       if (SENDS != Sends::TO_ROOT) __syncthreads();
 #pragma unroll 1
       for (uint32_t k = call.warp(); k < call.tiles; k += FUSED_WARPS) {
@@ -320,16 +318,16 @@ struct LinesSum {
         terms.unrounded(call.load(own_rank, t), mine);
         uint4 result;
         if (!terms.add(receive(t), mine, result)) return;
-        call.store(TWICE ? own_rank : 0, t, result);
-        if (TWICE) call.send_all(t, result, 1);
+        call.store(TWO_SHOT ? own_rank : 0, t, result);
+        if (TWO_SHOT) call.send_all(t, result, 1);
       }
-      if (TWICE) call.gather_all(1);
+      if (TWO_SHOT) call.gather_all(1);
     }
   }
 };
 
-// Blocks as they are, each to the place of its sender; or what the root has.
-template <Sends SENDS = Sends::THE_SAME>
+// Exchanges without arithmetic: all_gather, all_to_all and broadcast.
+template <Sends SENDS = Sends::TO_ALL>
 struct LinesMove {
   static constexpr bool BLOCKS = SENDS != Sends::FROM_ROOT;
 
@@ -374,10 +372,10 @@ struct LinesMove {
 #pragma unroll 1
       for (uint32_t k = call.warp(); k < call.tiles; k += FUSED_WARPS) {
         const uint4 own = call.load(own_rank, call.begin + k);
-        if (SENDS == Sends::THE_SAME) call.send_all(call.begin + k, own);
+        if (SENDS == Sends::TO_ALL) call.send_all(call.begin + k, own);
         call.store(own_rank, call.begin + k, own);
       }
-      // In place, what is about to be written has been read.
+      // In place, gather_all overwrites what other warps had to load first.
       if (SENDS == Sends::A_BLOCK_EACH) __syncthreads();
       call.gather_all(0);
     } else if (own_rank == args.root) {
@@ -386,14 +384,14 @@ struct LinesMove {
         call.send_all(call.begin + k, v);
         call.store(0, call.begin + k, v);
       });
-      call.await_all();
+      call.wait_all();
     } else {
-      call.greet(own_rank);
+      call.send_empty(own_rank);
       call.receive_each(
           call.tiles, 0, [&](uint32_t) { return (uint32_t)args.root; },
           [&](uint32_t k) { return call.begin + k; },
           [&](uint32_t k, uint4 v) { call.store(0, call.begin + k, v); });
-      if (!PAIR) call.await_all();
+      if (!PAIR) call.wait_all();
     }
   }
 };
