@@ -1,6 +1,6 @@
 /* What Rust and the kernels share: plain structs, little endian, no padding that is not named.
  *
- * Sizes and offsets are asserted here and in src/gpu/abi.rs. Offsets are in bytes.
+ * Sizes and offsets are asserted here and in src/gpu/abi/. Offsets are in bytes.
  *
  * Memory of a communicator on one rank
  *   box      one for each ordered pair of ranks (from -> to): lives on `to`, or in pinned host

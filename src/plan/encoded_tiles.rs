@@ -1,7 +1,7 @@
 //! How fused kernels cut what they encode: an image is a tile, in lines of its own.
 
 use crate::codec::Codec;
-use crate::mem::abi::LINE_BYTES;
+use crate::gpu::abi::LINE_BYTES;
 
 /// Elements that a warp encodes at a time.
 pub const TILE: usize = 512;

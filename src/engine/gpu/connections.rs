@@ -1,8 +1,8 @@
 //! What the engine knows of a communicator's connections.
 
+use crate::gpu::abi::{CommView, Protocol, Trouble};
 use crate::gpu_links::GpuLinks;
 use crate::mem::PeerBufferLayout;
-use crate::mem::abi::{CommView, Protocol, Trouble};
 use std::fmt::Debug;
 use std::time::Duration;
 

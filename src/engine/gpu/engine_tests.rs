@@ -1,16 +1,16 @@
 //! Engines of all ranks on a simulated GPU whose kernels take note of their arguments; the notes
 //! are run by the interpreter beside this file.
 
-use super::abi::{self, Args, OneshotArgs};
 use super::interpreter::World;
 use super::*;
+use crate::gpu::abi::{self, OneshotArgs, ScheduleArgs};
 
 use crate::bootstrap::LocalOutOfBand;
 use crate::codec::FUSED_CODECS;
 use crate::error::{Error, ErrorKind};
+use crate::gpu::abi::{CommView, Protocol, TROUBLE_MISMATCH, TROUBLE_TIMEOUT, Trouble};
 use crate::gpu::{CaptureMode, Device, DeviceMemory, Driver, Graph, Module};
 use crate::mem::PeerBufferLayout;
-use crate::mem::abi::{CommView, Protocol, TROUBLE_MISMATCH, TROUBLE_TIMEOUT, Trouble};
 use crate::sys::cuda::CuResult;
 use crate::sys::cuda::mock::{Machine as Gpus, Process};
 use crate::testing::{Data, Pattern, Problem};
@@ -62,19 +62,19 @@ impl Bench {
             "cinch_coded_linear8_f32",
         ] {
             let seen = seen.clone();
-            gpus.kernel(name, size_of::<Args>(), move |launch| {
-                assert_eq!(launch.block, [kernels::LARGE[0], 1, 1]);
+            gpus.kernel(name, size_of::<ScheduleArgs>(), move |launch| {
+                assert_eq!(launch.block, [abi::BLOCK_THREADS, 1, 1]);
                 let stages = if name.starts_with("cinch_coded_") {
                     16
                 } else {
                     0
                 };
-                assert_eq!(launch.shared, stages * kernels::LARGE[1]);
+                assert_eq!(launch.shared, stages * abi::STAGE_BYTES);
                 // SAFETY: integers and addresses.
-                let args: Args = unsafe { launch.args() };
+                let args: ScheduleArgs = unsafe { launch.args() };
                 let counts = [args.nworks, args.nsteps, args.npeers];
                 let mut bytes = args.work_buffer.to_vec();
-                if let Some(far) = launch.reach(args.far, 64 << 10) {
+                if let Some(far) = launch.reach(args.overflow, 64 << 10) {
                     // SAFETY: a whole pinned buffer, which is written before the launch.
                     bytes = unsafe { std::slice::from_raw_parts(far, 64 << 10) }.to_vec();
                 }
@@ -104,8 +104,8 @@ impl Bench {
             gpus.kernel(name, size_of::<OneshotArgs>(), move |launch| {
                 let has_stages = FUSED_CODECS.iter().any(|codec| name.contains(codec.name()));
                 let stages = if has_stages { 16 } else { 0 };
-                assert_eq!(launch.block, [kernels::FUSED_THREADS, 1, 1]);
-                assert_eq!(launch.shared, stages * kernels::LARGE[1]);
+                assert_eq!(launch.block, [abi::FUSED_THREADS, 1, 1]);
+                assert_eq!(launch.shared, stages * abi::STAGE_BYTES);
                 // SAFETY: integers and addresses.
                 let args: OneshotArgs = unsafe { launch.args() };
                 let seen_one = Seen::Fused(name.into(), Box::new(args), launch.grid[0]);
@@ -442,7 +442,7 @@ fn small_sums_are_fused_and_wire_bytes_are_counted() {
     assert_eq!((args.count, *grid as usize), (1000, report.channels));
     assert_eq!(
         args.flags,
-        abi::AVERAGE | abi::ALIGNED | abi::LETS_NEXT_BEGIN
+        abi::AVERAGE | abi::ALIGNED | abi::LAUNCH_DEPENDENTS
     );
     assert_eq!(
         (report.algorithm, report.wire_bytes),

@@ -2,11 +2,11 @@
 //! only, f32 only. It shares the counters, slots, headers and cursors with the real one, and
 //! nothing else.
 
-use super::abi::{self, Work};
 use super::interpreter::{World, order};
 use super::pack::WorkBuffer;
 use crate::codec::Codec;
-use crate::mem::abi::{
+use crate::gpu::abi::{self, KernelWork};
+use crate::gpu::abi::{
     CommView, Control, Counters, Cursor, LINE_BYTES, MAX_RANKS, Protocol, SIGNATURE_WORDS,
     TROUBLE_COMPLETE, TROUBLE_MISMATCH, TROUBLE_TIMEOUT, Trouble,
 };
@@ -22,7 +22,7 @@ pub(super) struct Kernel<'a> {
 }
 
 struct Block {
-    work: Work,
+    work: KernelWork,
     channel: usize,
     batches: Vec<(u64, usize, usize)>,
     at: usize,
@@ -54,7 +54,7 @@ impl<'a> Kernel<'a> {
             for channel in 0..u64::from(work.channels) {
                 blocks.push(Block {
                     work: *work,
-                    channel: usize::from(work.first_lane) + channel as usize,
+                    channel: usize::from(work.first_channel) + channel as usize,
                     batches: order(work, &self.work_buffer.steps, channel),
                     at: 0,
                     received: 0,
@@ -133,7 +133,7 @@ impl<'a> Kernel<'a> {
         (boxes + fifo.slots + place * u64::from(fifo.stride)) as *mut u8
     }
 
-    fn batch_of<'b>(&self, block: &'b Block) -> (u64, &'a [abi::Step], &'b Work) {
+    fn batch_of<'b>(&self, block: &'b Block) -> (u64, &'a [abi::KernelStep], &'b KernelWork) {
         let (pass, first, len) = block.batches[block.at];
         (
             pass,
@@ -168,7 +168,7 @@ impl<'a> Kernel<'a> {
     }
 
     /// Bytes of the chunk of a step.
-    fn bytes(&self, work: &Work, step: &abi::Step, pass: u64) -> usize {
+    fn bytes(&self, work: &KernelWork, step: &abi::KernelStep, pass: u64) -> usize {
         let start = (pass * u64::from(work.parts) + u64::from(step.part)) * work.chunk;
         let n = (work.count - start.min(work.count)).min(work.chunk) as usize;
         self.codec.map_or(4 * n, |codec| codec.wire_bytes(n))

@@ -123,14 +123,21 @@ fn small_exchanges_go_in_lines_where_these_arrive_whole() {
         let share = args.share as usize;
         assert!(share * report.channels >= tiles && (share - 1) * report.channels < tiles);
         assert_eq!(args.comm.protocol, Announcement::Fused128 as u32);
-        assert_eq!((args.mark << 16, report.algorithm), (0, algorithm));
-        marks.push(args.mark);
+        assert_eq!(
+            (args.signature_hash << 16, report.algorithm),
+            (0, algorithm)
+        );
+        marks.push(args.signature_hash);
     }
     marks.sort_unstable();
     marks.dedup();
     assert_eq!(marks.len(), 5, "calls that differ know each other's lines");
     // Of how many calls there were before, they say nothing: graphs count anew.
-    let again = [0; 2].map(|_| run(Collective::AllGather, Algorithm::Direct, 10_000).1.mark);
+    let again = [0; 2].map(|_| {
+        run(Collective::AllGather, Algorithm::Direct, 10_000)
+            .1
+            .signature_hash
+    });
     assert!(again.iter().all(|mark| marks.contains(mark)));
 }
 
@@ -194,7 +201,7 @@ fn small_exchanges_through_codecs_are_fused_too() {
         assert_eq!(*name, format!("cinch_oneshot_{family}_{dtype}_ll128"));
         assert_eq!((args.area, args.half), shape.lines_area());
         assert_eq!(
-            (args.phases, args.words, args.image_lines),
+            (args.phases, args.words, args.tile_lines),
             (phases, words, lines)
         );
         // All images, a few to a block.

@@ -1,9 +1,9 @@
 //! An interpreter of packed schedules that shares nothing with the kernels but the header, over
 //! connections of as few slots as do. It starts a step as late as a kernel may.
 
-use super::abi::{self, Work};
 use super::pack::WorkBuffer;
 use crate::codec::{Codec, Span};
+use crate::gpu::abi::{self, KernelWork};
 use crate::schedule::Op;
 use std::collections::{HashMap, VecDeque};
 
@@ -28,7 +28,7 @@ impl WorkBuffer {
                 .map(|at| unsafe { front.as_ptr().cast::<T>().add(at).read_unaligned() });
             (items.collect(), rest)
         }
-        let (works, rest) = take::<Work>(bytes, counts[0]);
+        let (works, rest) = take::<KernelWork>(bytes, counts[0]);
         let (steps, rest) = take(rest, counts[1]);
         let (peers, _) = take(rest, counts[2]);
         let channels = works.iter().map(|work| usize::from(work.channels)).sum();
@@ -45,7 +45,7 @@ impl WorkBuffer {
 struct Block {
     rank: usize,
     launch: usize,
-    work: Work,
+    work: KernelWork,
     channel: usize,
     /// Pass, first step and number of steps of each batch, in the order in which they run.
     batches: Vec<(u64, usize, usize)>,
@@ -72,7 +72,7 @@ impl<'a> World<'a> {
             for (launch, work_buffer) in launches.iter().enumerate() {
                 for work in &work_buffer.works {
                     for channel in 0..u64::from(work.channels) {
-                        let channel = u64::from(work.first_lane) + channel;
+                        let channel = u64::from(work.first_channel) + channel;
                         blocks.push(Block {
                             rank,
                             launch,
@@ -122,12 +122,12 @@ impl<'a> World<'a> {
         &self.launches[block.rank][block.launch]
     }
 
-    fn steps(&self, block: &Block) -> &[abi::Step] {
+    fn steps(&self, block: &Block) -> &[abi::KernelStep] {
         let (_, first, len) = block.batches[block.at];
         &self.work_buffer(block).steps[first..first + len]
     }
 
-    fn peers(&self, block: &Block, step: &abi::Step) -> (Vec<usize>, Vec<usize>) {
+    fn peers(&self, block: &Block, step: &abi::KernelStep) -> (Vec<usize>, Vec<usize>) {
         let first = usize::from(step.peers);
         let middle = first + usize::from(step.nrecv);
         let end = middle + usize::from(step.nsend);
@@ -194,8 +194,8 @@ impl<'a> World<'a> {
     /// Runs one step; what it sends, if it does.
     pub(super) fn step(
         &mut self,
-        work: &Work,
-        step: &abi::Step,
+        work: &KernelWork,
+        step: &abi::KernelStep,
         pass: u64,
         received: &[Vec<u8>],
     ) -> Vec<u8> {
@@ -256,7 +256,7 @@ impl<'a> World<'a> {
         message
     }
 
-    fn add(&self, sum: &mut Option<Vec<f32>>, work: &Work, message: &[u8], n: usize) {
+    fn add(&self, sum: &mut Option<Vec<f32>>, work: &KernelWork, message: &[u8], n: usize) {
         match (self.codec, &mut *sum) {
             (Some(codec), Some(sum)) if n > 0 => codec.decode_reduce(span(n), message, sum),
             _ => combine(sum, work, &self.decode(message, n)),
@@ -286,11 +286,11 @@ impl<'a> World<'a> {
     }
 }
 
-fn input(work: &Work) -> *const f32 {
+fn input(work: &KernelWork) -> *const f32 {
     std::ptr::with_exposed_provenance(work.input as usize)
 }
 
-fn output(work: &Work) -> *mut f32 {
+fn output(work: &KernelWork) -> *mut f32 {
     std::ptr::with_exposed_provenance_mut(work.output as usize)
 }
 
@@ -305,7 +305,7 @@ pub(super) fn floats(bytes: &[u8]) -> Vec<f32> {
         .collect()
 }
 
-fn combine(sum: &mut Option<Vec<f32>>, work: &Work, term: &[f32]) {
+fn combine(sum: &mut Option<Vec<f32>>, work: &KernelWork, term: &[f32]) {
     let Some(sum) = sum else {
         *sum = Some(term.to_vec());
         return;
@@ -321,7 +321,11 @@ fn combine(sum: &mut Option<Vec<f32>>, work: &Work, term: &[f32]) {
 }
 
 /// By time; within one time the oldest pass, which is at the latest stage, first.
-pub(super) fn order(work: &Work, steps: &[abi::Step], channel: u64) -> Vec<(u64, usize, usize)> {
+pub(super) fn order(
+    work: &KernelWork,
+    steps: &[abi::KernelStep],
+    channel: u64,
+) -> Vec<(u64, usize, usize)> {
     let (first, nsteps) = (usize::from(work.steps), usize::from(work.nsteps));
     let channels = u64::from(work.channels);
     let passes = u64::from(work.passes)

@@ -5,14 +5,14 @@
 
 use crate::codec::{FUSED_CODECS, KERNEL_CODECS, kernel_family};
 use crate::error::{Error, ErrorKind, Result};
+use crate::gpu::abi::{
+    BLOCK_THREADS, FUSED_THREADS, SMALL_BLOCK_THREADS, SMALL_STAGE_BYTES, STAGE_BYTES,
+};
 use crate::gpu::{Context, Function, Module, kernels};
 use crate::plan::{FUSED128_DTYPES, Plan, Request, Resident};
 use crate::types::{Algorithm, CodecKind, Collective, DType, Protocol, ScaleRule};
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
-
-/// Threads of a block of the fused kernels without a codec.
-pub const FUSED_THREADS: u32 = 512;
 
 /// The block of a kernel: of an interpreter, which drives one channel, or of a fused one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,11 +23,6 @@ pub struct Shape {
     pub shared: u32,
 }
 
-/// Threads, and bytes of dynamic shared memory for each warp that moves data, of code for sm_90 and
-/// above.
-pub const LARGE: [u32; 2] = [608, 11520];
-/// The same of code that also runs on GPUs with 99 KiB of shared memory.
-pub const SMALL: [u32; 2] = [352, 7168];
 /// Threads of a block of an interpreter that move no data. A fused kernel has none.
 const ASIDE: u32 = 96;
 
@@ -44,9 +39,10 @@ pub fn shape(function: &Function) -> Shape {
         Some(_) => (0, true),
         None => (ASIDE, function.name().starts_with("cinch_coded_")),
     };
-    let [threads, stage] = match function.max_threads {
-        most if most < LARGE[0] - ASIDE + aside => SMALL,
-        _ => LARGE,
+    let (threads, stage) = if function.max_threads < BLOCK_THREADS - ASIDE + aside {
+        (SMALL_BLOCK_THREADS, SMALL_STAGE_BYTES)
+    } else {
+        (BLOCK_THREADS, STAGE_BYTES)
     };
     let movers = threads - ASIDE;
     Shape {

@@ -1,23 +1,20 @@
 //! From a plan to the arguments of a launch, and what the driver is asked about streams.
 
 use super::GpuCall;
-use super::abi::{self, Args, OneshotArgs};
 use super::connections::Connections;
 use super::kernels::{self, Kernels, Shape};
 use super::pack::{self, Addresses, PackedSchedule, WorkBuffer};
 use super::residuals::Place;
 use crate::codec;
 use crate::error::{Error, ErrorKind, Result};
+use crate::gpu::abi::{self, OneshotArgs, ScheduleArgs};
+use crate::gpu::abi::{CommView, Protocol as Fifo};
 use crate::gpu::{Context, Function, Launch, Stream};
-use crate::mem::abi::{CommView, Protocol as Fifo};
 use crate::plan::{EncodedTiles, Plan, Request};
 use crate::sys::cuda::{CuContext, CuGreenContext, CuResult};
 use crate::types::{Algorithm, Collective, Protocol, ReduceOp, SIGNATURE_WORDS};
 use std::sync::Arc;
 use std::time::Duration;
-
-/// Words of payload of a tile of lines.
-pub(super) const TILE_WORDS: usize = 60;
 /// Packets that a warp stores together.
 const PACKETS_TOGETHER: usize = 32;
 
@@ -92,7 +89,7 @@ impl Prepared {
         begin: Launch,
     ) -> Result<()> {
         let mut work = pack::work(&self.plan, call.request.op, call.at())?;
-        (work.signature, work.mark) = (signature, mark(signature));
+        (work.signature, work.signature_hash) = (signature, signature_hash(signature));
         if let Some(place) = residuals {
             (work.residuals, work.span) = (place.address, place.span);
         }
@@ -131,7 +128,7 @@ impl Prepared {
 /// What kernels that begin early themselves let the next one do.
 fn lets_next_begin(begin: Launch) -> u8 {
     match begin {
-        Launch::Programmatic => abi::LETS_NEXT_BEGIN,
+        Launch::Programmatic => abi::LAUNCH_DEPENDENTS,
         Launch::Serialized => 0,
     }
 }
@@ -174,7 +171,7 @@ impl Fused {
             output: self.at.output,
             count: run.plan.count as u64,
             factor: self.factor,
-            mark: u64::from(mark(self.signature)) << 48,
+            signature_hash: u64::from(signature_hash(self.signature)) << 48,
             signature: self.signature,
             words: run.exchange.words as u32,
             share: run.exchange.share as u32,
@@ -183,7 +180,7 @@ impl Fused {
             element_bytes: run.plan.dtype.size() as u8,
             root: run.plan.pattern.root as u8,
             phases: run.exchange.phases,
-            image_lines: run.exchange.lines as u8,
+            tile_lines: run.exchange.lines as u8,
             unused: [0; 2],
             codec: self.codec,
             residuals: self.residuals.0,
@@ -223,7 +220,7 @@ impl Exchange {
             }
             (Protocol::Fused128, None) => Exchange {
                 words,
-                share: share(words.div_ceil(TILE_WORDS)),
+                share: share(words.div_ceil(abi::TILE_WORDS)),
                 ..Exchange::default()
             },
             (Protocol::Fused, _) => Exchange {
@@ -252,7 +249,7 @@ fn phases(plan: &Plan) -> u8 {
 /// What flags have of a call besides a number: 16 bits of its signature (packets have room for 12), so
 /// that a rank never, or hardly ever, understands one that makes another call. Not of how many calls there
 /// have been: a graph is replayed with what was counted when it was captured.
-fn mark(signature: [u64; SIGNATURE_WORDS]) -> u16 {
+fn signature_hash(signature: [u64; SIGNATURE_WORDS]) -> u16 {
     let [a, b, c, _, d] = signature;
     let mixed = [a, b, c, d].into_iter().fold(0, |mixed: u64, word| {
         (mixed ^ word)
@@ -263,16 +260,16 @@ fn mark(signature: [u64; SIGNATURE_WORDS]) -> u16 {
 }
 
 /// The arguments of an interpreter whose work_buffer is still to be written.
-pub(super) fn args(comm: CommView, work_buffer: &WorkBuffer) -> Args {
+pub(super) fn args(comm: CommView, work_buffer: &WorkBuffer) -> ScheduleArgs {
     let [nworks, nsteps, npeers] = work_buffer.counts();
-    Args {
+    ScheduleArgs {
         comm,
-        far: 0,
+        overflow: 0,
         nworks,
         nsteps,
         npeers,
         unused: 0,
-        work_buffer: [0; abi::BLOB_BYTES],
+        work_buffer: [0; abi::WORK_BUFFER_BYTES],
     }
 }
 
@@ -394,7 +391,7 @@ mod tests {
                 let words = request
                     .signature(Algorithm::OneShot, CodecSpec::RAW, 0)
                     .words();
-                *calls.entry(words).or_insert(0) = mark(words) >> 4;
+                *calls.entry(words).or_insert(0) = signature_hash(words) >> 4;
                 all += 1;
             }
         }

@@ -99,7 +99,7 @@ fn kernels_of_calls_begin_early_unless_told_not_to() {
                 Seen::WorkBuffer(_, work_buffer) => work_buffer.works()[0].flags,
                 Seen::Fused(_, args, _) => args.flags,
             };
-            let lets = flags & abi::LETS_NEXT_BEGIN != 0;
+            let lets = flags & abi::LAUNCH_DEPENDENTS != 0;
             assert_eq!(lets, early_launch, "{protocol:?}");
         }
     }

@@ -6,10 +6,7 @@
 //! waits for too long, and what it finds wrong, the [`Watchdog`] turns into the communicator's
 //! fault. What goes to ranks of other hosts a thread of this rank carries: the proxy.
 
-pub mod abi;
 mod connections;
-pub mod device;
-pub mod host_copy;
 pub mod kernels;
 mod launch;
 mod launch_order;
@@ -20,7 +17,6 @@ mod proxy;
 mod proxy_channel;
 mod residuals;
 mod sample_window;
-pub mod stand_alone;
 mod stream_capture;
 mod teardown;
 mod watchdog;
@@ -28,6 +24,7 @@ mod work_buffer;
 
 pub use connections::Connections;
 pub use sample_window::{SampleWindows, Sampled};
+pub use stream_capture::is_capturing;
 pub use watchdog::Watchdog;
 
 use super::Report;
@@ -36,9 +33,10 @@ use crate::bootstrap::OutOfBandRef;
 use crate::config::Config;
 use crate::cpu::Isa;
 use crate::error::{Error, Result};
+use crate::gpu::abi;
 use crate::gpu::{Context, DeviceMemory, Launch, Stream};
 use crate::gpu_links::Network;
-use crate::mem::{DeviceBuffers, abi as shared};
+use crate::mem::DeviceBuffers;
 use crate::plan::{
     GpuLimits, KernelVariant, Limits, Machine, Plan, Planner, Request, Resident, Tuning,
 };
@@ -168,7 +166,7 @@ impl GpuEngine {
         let limits = Limits {
             nranks,
             slot_bytes: gpu.fifos[0].0,
-            slots: wiring.shape().fifo(shared::Protocol::Simple).depth as usize,
+            slots: wiring.shape().fifo(abi::Protocol::Simple).depth as usize,
             channels: gpu.fifos[0].1,
             algorithm: config.algorithm,
             machine: Machine {
@@ -462,9 +460,9 @@ impl GpuEngine {
             let view = engine.wiring.view(run.fifo(), engine.timeout);
             let mut args = launch::args(view, work_buffer);
             let mut placed = None;
-            if work_buffer.len() > abi::BLOB_BYTES {
+            if work_buffer.len() > abi::WORK_BUFFER_BYTES {
                 let (far, place) = engine.work_buffers.place(work_buffer, capture.is_some())?;
-                (args.far, placed) = (far, Some(place));
+                (args.overflow, placed) = (far, Some(place));
             } else {
                 work_buffer.write(&mut args.work_buffer);
             }

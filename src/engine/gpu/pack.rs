@@ -9,9 +9,9 @@
 //! what a peer waits for; that no rank then waits for ever at the slots that a pattern says it needs is
 //! shown by running every schedule (see the tests).
 
-use super::abi::{self, Combine, Work};
 use crate::error::{Error, ErrorKind, Result};
-use crate::mem::abi::MAX_RANKS;
+use crate::gpu::abi::MAX_RANKS;
+use crate::gpu::abi::{self, Combine, KernelWork};
 use crate::plan::Plan;
 use crate::reduce;
 use crate::schedule::{self, Op, Own, Pattern, Place, Schedule};
@@ -21,7 +21,7 @@ use crate::types::{ReduceOp, Scalar};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PackedSchedule {
     /// Steps, in order of stage.
-    pub steps: Vec<abi::Step>,
+    pub steps: Vec<abi::KernelStep>,
     /// Peers of the steps.
     pub peers: Vec<u8>,
     /// Stages of a pass.
@@ -56,7 +56,7 @@ impl PackedSchedule {
                 Own::Exact { after } => (abi::OWN_EXACT, after),
                 Own::Coded { after } => (abi::OWN_CODED, after),
             };
-            steps.push(abi::Step {
+            steps.push(abi::KernelStep {
                 op: step.op as u8,
                 own,
                 own_after,
@@ -203,11 +203,11 @@ fn batches(steps: &[Joined]) -> Vec<Batch> {
     found
 }
 
-/// What a launch works on: works, steps and peers, in the order of [`abi::Args::work_buffer`].
+/// What a launch works on: works, steps and peers, in the order of [`abi::ScheduleArgs::work_buffer`].
 #[derive(Clone, Debug, Default)]
 pub struct WorkBuffer {
-    pub(super) works: Vec<Work>,
-    pub(super) steps: Vec<abi::Step>,
+    pub(super) works: Vec<KernelWork>,
+    pub(super) steps: Vec<abi::KernelStep>,
     pub(super) peers: Vec<u8>,
     pub(super) channels: usize,
 }
@@ -217,7 +217,7 @@ impl WorkBuffer {
     ///
     /// # Errors
     /// Unsupported if the launch grows beyond what a kernel can number.
-    pub fn add(&mut self, schedule: &PackedSchedule, mut work: Work) -> Result<()> {
+    pub fn add(&mut self, schedule: &PackedSchedule, mut work: KernelWork) -> Result<()> {
         let peers = numbered("peers", self.peers.len())?;
         numbered("peers", self.peers.len() + schedule.peers.len())?;
         work.first_block = numbered("channels", self.channels)?;
@@ -226,7 +226,7 @@ impl WorkBuffer {
         work.stages = schedule.stages;
         self.channels += usize::from(work.channels);
         self.steps
-            .extend(schedule.steps.iter().map(|step| abi::Step {
+            .extend(schedule.steps.iter().map(|step| abi::KernelStep {
                 peers: step.peers + peers,
                 ..*step
             }));
@@ -262,13 +262,13 @@ impl WorkBuffer {
     pub fn write(&self, to: &mut [u8]) {
         let (works, rest) = to.split_at_mut(size_of_val(&self.works[..]));
         let (steps, rest) = rest.split_at_mut(size_of_val(&self.steps[..]));
-        works.copy_from_slice(abi::bytes_of(&self.works));
-        steps.copy_from_slice(abi::bytes_of(&self.steps));
+        works.copy_from_slice(abi::plain_bytes(&self.works));
+        steps.copy_from_slice(abi::plain_bytes(&self.steps));
         rest[..self.peers.len()].copy_from_slice(&self.peers);
     }
 
     /// The works.
-    pub fn works(&self) -> &[Work] {
+    pub fn works(&self) -> &[KernelWork] {
         &self.works
     }
 }
@@ -286,10 +286,10 @@ pub struct Addresses {
 ///
 /// # Errors
 /// As [`arithmetic`].
-pub fn work(plan: &Plan, op: ReduceOp, at: Addresses) -> Result<Work> {
+pub fn work(plan: &Plan, op: ReduceOp, at: Addresses) -> Result<KernelWork> {
     let (combine, factor, flags) = arithmetic(plan, op)?;
     let flags = flags | aligned(at);
-    Ok(Work {
+    Ok(KernelWork {
         input: at.input,
         output: at.output,
         count: plan.count as u64,
@@ -312,7 +312,7 @@ pub fn work(plan: &Plan, op: ReduceOp, at: Addresses) -> Result<Work> {
         channels: plan.channels as u16,
         combine: combine as u8,
         flags,
-        ..Work::default()
+        ..KernelWork::default()
     })
 }
 

@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::cpu::Isa;
+use crate::gpu::abi::{Counters, LINE_BYTES, Protocol};
 use crate::gpu::{Context, Device, Driver, PinnedMemory};
-use crate::mem::abi::{Counters, LINE_BYTES, Protocol};
 use crate::mem::{PeerBufferLayout, Staging};
 use crate::plan::{GpuLimits, Limits, Machine, Planner, Request, Resident};
 use crate::schedule::Hosts;

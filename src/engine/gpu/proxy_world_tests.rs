@@ -1,7 +1,6 @@
 //! Ranks of several hosts, which are threads: simulated GPUs, kernels that are played on the host
 //! (see `fake_kernel_tests.rs`), real proxies and real sockets on the loopback.
 
-use super::super::super::abi::Args;
 use super::super::super::fake_kernel::Kernel;
 use super::super::super::kernels::Kernels;
 use super::super::super::pack::WorkBuffer;
@@ -12,6 +11,7 @@ use crate::bootstrap::{LocalOutOfBand, OutOfBandRef};
 use crate::codec;
 use crate::config::Config;
 use crate::cpu::Isa;
+use crate::gpu::abi::ScheduleArgs;
 use crate::gpu::{Context, Device, DeviceMemory, Driver, Module, Stream};
 use crate::gpu_links::{self, PeerPath};
 use crate::mem::DeviceBuffers;
@@ -44,11 +44,11 @@ impl World {
             ("cinch_coded_linear8_f32", "linear8"),
         ] {
             let codec = codec::build(spec.parse().unwrap(), Isa::Scalar).unwrap();
-            gpus.kernel(name, size_of::<Args>(), move |launch| {
+            gpus.kernel(name, size_of::<ScheduleArgs>(), move |launch| {
                 // SAFETY: integers and addresses.
-                let args: Args = unsafe { launch.args() };
+                let args: ScheduleArgs = unsafe { launch.args() };
                 let mut bytes = args.work_buffer.to_vec();
-                if let Some(far) = launch.reach(args.far, 64 << 10) {
+                if let Some(far) = launch.reach(args.overflow, 64 << 10) {
                     // SAFETY: a whole pinned buffer, which is written before the launch.
                     bytes = unsafe { std::slice::from_raw_parts(far, 64 << 10) }.to_vec();
                 }

@@ -7,10 +7,10 @@
 //! replayed goes on from where its last replay, or the last call, left off.
 
 use super::GpuEngine;
-use super::abi::{RESIDUALS_BYTES, ResidualsHeader};
 use super::launch_order::LaunchOrder;
 use crate::adapt::{BY_ELEMENT, Feedback, Residuals, Role, Shape};
 use crate::error::{Error, ErrorKind, Result};
+use crate::gpu::abi::{RESIDUALS_BYTES, ResidualsHeader};
 use crate::gpu::{Context, DeviceMemory, Event, Stream};
 use crate::plan::{Plan, Request};
 use crate::sys::log::{self, Level};

@@ -5,7 +5,8 @@ use super::launch_order::ReplayPlace;
 use super::work_buffer::Captured;
 use super::{Connections, GpuCall, GpuEngine, Kernels};
 use crate::error::{Error, Result};
-use crate::gpu::{DeviceMemory, Event, Stream};
+use crate::gpu::{Context, DeviceMemory, Event, Stream};
+use crate::mem::DeviceBuffers;
 use crate::sys::cuda::CuStream;
 use crate::types::Collective;
 use std::sync::Arc;
@@ -17,6 +18,17 @@ struct Replayed {
     _blob: Option<Captured>,
     _residuals: Option<Arc<DeviceMemory>>,
     _place: ReplayPlace,
+}
+
+/// Returns whether calls with these buffers are recorded into a graph instead of executed.
+///
+/// # Errors
+/// Invalid usage if a capture has failed and not been ended; the driver's errors.
+pub fn is_capturing(context: &Arc<Context>, buffers: &DeviceBuffers<'_>) -> Result<bool> {
+    // SAFETY: the contract of `DeviceBuffers` keeps the stream valid while the buffers exist, and the
+    // borrowed value does not outlive them.
+    let stream = unsafe { Stream::borrowed(context, CuStream(buffers.stream())) };
+    stream.is_capturing()
 }
 
 impl GpuEngine {

@@ -4,7 +4,7 @@
 use super::connections::Connections;
 use crate::bootstrap::{OutOfBandRef, PeerInfo};
 use crate::error::{Error, ErrorKind, Result};
-use crate::mem::abi::{self, Trouble};
+use crate::gpu::abi::{self, Trouble};
 use crate::sync::Fault;
 use crate::sys::process::block_signals;
 use crate::types::{CallSignature, Protocol};

@@ -164,11 +164,11 @@ fn write(memory: &PinnedMemory, work_buffer: &WorkBuffer) {
 mod tests {
     use super::super::tests::Bench;
     use super::*;
-    use crate::engine::gpu::abi;
+    use crate::gpu::abi;
 
     fn work_buffer(works: usize) -> WorkBuffer {
         WorkBuffer {
-            works: vec![abi::Work::default(); works],
+            works: vec![abi::KernelWork::default(); works],
             ..WorkBuffer::default()
         }
     }
@@ -188,7 +188,7 @@ mod tests {
     fn graphs_to_come_get_the_memory_of_those_that_are_gone() {
         let bench = Bench::new();
         let mut pool = WorkBufferPool::new(&bench.context).unwrap();
-        let large = 2 * CAPTURED_BYTES / size_of::<abi::Work>();
+        let large = 2 * CAPTURED_BYTES / size_of::<abi::KernelWork>();
         let (one, first) = place(&bench, &mut pool, 1);
         let (two, second) = place(&bench, &mut pool, 2);
         let (three, third) = place(&bench, &mut pool, large);

@@ -2,8 +2,8 @@
 //! thing that went wrong.
 
 use crate::error::Result;
+use crate::gpu::abi::{Control, TROUBLE_COMPLETE, Trouble};
 use crate::gpu::{Context, PinnedMemory};
-use crate::mem::abi::{Control, TROUBLE_COMPLETE, Trouble};
 use crate::sync::atomic::{AtomicU32, Ordering};
 use std::mem::offset_of;
 use std::sync::Arc;

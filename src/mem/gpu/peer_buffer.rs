@@ -12,7 +12,7 @@
 //! nobody has to be told where anything is.
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::mem::abi::{
+use crate::gpu::abi::{
     CURSORS_BYTES, Fifo, LINE_BYTES, MAX_CHANNELS, MAX_RANKS, PROTOCOLS, Protocol, SIGNATURE_WORDS,
 };
 

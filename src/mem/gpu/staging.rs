@@ -16,7 +16,7 @@
 use super::peer_buffer::PeerBufferLayout;
 use crate::error::{Error, Result};
 use crate::gpu::PinnedMemory;
-use crate::mem::abi::{Counters, Fifo, LINE_BYTES, Protocol, SIGNATURE_WORDS};
+use crate::gpu::abi::{Counters, Fifo, LINE_BYTES, Protocol, SIGNATURE_WORDS};
 use crate::sync::atomic::{AtomicU64, Ordering};
 use std::mem::offset_of;
 use std::sync::Arc;

@@ -13,7 +13,7 @@
 //! behind the copy. A call returns when the host array may be used again: towards the GPU when it
 //! has been packed, towards the host when it is complete. It therefore cannot be captured.
 
-use super::stand_alone::{CodecKernels, DeviceCodec, Elements};
+use super::device_codec::{CodecKernels, DeviceCodec, Elements};
 use crate::codec::{Layout, Random, StandAlone};
 use crate::cpu::{Isa, Tile};
 use crate::error::{Error, ErrorKind, Result};

@@ -1,25 +1,24 @@
-//! Which GPU a communicator is on, and what an address on it must be.
+//! Selects the GPU that a setting names, and checks that addresses belong to it.
 
+use super::{Context, Device, Driver, Space};
 use crate::error::{Error, ErrorKind, Result};
-use crate::gpu::{Context, Device, Driver, Space, Stream};
-use crate::mem::DeviceBuffers;
-use crate::sys::cuda::{CuContext, CuDevice, CuStream};
+use crate::sys::cuda::{CuContext, CuDevice};
 use crate::types::DeviceChoice;
 use std::sync::Arc;
 
-/// The primary context of the GPU that a setting names. What is current on this thread stays.
+/// Opens the primary context of the GPU that a setting names. This thread's current context stays current.
 ///
 /// # Errors
-/// Unsupported without a driver; invalid argument if there is no such GPU; those of the driver.
+/// Unsupported without a driver; invalid argument if there is no such GPU; the driver's errors.
 pub fn open(choice: DeviceChoice) -> Result<Arc<Context>> {
     let driver = Driver::load()?;
     Context::primary(&chosen(&driver, choice)?)
 }
 
-/// The GPU that a setting names.
+/// Returns the GPU that a setting names.
 ///
 /// # Errors
-/// Invalid usage if the setting is host memory; as [`open`] otherwise.
+/// Invalid usage if the setting is host memory; otherwise see [`open`].
 pub fn chosen(driver: &Arc<Driver>, choice: DeviceChoice) -> Result<Device> {
     match choice {
         DeviceChoice::Host => Err(Error::invalid_usage(
@@ -37,10 +36,10 @@ pub fn chosen(driver: &Arc<Driver>, choice: DeviceChoice) -> Result<Device> {
     }
 }
 
-/// The GPU of this thread's current context, if it has one.
+/// Returns the GPU of this thread's current context, if it has one.
 fn current(driver: &Arc<Driver>) -> Result<Option<CuDevice>> {
     let mut context = CuContext::default();
-    // SAFETY: writes one handle.
+    // SAFETY: the driver writes one handle to a local variable.
     driver.check("cuCtxGetCurrent", unsafe {
         driver.api().cuCtxGetCurrent(&mut context)
     })?;
@@ -48,27 +47,17 @@ fn current(driver: &Arc<Driver>) -> Result<Option<CuDevice>> {
         return Ok(None);
     }
     let mut device: CuDevice = 0;
-    // SAFETY: a context is current; writes one handle.
+    // SAFETY: a context is current; the driver writes one handle to a local variable.
     driver.check("cuCtxGetDevice", unsafe {
         driver.api().cuCtxGetDevice(&mut device)
     })?;
     Ok(Some(device))
 }
 
-/// Whether calls with these buffers are recorded into a graph instead of run.
+/// Rejects an address that kernels of `context`'s GPU may not use. `what` names the buffer in the error.
 ///
 /// # Errors
-/// Invalid usage if a capture has failed and not been ended; those of the driver.
-pub fn is_capturing(context: &Arc<Context>, buffers: &DeviceBuffers<'_>) -> Result<bool> {
-    // SAFETY: live while the buffers are, by their contract; the value does not outlive them.
-    let stream = unsafe { Stream::borrowed(context, CuStream(buffers.stream())) };
-    stream.is_capturing()
-}
-
-/// Refuses an address that kernels of the GPU of `context` may not use. `what` names the buffer.
-///
-/// # Errors
-/// Invalid argument, saying where the address points instead; those of the driver.
+/// Invalid argument with the place that the address points to; the driver's errors.
 pub fn check_address(context: &Context, what: impl Fn() -> String, address: u64) -> Result<()> {
     let own = context.device();
     let found = context.driver().pointer(address)?;
@@ -93,11 +82,11 @@ pub fn check_address(context: &Context, what: impl Fn() -> String, address: u64)
     }
 }
 
-/// Refuses an address at which kernels of the GPU of `context` find no number: that of pageable
-/// memory. `what` names it.
+/// Rejects an address from which kernels of `context`'s GPU cannot read a scalar, such as pageable memory.
+/// `what` names the scalar in the error.
 ///
 /// # Errors
-/// As [`check_address`].
+/// See [`check_address`].
 pub fn check_factor(context: &Context, what: impl Fn() -> String, address: u64) -> Result<()> {
     match context.driver().pointer(address)?.space {
         Space::Pinned | Space::Managed => Ok(()),
