@@ -175,7 +175,7 @@ fn what_is_no_call_is_an_error_and_not_kept() {
     let limits = limits(&Hosts::even(2, 1), 2, 4);
     let mut message_sizes = MessageSizesCache::new(Planner::new(limits, 0, Isa::Scalar));
     for words in [[0; 5], [u64::MAX; 5]] {
-        assert!(message_sizes.of(&words).is_err());
+        assert!(message_sizes.get(&words).is_err());
         for (way, who) in [
             (Direction::ToPeer, "a kernel has sent rank 1"),
             (Direction::FromPeer, "rank 1 sent"),
@@ -193,12 +193,12 @@ fn what_is_no_call_is_an_error_and_not_kept() {
     let request = request(Collective::Broadcast, Algorithm::Tree, 10, "raw");
     let signature =
         |root| Request { root, ..request }.signature(Algorithm::Tree, CodecSpec::RAW, 0);
-    assert!(message_sizes.of(&signature(1).words()).is_ok());
-    assert!(message_sizes.of(&signature(2).words()).is_err());
+    assert!(message_sizes.get(&signature(1).words()).is_ok());
+    assert!(message_sizes.get(&signature(2).words()).is_err());
     assert_eq!(message_sizes.known.len(), 1);
     // The number of a call makes no other.
     let mut words = signature(1).words();
     words[3] = 99;
-    assert!(message_sizes.of(&words).is_ok());
+    assert!(message_sizes.get(&words).is_ok());
     assert_eq!(message_sizes.known.len(), 1);
 }

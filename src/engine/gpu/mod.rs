@@ -181,7 +181,7 @@ impl GpuEngine {
         let planner = Planner::new(limits.clone(), rank, isa);
         let order = LaunchOrder::new(&context, config.graph_mixing)?;
         let carrying = |network| {
-            Proxy::start(proxy::Parts {
+            Proxy::start(proxy::ProxyParts {
                 network,
                 planner: Planner::new(limits.clone(), rank, isa),
                 launched: order.launched().clone(),

@@ -184,8 +184,8 @@ impl Bench {
         (header, vec![number as u8; bytes])
     }
 
-    fn turn(&mut self) -> Result<bool> {
-        self.proxy_channel.turn(&mut self.message_sizes)
+    fn progress(&mut self) -> Result<bool> {
+        self.proxy_channel.progress(&mut self.message_sizes)
     }
 
     fn wire(&self) -> std::sync::MutexGuard<'_, Wire> {
@@ -250,11 +250,11 @@ fn messages_leave_in_order_with_their_lengths_and_credits_come_back() {
     let mut bench = Bench::new();
     let length = bench.bytes.len() as u64;
     assert!(length > 2 && bench.bytes[0] != bench.bytes[length as usize - 1]);
-    assert!(!bench.turn().unwrap());
+    assert!(!bench.progress().unwrap());
     // Three calls: slots wrap around in the middle of each.
     for number in 0..3 * length {
         bench.kernel_sends(number, number % length == 0);
-        assert!(bench.turn().unwrap());
+        assert!(bench.progress().unwrap());
         assert_eq!(bench.credit(), number + 1);
         let wire = bench.wire();
         let (header, payload) = wire.sent.last().unwrap();
@@ -262,7 +262,7 @@ fn messages_leave_in_order_with_their_lengths_and_credits_come_back() {
         assert_eq!(payload.len(), bench.bytes[(number % length) as usize]);
         assert!(payload.iter().all(|&byte| byte == number as u8));
     }
-    assert!(!bench.turn().unwrap());
+    assert!(!bench.progress().unwrap());
     assert_eq!(bench.wire().sent.len() as u64, 3 * length);
 }
 
@@ -273,16 +273,16 @@ fn without_room_nothing_leaves_and_no_credit_comes() {
     bench.wire().stuck = true;
     bench.kernel_sends(0, true);
     bench.kernel_sends(1, false);
-    assert!(bench.turn().unwrap());
+    assert!(bench.progress().unwrap());
     assert_eq!(bench.credit(), 1);
-    assert!(!bench.turn().unwrap() && bench.proxy_channel.has_pending().unwrap());
+    assert!(!bench.progress().unwrap() && bench.proxy_channel.has_pending().unwrap());
     bench.wire().room = 1;
-    assert!(bench.turn().unwrap());
+    assert!(bench.progress().unwrap());
     assert_eq!(bench.credit(), 2);
     // All is taken, but not all has left the process.
     assert!(bench.proxy_channel.has_pending().unwrap());
     bench.wire().stuck = false;
-    bench.turn().unwrap();
+    bench.progress().unwrap();
     assert!(!bench.proxy_channel.has_pending().unwrap());
 }
 
@@ -295,7 +295,7 @@ fn messages_arrive_only_where_kernels_have_room() {
     bench.wire().coming = coming;
     for taken in 0..count {
         bench.kernel_takes(taken);
-        bench.turn().unwrap();
+        bench.progress().unwrap();
         assert_eq!(bench.arrived(), (taken + bench.depth()).min(count));
         let slot = bench.slot(false, taken);
         let bytes = bench.bytes[taken as usize % bench.bytes.len()];
@@ -320,7 +320,7 @@ fn a_length_that_the_call_has_not_is_an_error_and_nothing_is_copied() {
             let first = (0..whole).map(|number| bench.comes(number));
             let coming: VecDeque<_> = first.chain([(header, payload)]).collect();
             bench.wire().coming = coming;
-            let error = bench.turn().unwrap_err();
+            let error = bench.progress().unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Mismatch);
             let words = ["rank 1".into(), bytes.to_string(), right.to_string()];
             assert!(
@@ -339,7 +339,7 @@ fn a_message_of_another_call_or_of_none_names_the_peer() {
     other.0.signature[3] += 1;
     let coming = VecDeque::from([bench.comes(0), other]);
     bench.wire().coming = coming;
-    let error = bench.turn().unwrap_err();
+    let error = bench.progress().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Mismatch);
     assert!(
         error.message().contains("rank 1 began") && error.message().contains("in the middle of"),
@@ -351,7 +351,7 @@ fn a_message_of_another_call_or_of_none_names_the_peer() {
         let mut message = bench.comes(0);
         message.0.signature = signature;
         bench.wire().coming.push_back(message);
-        let error = bench.turn().unwrap_err();
+        let error = bench.progress().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Mismatch);
         assert!(error.message().contains("rank 1 sent"), "{error}");
         assert_eq!(bench.arrived(), 0);
@@ -365,14 +365,14 @@ fn impossible_counters_are_errors() {
     bench
         .counter(true, offset_of!(Counters, tail))
         .store(most, Ordering::Release);
-    let error = bench.turn().unwrap_err();
+    let error = bench.progress().unwrap_err();
     let words = format!("published {most} messages");
     assert!(error.message().contains(&words), "{error}");
     let mut bench = Bench::new();
     bench.kernel_takes(1);
     assert!(
         bench
-            .turn()
+            .progress()
             .unwrap_err()
             .message()
             .contains("taken messages")
@@ -380,7 +380,13 @@ fn impossible_counters_are_errors() {
     // A message without a signature is of no call.
     let mut bench = Bench::new();
     bench.kernel_sends(0, false);
-    assert!(bench.turn().unwrap_err().message().contains("of no call"));
+    assert!(
+        bench
+            .progress()
+            .unwrap_err()
+            .message()
+            .contains("of no call")
+    );
     assert!(bench.wire().sent.is_empty());
 }
 
@@ -391,19 +397,19 @@ fn a_broken_connection_matters_to_those_who_wait() {
     let message = bench.comes(0);
     bench.wire().coming.push_back(message);
     // What came before is still brought.
-    assert!(bench.turn().unwrap());
-    assert!(!bench.turn().unwrap());
+    assert!(bench.progress().unwrap());
+    assert!(!bench.progress().unwrap());
     assert_eq!(bench.arrived(), 1);
     assert!(
-        bench.proxy_channel.cut(false).unwrap().is_none(),
+        bench.proxy_channel.broken(false).unwrap().is_none(),
         "nobody waits"
     );
-    let (_, error) = bench.proxy_channel.cut(true).unwrap().unwrap();
+    let (_, error) = bench.proxy_channel.broken(true).unwrap().unwrap();
     assert!(error.message().contains("rank 1"), "{error}");
     bench.kernel_sends(0, true);
-    assert!(!bench.turn().unwrap());
+    assert!(!bench.progress().unwrap());
     assert!(
-        bench.proxy_channel.cut(false).unwrap().is_some(),
+        bench.proxy_channel.broken(false).unwrap().is_some(),
         "a kernel sends"
     );
     assert_eq!(bench.credit(), 0);

@@ -215,7 +215,7 @@ fn a_peer_that_left_fails_nobody_who_does_not_wait() {
             rank.engine = None;
             return;
         }
-        std::thread::sleep(3 * GRACE);
+        std::thread::sleep(3 * BROKEN_LINK_TIMEOUT);
         assert!(rank.fault.reason().is_none());
     });
 }
@@ -232,7 +232,7 @@ fn a_peer_that_left_fails_no_call_that_has_its_part() {
         let bytes = 4 * problem.nranks * problem.count;
         let output = rank.memory(bytes);
         if rank.rank == 2 {
-            std::thread::sleep(3 * GRACE);
+            std::thread::sleep(3 * BROKEN_LINK_TIMEOUT);
         }
         let call = rank.call(request(&problem, "raw"), &input, &output);
         rank.engine().run(&[call]).unwrap();
@@ -263,7 +263,7 @@ fn an_end_does_not_wait_for_a_peer_that_is_gone() {
         let memory = rank.memory(4 * problem.count);
         rank.exchange.barrier().unwrap();
         // The proxy looks at the connections at least this often.
-        std::thread::sleep(20 * BEAT);
+        std::thread::sleep(20 * IDLE_POLL_INTERVAL);
         let call = rank.call(request(&problem, "raw"), &memory, &memory);
         let begin = Instant::now();
         rank.engine().run(&[call]).unwrap();

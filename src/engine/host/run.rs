@@ -1,10 +1,11 @@
-//! One call on its way: its channels, and where each of them stands.
+//! [`Run`]: one call, with a cursor into the schedule for each channel.
 
-use super::Report;
-use super::host::{HostEngine, ScaleKey};
-use super::state::{self, Arithmetic, Chain, Chunk, Stats};
-use super::step::{self, Job};
-use super::zero_copy::ZeroCopyProgress;
+use super::super::Report;
+use super::engine::HostEngine;
+use super::state::{
+    self, Arithmetic, Chain, ChannelRun, Chunk, InputStats, ScaleKey, ZeroCopyProgress,
+};
+use super::step::StepWork;
 use crate::adapt::{Residuals, Shape};
 use crate::codec::TensorScales;
 use crate::error::{Error, ErrorKind, Result};
@@ -13,10 +14,10 @@ use crate::plan::{Plan, Request};
 use crate::schedule::{Cursor, Step, Visit};
 use crate::sys::log::{self, Level};
 use crate::transport::{Header, Links};
-use crate::types::{CallSignature, Collective, SIGNATURE_WORDS};
+use crate::types::{CallSignature, Collective, SIGNATURE_WORDS, ScaleRule, TransportKind};
 use std::sync::Arc;
 
-/// One call, bound to a plan and perhaps on its way.
+/// One call that is bound to a plan, before or while it runs.
 #[derive(Debug)]
 pub struct Run<'a> {
     index: usize,
@@ -27,24 +28,11 @@ pub struct Run<'a> {
     pub(super) signature: [u64; SIGNATURE_WORDS],
     pub(super) channels: Vec<ChannelRun>,
     pub(super) wire_bytes: u64,
-    pub(super) stats: Stats,
-    /// Scales that live from call to call, for the time of this one.
-    kept: Option<(ScaleKey, TensorScales)>,
-    /// Residuals of error feedback, for the time of this call.
-    fed: Option<(u64, Residuals)>,
-}
-
-/// One lane: every `channels`-th pass, over its own connections.
-#[derive(Debug)]
-pub(super) struct ChannelRun {
-    pub channel: usize,
-    cursor: Cursor,
-    /// The step that waits for its peers.
-    current: Option<Visit>,
-    /// How far that has come, if it goes without slots.
-    pub zero_copy: ZeroCopyProgress,
-    /// A sum that its next step continues.
-    pub chain: Chain,
+    pub(super) stats: InputStats,
+    /// Scales that live from call to call; the engine has them back after the call.
+    scales: Option<(ScaleKey, TensorScales)>,
+    /// Residuals of error feedback and their tensor; the engine has them back after the call.
+    feedback: Option<(u64, Residuals)>,
 }
 
 impl<'a> Run<'a> {
@@ -70,7 +58,7 @@ impl<'a> Run<'a> {
                 chain: Chain::default(),
             }
         }));
-        let stats = Stats::new(plan.is_coded());
+        let stats = InputStats::new(plan.is_coded());
         let arithmetic = engine.arithmetic(request)?;
         Ok(Run {
             index,
@@ -82,12 +70,12 @@ impl<'a> Run<'a> {
             channels,
             wire_bytes: 0,
             stats,
-            kept: None,
-            fed: None,
+            scales: None,
+            feedback: None,
         })
     }
 
-    /// Takes the call's place in the order of calls.
+    /// Numbers the call, logs its signature, and takes its kept scales and residuals from the engine.
     pub(super) fn start(&mut self, engine: &mut HostEngine) {
         let sequence = engine.next_sequence(&self.request);
         self.signature = self
@@ -95,20 +83,22 @@ impl<'a> Run<'a> {
             .signature(self.plan.algorithm, self.plan.intra_spec, sequence)
             .words();
         engine.log_call(self.signature);
-        self.kept = state::scale_key(&self.request, &self.plan, self.signature)
+        self.scales = ScaleKey::new(&self.request, &self.plan, self.signature)
             .map(|key| (key.clone(), engine.take_scales(&key)));
-        self.fed = self
-            .feeds()
+        self.feedback = self
+            .feedback_tensor()
             .map(|tensor| (tensor, engine.feedback.take(tensor)));
-        let shape = state::shape(&self.request, &self.plan);
-        self.report_lost(shape);
-        let residuals = self.fed.as_mut().map(|(_, residuals)| (shape, residuals));
-        state::begin(engine, &self.plan, self.kept.as_mut(), residuals);
+        let shape = state::residual_shape(&self.request, &self.plan);
+        self.warn_of_dropped_residuals(shape);
+        let scales = self.scales.as_mut().map(|(_, scales)| scales);
+        let feedback = self.feedback.as_mut();
+        let feedback = feedback.map(|(_, residuals)| (shape, residuals));
+        engine.scratch.prepare(&self.plan, scales, feedback);
     }
 
-    /// Says that residuals that the program has imported are of no use to this call, their first one.
-    fn report_lost(&self, shape: Shape) {
-        let Some((tensor, residuals)) = &self.fed else {
+    /// Logs a warning if imported residuals do not fit this call, the first of their tensor.
+    fn warn_of_dropped_residuals(&self, shape: Shape) {
+        let Some((tensor, residuals)) = &self.feedback else {
             return;
         };
         if !residuals.are_lost_to(shape) {
@@ -131,12 +121,12 @@ impl<'a> Run<'a> {
         );
     }
 
-    /// The tensor whose residuals the call reads and leaves, if it does.
-    pub(super) fn feeds(&self) -> Option<u64> {
+    /// Returns the tensor whose residuals the call reads and updates, if any.
+    pub(super) fn feedback_tensor(&self) -> Option<u64> {
         self.request.feedback.filter(|_| self.plan.is_coded())
     }
 
-    /// The caller's buffers.
+    /// Returns the caller's buffers.
     pub fn buffers(&self) -> &UserBuffers<'a> {
         &self.buffers
     }
@@ -149,12 +139,12 @@ impl<'a> Run<'a> {
         self.request.collective
     }
 
-    /// Sender and receiver of a message.
+    /// Returns sender and receiver of a message.
     pub(super) fn pair(&self) -> (usize, usize) {
         (self.request.root, self.request.peer)
     }
 
-    /// Runs every step that can run. Returns whether one did, and whether the call is complete.
+    /// Runs every step that can run. Returns whether any step ran, and whether the call is complete.
     pub(super) fn poll(&mut self, engine: &mut HostEngine) -> Result<(bool, bool)> {
         let mut moved = false;
         let mut complete = true;
@@ -165,8 +155,8 @@ impl<'a> Run<'a> {
                     break;
                 }
                 moved = true;
-                let lane = &mut self.channels[at];
-                lane.current = lane.cursor.next(&self.plan.schedule);
+                let run = &mut self.channels[at];
+                run.current = run.cursor.next(&self.plan.schedule);
             }
         }
         if complete {
@@ -175,13 +165,13 @@ impl<'a> Run<'a> {
         Ok((moved, complete))
     }
 
-    /// Runs the step that a lane is at, if that is possible now.
+    /// Runs the current step of channel `at` if that is possible now; returns whether it ran to its end.
     fn advance(&mut self, engine: &mut HostEngine, at: usize, visit: Visit) -> Result<bool> {
         let step = self.plan.schedule.steps[visit.step];
         if engine.zero_copy
-            && let Some(way) = self.way(&mut engine.links, at, visit)
+            && let Some(path) = self.zero_copy_path(&mut engine.links, at, visit)
         {
-            return self.advance_zero_copy(engine, at, visit, &step, way);
+            return self.advance_zero_copy(engine, at, visit, &step, path);
         }
         let channel = self.channels[at].channel;
         let ready = arrived(&mut engine.links, channel, &step)
@@ -189,11 +179,11 @@ impl<'a> Run<'a> {
         if !ready.map_err(|error| engine.explain_break(error, &step))? {
             return Ok(false);
         }
-        self.execute(engine, at, visit, &step, false)?;
+        self.execute(engine, at, visit, &step, true)?;
         Ok(true)
     }
 
-    /// Where the chunk of a step lies.
+    /// Returns position and size of a step's chunk.
     pub(super) fn chunk(&self, rank: usize, channel: usize, visit: Visit, step: &Step) -> Chunk {
         let plan = &*self.plan;
         let pass = visit.pass * plan.channels + channel;
@@ -211,40 +201,53 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Runs a step whose messages are there, and whose slots are free unless it `sends_later`.
+    /// Executes a step whose messages have arrived. With `sends`, its slots are free and it fills them;
+    /// without, it leaves its result in the output and a zero-copy send follows.
     pub(super) fn execute(
         &mut self,
         engine: &mut HostEngine,
-        lane: usize,
+        at: usize,
         visit: Visit,
         step: &Step,
-        sends_later: bool,
+        sends: bool,
     ) -> Result<()> {
-        let channel = self.channels[lane].channel;
+        let channel = self.channels[at].channel;
         let chunk = self.chunk(engine.links.rank, channel, visit, step);
         self.check_headers(engine, channel, step, &chunk)?;
-        self.wire_bytes += step::execute(
-            engine,
-            Job {
-                plan: &self.plan,
-                request: &self.request,
-                arithmetic: &self.arithmetic,
-                buffers: &mut self.buffers,
-                stats: &mut self.stats,
-                chain: &mut self.channels[lane].chain,
-                scales: self.kept.as_mut().map(|(_, scales)| scales),
-                residuals: self.fed.as_mut().map(|(_, residuals)| residuals),
-                signature: self.signature,
-                channel,
-                step: visit.step,
-                chunk: &chunk,
-                sends_later,
-            },
-        );
+        let spec = self.plan.spec_of(step.gives);
+        // The scales of one codec are kept. Settings ensure that the other level's codec has none.
+        let is_scaled = matches!(spec.scale, ScaleRule::Tensor { .. });
+        let scales = self.scales.as_mut().filter(|_| is_scaled);
+        let work = StepWork {
+            plan: &self.plan,
+            step,
+            index: visit.step,
+            op: self.request.op,
+            arithmetic: &self.arithmetic,
+            takes: self.plan.codec_of(step.takes),
+            gives: self.plan.codec_of(step.gives),
+            buffers: &mut self.buffers,
+            stats: &mut self.stats,
+            scratch: &mut engine.scratch,
+            scales: scales.map(|(_, scales)| scales),
+            residuals: self.feedback.as_mut().map(|(_, residuals)| residuals),
+            chunk: &chunk,
+            randoms: state::randoms(spec, &chunk, self.signature[3], engine.links.rank),
+            tile: state::TILE,
+            nranks: engine.links.nranks,
+            isa: engine.isa,
+        };
+        let chain = &mut self.channels[at].chain;
+        let header = Header {
+            bytes: chunk.given as u32,
+            signature: self.signature,
+        };
+        let header = sends.then_some(header);
+        self.wire_bytes += work.execute(&mut engine.links, channel, chain, header);
         Ok(())
     }
 
-    /// Every message of a step is of this call, and of the length that this call's cut gives.
+    /// Checks that every message of a step belongs to this call and has the expected length.
     fn check_headers(
         &self,
         engine: &HostEngine,
@@ -262,7 +265,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// As above, for one of the messages.
+    /// Checks that a message from rank `from` belongs to this call and has the expected length.
     pub(super) fn check_header(
         &self,
         engine: &HostEngine,
@@ -290,17 +293,18 @@ impl<'a> Run<'a> {
         Err(Error::new(ErrorKind::Mismatch, what))
     }
 
-    /// Whether everything that was published has left this process.
+    /// Returns whether all published messages have left this process.
     fn flushed(&self, engine: &mut HostEngine) -> Result<bool> {
         let nranks = engine.links.nranks;
         for channel in 0..self.channels.len() {
             for step in &self.plan.schedule.steps {
                 for &to in step.send_to.iter() {
-                    if let Some(end) = &mut engine.links.sends[channel * nranks + to as usize] {
-                        let flushed = end.flushed();
-                        if !flushed.map_err(|error| engine.explain_break(error, step))? {
-                            return Ok(false);
-                        }
+                    let Some(end) = &mut engine.links.sends[channel * nranks + to as usize] else {
+                        continue;
+                    };
+                    let flushed = end.flushed();
+                    if !flushed.map_err(|error| engine.explain_break(error, step))? {
+                        return Ok(false);
                     }
                 }
             }
@@ -308,46 +312,18 @@ impl<'a> Run<'a> {
         Ok(true)
     }
 
-    /// For whom the channels wait, and what for.
-    pub(super) fn waits_for(&self, links: &mut Links) -> Vec<(usize, String)> {
+    /// Lists the ranks that the channels wait for, each with the missing message.
+    pub(super) fn missing(&self, links: &mut Links) -> Vec<(usize, String)> {
         let mut found = Vec::new();
-        for lane in &self.channels {
-            let Some(visit) = lane.current else { continue };
-            let step = &self.plan.schedule.steps[visit.step];
-            let what = |verb: &str| {
-                format!(
-                    "{verb} chunk {} in step {} of pass {} on channel {} of {}",
-                    step.chunk,
-                    visit.step,
-                    visit.pass * self.plan.channels + lane.channel,
-                    lane.channel,
-                    CallSignature::describe(&self.signature)
-                )
-            };
-            let base = lane.channel * links.nranks;
-            let (arrived, sent) = (lane.zero_copy.arrived, lane.zero_copy.sent);
-            for &from in step.recv_from.iter().filter(|_| !arrived) {
-                let end = links.recvs[base + from as usize].as_mut();
-                if end.is_some_and(|end| !end.ready().unwrap_or(false)) {
-                    found.push((from as usize, what("to send")));
-                }
-            }
-            for (index, &to) in step.send_to.iter().enumerate() {
-                let end = links.sends[base + to as usize].as_mut();
-                let full = arrived && sent & 1 << index == 0;
-                if full || end.is_some_and(|end| !end.ready().unwrap_or(false)) {
-                    found.push((to as usize, what("to take")));
-                }
-            }
+        for run in &self.channels {
+            self.missing_of(run, links, &mut found);
         }
         if found.is_empty() {
-            // All steps ran; what they sent is still on its way.
+            // All steps ran; their messages have not left this process.
             let nranks = links.nranks;
             for (index, end) in links.sends.iter_mut().enumerate() {
-                if end
-                    .as_mut()
-                    .is_some_and(|end| !end.flushed().unwrap_or(false))
-                {
+                let end = end.as_mut();
+                if end.is_some_and(|end| !end.flushed().unwrap_or(false)) {
                     let what = CallSignature::describe(&self.signature);
                     found.push((index % nranks, format!("to take what was sent in {what}")));
                 }
@@ -356,34 +332,45 @@ impl<'a> Run<'a> {
         found
     }
 
-    /// What the call did; it is over.
-    pub(super) fn report(&mut self, engine: &mut HostEngine) -> Report {
-        let steps = &self.plan.schedule.steps;
-        let transport = match engine.common_transport {
-            Some(kind) => {
-                let talks = |step: &Step| !(step.recv_from.is_empty() && step.send_to.is_empty());
-                steps.iter().any(talks).then_some(kind)
-            }
-            None => {
-                let used = |rank: usize| {
-                    let rank = rank as u32;
-                    let talks = |step: &Step| {
-                        step.recv_from.contains(&rank) || step.send_to.contains(&rank)
-                    };
-                    steps.iter().any(talks)
-                };
-                let kinds = engine.links.kinds.iter().enumerate();
-                let kinds = kinds
-                    .filter(|(rank, _)| used(*rank))
-                    .filter_map(|(_, kind)| *kind);
-                kinds.max_by_key(|kind| *kind as u8)
-            }
+    /// Adds the ranks that one channel's current step waits for.
+    fn missing_of(&self, run: &ChannelRun, links: &mut Links, found: &mut Vec<(usize, String)>) {
+        let Some(visit) = run.current else { return };
+        let step = &self.plan.schedule.steps[visit.step];
+        let what = |verb: &str| {
+            format!(
+                "{verb} chunk {} in step {} of pass {} on channel {} of {}",
+                step.chunk,
+                visit.step,
+                visit.pass * self.plan.channels + run.channel,
+                run.channel,
+                CallSignature::describe(&self.signature)
+            )
         };
+        let base = run.channel * links.nranks;
+        let (arrived, sent) = (run.zero_copy.arrived, run.zero_copy.sent);
+        for &from in step.recv_from.iter().filter(|_| !arrived) {
+            let end = links.recvs[base + from as usize].as_mut();
+            if end.is_some_and(|end| !end.ready().unwrap_or(false)) {
+                found.push((from as usize, what("to send")));
+            }
+        }
+        for (index, &to) in step.send_to.iter().enumerate() {
+            let end = links.sends[base + to as usize].as_mut();
+            let unsent = arrived && sent & 1 << index == 0;
+            if unsent || end.is_some_and(|end| !end.ready().unwrap_or(false)) {
+                found.push((to as usize, what("to take")));
+            }
+        }
+    }
+
+    /// Ends the call: returns its report, and gives kept scales, residuals and channels to the engine.
+    pub(super) fn report(&mut self, engine: &mut HostEngine) -> Report {
+        let transport = self.transport(engine);
         engine.spare_channels = std::mem::take(&mut self.channels);
-        if let Some((key, scales)) = self.kept.take() {
+        if let Some((key, scales)) = self.scales.take() {
             engine.keep_scales(key, scales);
         }
-        if let Some((tensor, mut residuals)) = self.fed.take() {
+        if let Some((tensor, mut residuals)) = self.feedback.take() {
             residuals.commit();
             engine.feedback.give_back(tensor, residuals);
         }
@@ -399,9 +386,28 @@ impl<'a> Run<'a> {
             fused: 1,
         }
     }
+
+    /// Returns the slowest transport that carried the call's messages.
+    fn transport(&self, engine: &HostEngine) -> Option<TransportKind> {
+        let steps = &self.plan.schedule.steps;
+        if let Some(kind) = engine.common_transport {
+            let communicates =
+                |step: &Step| !(step.recv_from.is_empty() && step.send_to.is_empty());
+            return steps.iter().any(communicates).then_some(kind);
+        }
+        let is_peer = |rank: usize| {
+            let rank = rank as u32;
+            let mut steps = steps.iter();
+            steps.any(|step| step.recv_from.contains(&rank) || step.send_to.contains(&rank))
+        };
+        let kinds = engine.links.kinds.iter().enumerate();
+        let used = kinds.filter(|(rank, _)| is_peer(*rank));
+        used.filter_map(|(_, kind)| *kind)
+            .max_by_key(|kind| *kind as u8)
+    }
 }
 
-/// Whether every message that the step needs is there.
+/// Returns whether every message that the step needs has arrived.
 pub(super) fn arrived(links: &mut Links, channel: usize, step: &Step) -> Result<bool> {
     let base = channel * links.nranks;
     for &from in step.recv_from.iter() {
@@ -414,7 +420,7 @@ pub(super) fn arrived(links: &mut Links, channel: usize, step: &Step) -> Result<
     Ok(true)
 }
 
-/// Whether every slot that the step fills is free.
+/// Returns whether every slot that the step fills is free.
 fn has_room(links: &mut Links, channel: usize, step: &Step) -> Result<bool> {
     let base = channel * links.nranks;
     for &to in step.send_to.iter() {

@@ -1,34 +1,24 @@
-//! Steps whose payloads need no slot: bytes that travel as they lie in the user's buffers, over
-//! connections that copy them in any case ([`SendFrom`], [`RecvInto`]).
+//! Steps without slots: raw messages that a transport sends from, or receives into, the caller's buffers
+//! ([`SendFrom`], [`RecvInto`]). A slot would cost one more copy.
 //!
-//! Such a step comes in parts: what it receives goes to its place in the output, what it computes
-//! is written there, and from there, or from the input, it is sent. Between the parts other channels
-//! run, which is no more than steps of other channels coming before or behind: channels work on different
-//! parts of the buffers. The next step of the lane waits for the last part, so what a step sends is
-//! out of the buffers when a later one overwrites it, as if it had been copied into a slot.
+//! Such a step runs in parts: it receives into the output, or computes its result there; then it sends from
+//! the output or the input. Other channels run between the parts, which is safe because channels work on
+//! different ranges of the buffers. The channel's next step waits for the last part, so a later step never
+//! overwrites bytes that are still to be sent.
 //!
-//! A receiver puts into its slots what it has no step for yet, so that a sender gets as far ahead
-//! of it as with slots.
+//! A receiver stores messages that no step waits for in its slots, so that a sender runs as far ahead as it
+//! does with slots.
 //!
 //! [`SendFrom`]: crate::transport::SendFrom
 //! [`RecvInto`]: crate::transport::RecvInto
 
-use super::host::HostEngine;
+use super::engine::HostEngine;
 use super::run::{self, Run};
-use super::state::Chunk;
+use super::state::{Chunk, ZeroCopyProgress};
 use crate::error::Result;
 use crate::schedule::{Op, Step, Visit};
 use crate::transport::{Header, Links};
 use crate::types::ReduceOp;
-
-/// How far a step has come that goes without slots.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct ZeroCopyProgress {
-    /// What it receives is there, and what it sends is where it is sent from.
-    pub arrived: bool,
-    /// Bit i: it has sent to the i-th of its peers.
-    pub sent: u8,
-}
 
 /// Which messages of a step need no slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,33 +28,38 @@ pub(super) struct ZeroCopyPath {
 }
 
 impl Run<'_> {
-    /// Which messages of the step that lane `at` is at need no slot; `None` if all do. The same
-    /// each time that it is asked about the step.
-    pub(super) fn way(&self, links: &mut Links, at: usize, visit: Visit) -> Option<ZeroCopyPath> {
-        let (plan, lane) = (&*self.plan, &self.channels[at]);
+    /// Returns which messages of channel `at`'s current step need no slot; `None` if all messages use slots.
+    /// The answer for a step never changes.
+    pub(super) fn zero_copy_path(
+        &self,
+        links: &mut Links,
+        at: usize,
+        visit: Visit,
+    ) -> Option<ZeroCopyPath> {
+        let (plan, run) = (&*self.plan, &self.channels[at]);
         let steps = &plan.schedule.steps;
         let step = &steps[visit.step];
         if step.more || visit.step > 0 && steps[visit.step - 1].more {
             return None;
         }
-        let base = lane.channel * links.nranks;
-        let as_it_lies = match step.op {
-            // The product with a factor lies nowhere.
+        let base = run.channel * links.nranks;
+        let sends_buffer = match step.op {
+            // No buffer holds the product with a factor.
             Op::Send => !matches!(self.request.op, ReduceOp::PreMulSum(_)),
             Op::RecvCopySend | Op::RecvReduceCopySend => true,
             _ => false,
         };
-        // What the report is to know of the input is found while a slot is filled.
-        let seen = self.stats.wanted && plan.notes_input[visit.step];
-        let send = as_it_lies && !seen && plan.codec_of(step.gives).is_none() && {
+        // Filling a slot yields the input statistics of the report.
+        let observes = self.stats.wanted && plan.notes_input[visit.step];
+        let send = sends_buffer && !observes && plan.codec_of(step.gives).is_none() && {
             let mut ends = step.send_to.iter().map(|&to| base + to as usize);
             ends.all(|index| match &mut links.sends[index] {
                 Some(end) => end.zero_copy().is_some(),
                 None => false,
             })
         };
-        let kept = step.op == Op::Recv || step.op == Op::RecvCopySend && send;
-        let recv = kept && plan.codec_of(step.takes).is_none() && {
+        let recvs_buffer = step.op == Op::Recv || step.op == Op::RecvCopySend && send;
+        let recv = recvs_buffer && plan.codec_of(step.takes).is_none() && {
             let from = step.recv_from.first();
             from.is_some_and(|&from| match &mut links.recvs[base + from as usize] {
                 Some(end) => end.zero_copy().is_some(),
@@ -74,36 +69,37 @@ impl Run<'_> {
         (recv || send).then_some(ZeroCopyPath { recv, send })
     }
 
-    /// Takes the step as far as it goes now; whether that is to its end.
+    /// Runs as many parts of the step as possible now; returns whether it ran to its end.
     pub(super) fn advance_zero_copy(
         &mut self,
         engine: &mut HostEngine,
         at: usize,
         visit: Visit,
         step: &Step,
-        way: ZeroCopyPath,
+        path: ZeroCopyPath,
     ) -> Result<bool> {
         let channel = self.channels[at].channel;
         let chunk = self.chunk(engine.links.rank, channel, visit, step);
         if !self.channels[at].zero_copy.arrived {
-            let arrived = match way.recv {
-                true => self.receive(engine, channel, step, &chunk)?,
-                false => self.bring_about(engine, at, visit, step)?,
+            let arrived = if path.recv {
+                self.recv_into_output(engine, channel, step, &chunk)?
+            } else {
+                self.execute_without_sending(engine, at, visit, step)?
             };
             if !arrived {
                 return Ok(false);
             }
             self.channels[at].zero_copy.arrived = true;
         }
-        if way.send && !self.send(engine, at, step, &chunk)? {
+        if path.send && !self.send_from_buffers(engine, at, step, &chunk)? {
             return Ok(false);
         }
         self.channels[at].zero_copy = ZeroCopyProgress::default();
         Ok(true)
     }
 
-    /// Brings what there is of the step's message to its place; whether that is all of it.
-    fn receive(
+    /// Receives the arrived bytes of the step's message into the output; returns whether it is complete.
+    fn recv_into_output(
         &mut self,
         engine: &mut HostEngine,
         channel: usize,
@@ -120,20 +116,20 @@ impl Run<'_> {
         let Some(header) = header.map_err(|error| engine.explain_break(error, step))? else {
             return Ok(false);
         };
-        // Before any of it is written to the output.
+        // The check precedes the first write to the output.
         self.check_header(engine, from, &header, step, chunk)?;
         let to = chunk.output.unwrap_or(0) * self.plan.dtype.size();
-        let place = self.buffers.output_mut(to, chunk.taken);
+        let output = self.buffers.output_mut(to, chunk.taken);
         let end = engine.links.recvs[index].as_mut();
         let Some(end) = end.and_then(|end| end.zero_copy()) else {
             return Ok(false);
         };
-        let whole = end.recv_into(place);
-        whole.map_err(|error| engine.explain_break(error, step))
+        let complete = end.recv_into(output);
+        complete.map_err(|error| engine.explain_break(error, step))
     }
 
-    /// Runs the part of the step that precedes sending; whether it could.
-    fn bring_about(
+    /// Executes the step up to its send; returns whether its messages had arrived.
+    fn execute_without_sending(
         &mut self,
         engine: &mut HostEngine,
         at: usize,
@@ -148,12 +144,12 @@ impl Run<'_> {
         if !arrived.map_err(|error| engine.explain_break(error, step))? {
             return Ok(false);
         }
-        self.execute(engine, at, visit, step, true)?;
+        self.execute(engine, at, visit, step, false)?;
         Ok(true)
     }
 
-    /// Sends as much as can leave to each peer; whether that is all to all.
-    fn send(
+    /// Sends as much as possible to each peer; returns whether all peers have the whole message.
+    fn send_from_buffers(
         &mut self,
         engine: &mut HostEngine,
         at: usize,
@@ -187,12 +183,11 @@ impl Run<'_> {
                 continue;
             };
             let sent = end.send_from(header, payload);
-            match sent.map_err(|error| engine.explain_break(error, step))? {
-                true => {
-                    zero_copy.sent |= 1 << index;
-                    self.wire_bytes += chunk.given as u64;
-                }
-                false => all = false,
+            if sent.map_err(|error| engine.explain_break(error, step))? {
+                zero_copy.sent |= 1 << index;
+                self.wire_bytes += chunk.given as u64;
+            } else {
+                all = false;
             }
         }
         Ok(all)

@@ -1,8 +1,9 @@
 //! The calls of one communicator that were submitted together.
 
-use super::Report;
-use super::host::{HostEngine, SLEEP, WaitClock};
+use super::super::Report;
+use super::engine::HostEngine;
 use super::run::Run;
+use super::wait::{MAX_SLEEP, WaitClock};
 use crate::error::Result;
 use crate::mem::UserBuffers;
 use crate::plan::Request;
@@ -10,7 +11,10 @@ use crate::types::Collective;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// What one turn of a batch brought.
+/// Longest sleep of one wait of a thread that drives several batches.
+const SHARED_MAX_SLEEP: Duration = Duration::from_micros(50);
+
+/// The result of one [`Batch::poll`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
     /// At least one step ran.
@@ -19,21 +23,20 @@ pub struct Progress {
     pub done: bool,
 }
 
-/// Whose calls a batch runs, each named by its index.
+/// Observes the calls of a batch, each identified by the index that the caller gave it.
 pub trait Caller {
-    /// A call is about to read its buffers. Those before it, but for messages that run beside it,
-    /// have ended.
+    /// A call is about to read its buffers. Earlier calls have ended, except messages that run beside it.
     ///
     /// # Errors
-    /// What stops it.
+    /// An error stops the batch.
     fn starts(&mut self, index: usize, buffers: &mut UserBuffers<'_>) -> Result<()>;
 
-    /// A call is over.
+    /// A call has ended.
     fn ends(&mut self, index: usize, buffers: &UserBuffers<'_>, report: Report);
 }
 
-/// Calls of one communicator in order. Collectives run one after the other; sends and receives
-/// that stand between two collectives run at once, those of one pair and direction in order.
+/// Calls of one communicator in order. Collectives run one after the other. The sends and receives between
+/// two collectives run at once, except that messages of one pair and direction run in order.
 #[derive(Debug)]
 pub struct Batch<'a> {
     waiting: VecDeque<Run<'a>>,
@@ -42,15 +45,15 @@ pub struct Batch<'a> {
 }
 
 impl<'a> Batch<'a> {
-    /// Plans `calls`, each with the index that its caller knows it by.
+    /// Plans `calls`; each carries the index by which its caller identifies it.
     ///
     /// # Errors
-    /// As for [`HostEngine::prepare`]. Nothing has moved.
+    /// See [`HostEngine::prepare`]. Nothing has moved.
     pub fn new(
         engine: &mut HostEngine,
         calls: Vec<(usize, Request, UserBuffers<'a>)>,
     ) -> Result<Batch<'a>> {
-        // Plans come first, so that an impossible call is found before the first one counts.
+        // All calls are planned first: an impossible call fails before an earlier call is numbered.
         let mut plans = Vec::with_capacity(calls.len());
         for (_, request, _) in &calls {
             plans.push(engine.planner.plan(request)?);
@@ -64,7 +67,7 @@ impl<'a> Batch<'a> {
             .collect::<Result<_>>()?;
         engine
             .feedback
-            .admit(waiting.iter().filter_map(Run::feeds))?;
+            .admit(waiting.iter().filter_map(Run::feedback_tensor))?;
         Ok(Batch {
             waiting,
             active: Vec::new(),
@@ -75,7 +78,7 @@ impl<'a> Batch<'a> {
     /// Runs every step that can run now, and tells `caller` which calls start and end.
     ///
     /// # Errors
-    /// What stopped a call.
+    /// The failure that stopped a call.
     pub fn poll(&mut self, engine: &mut HostEngine, caller: &mut impl Caller) -> Result<Progress> {
         let mut moved = false;
         loop {
@@ -107,28 +110,28 @@ impl<'a> Batch<'a> {
         })
     }
 
-    /// Waits for something to change, after `scans` turns in a row without a step. `turns` is the
-    /// number of batches that one thread drives: with more than one, none of them sleeps long.
+    /// Waits for progress after `scans` fruitless polls in a row. `batches` is the number of batches that
+    /// this thread drives: with several, the sleep is short.
     ///
     /// # Errors
-    /// Timeout or remote, saying for whom and what this rank waits; the communicator's fault.
-    pub fn idle(&mut self, engine: &mut HostEngine, scans: u32, turns: usize) -> Result<()> {
+    /// Timeout or remote, naming the peers and messages that are missing; the communicator's fault.
+    pub fn idle(&mut self, engine: &mut HostEngine, scans: u32, batches: usize) -> Result<()> {
         if self.active.is_empty() {
-            // Done, and only waiting for the other batches of its group.
+            // This batch is complete; only other batches of its group are not.
             return Ok(());
         }
-        let limit = if turns == 1 {
-            SLEEP
+        let limit = if batches == 1 {
+            MAX_SLEEP
         } else {
-            Duration::from_micros(50)
+            SHARED_MAX_SLEEP
         };
         let active = &self.active;
         engine.wait(scans, limit, &mut self.clock, |links| {
-            active.iter().flat_map(|run| run.waits_for(links)).collect()
+            active.iter().flat_map(|run| run.missing(links)).collect()
         })
     }
 
-    /// Starts the calls that may run beside those that do.
+    /// Starts the calls that may run beside the active ones.
     fn admit(&mut self, engine: &mut HostEngine, caller: &mut impl Caller) -> Result<()> {
         while let Some(next) = self.waiting.front() {
             let message = next.collective() == Collective::SendRecv;
@@ -139,12 +142,9 @@ impl<'a> Batch<'a> {
             if !(self.active.is_empty() || (message && all_messages)) {
                 return Ok(());
             }
-            if message {
-                // Messages of one pair and direction share a connection: one at a time.
-                let busy = self.active.iter().any(|run| run.pair() == next.pair());
-                if busy {
-                    return self.admit_other_pairs(engine, caller);
-                }
+            if message && self.active.iter().any(|run| run.pair() == next.pair()) {
+                // Messages of one pair and direction share a connection.
+                return self.admit_other_pairs(engine, caller);
             }
             if let Some(run) = self.waiting.pop_front() {
                 self.start(run, engine, caller)?;
@@ -153,8 +153,7 @@ impl<'a> Batch<'a> {
         Ok(())
     }
 
-    /// Behind a message whose connection is busy, messages of other pairs may still start, up to
-    /// the next collective.
+    /// Starts messages of other pairs, up to the next collective, while the first message's pair is busy.
     fn admit_other_pairs(
         &mut self,
         engine: &mut HostEngine,
