@@ -8,7 +8,7 @@ use crate::config::{CodecPolicy, Config, TuningChoice};
 use crate::cpu::{FloatEnvironment, Isa};
 use crate::engine::gpu::kernels::{self, Kernels};
 use crate::engine::gpu::{
-    Admitted, Connections, GpuCall, GpuEngine, Parts, SampleWindows, Sampled, is_capturing,
+    Admitted, Connections, EngineParts, GpuCall, GpuEngine, SampleWindows, Sampled, is_capturing,
 };
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::Context;
@@ -161,7 +161,7 @@ fn try_connect(
     let own = site(&context, &info, exchange.peers().len());
     let tuning = tuning(exchange, config, own, table)?;
     log::line(Level::Info, format_args!("kernels are chosen by {tuning}"));
-    let parts = Parts {
+    let parts = EngineParts {
         context: context.clone(),
         kernels,
         wiring: Arc::new(links),

@@ -486,7 +486,6 @@ impl Consumer {
 }
 
 #[cfg(all(test, not(loom)))]
-#[path = "slots_tests.rs"]
 mod tests;
 
 #[cfg(all(test, loom))]

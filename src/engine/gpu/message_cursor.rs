@@ -262,5 +262,4 @@ impl MessageCursor {
 }
 
 #[cfg(test)]
-#[path = "message_cursor_tests.rs"]
 mod tests;

@@ -351,5 +351,4 @@ pub fn arithmetic(plan: &Plan, op: ReduceOp) -> Result<(Combine, u64, u8)> {
 }
 
 #[cfg(test)]
-#[path = "pack_tests.rs"]
 mod tests;

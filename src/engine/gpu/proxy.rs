@@ -482,5 +482,4 @@ fn fail(fault: &Fault, exchange: &OutOfBandRef, error: Error) {
 }
 
 #[cfg(test)]
-#[path = "proxy_tests.rs"]
 mod tests;

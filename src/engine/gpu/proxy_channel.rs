@@ -223,5 +223,4 @@ impl ProxyChannel {
 }
 
 #[cfg(test)]
-#[path = "proxy_channel_tests.rs"]
 mod tests;

@@ -15,7 +15,7 @@ use std::sync::Arc;
 struct Replayed {
     _wiring: Arc<dyn Connections>,
     _kernels: Arc<Kernels>,
-    _blob: Option<Captured>,
+    _work_buffer: Option<Captured>,
     _residuals: Option<Arc<DeviceMemory>>,
     _place: ReplayPlace,
 }
@@ -105,7 +105,7 @@ impl GpuEngine {
         let kept = Arc::new(Replayed {
             _wiring: self.wiring.clone(),
             _kernels: self.kernels.clone(),
-            _blob: work_buffer,
+            _work_buffer: work_buffer,
             _residuals: residuals,
             _place: self.order.kept_for_replays(capture),
         });

@@ -15,31 +15,7 @@ pub const SIGNATURE_WORDS: usize = crate::types::SIGNATURE_WORDS;
 /// Number of protocols that have FIFOs.
 pub const PROTOCOLS: usize = 3;
 
-/// A FIFO's message format: how bytes and their arrival travel (`cinch_protocol`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u32)]
-pub enum Protocol {
-    /// The payload, then a counter that announces it.
-    Simple = 0,
-    /// Packets of 8 payload bytes and 8 flag bytes.
-    Ll = 1,
-    /// Lines of 120 payload bytes and 8 flag bytes. The link must deliver lines whole.
-    Ll128 = 2,
-}
-
-impl Protocol {
-    /// All protocols, by number.
-    pub const ALL: [Protocol; PROTOCOLS] = [Protocol::Simple, Protocol::Ll, Protocol::Ll128];
-
-    /// Returns the protocol's name, as settings and reports spell it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Protocol::Simple => "simple",
-            Protocol::Ll => "ll",
-            Protocol::Ll128 => "ll128",
-        }
-    }
-}
+pub use crate::types::Protocol;
 
 /// Counters of one channel of one protocol in a peer buffer from -> to (`cinch_counters`).
 #[derive(Clone, Copy, Debug, Default)]
@@ -117,7 +93,7 @@ pub struct Trouble {
     pub step: u32,
     /// Pass of the schedule.
     pub pass: u32,
-    /// Number of the [`Protocol`](crate::types::Protocol).
+    /// Number of the [`KernelProtocol`](crate::types::KernelProtocol).
     pub protocol: u32,
     /// Counter value that the kernel waited for; in a fused kernel the number of the call.
     pub expected: u64,
@@ -162,7 +138,7 @@ pub struct CommView {
     pub nranks: u32,
     /// FIFOs of the launch's protocol.
     pub fifo: Fifo,
-    /// Number of the [`Protocol`].
+    /// Number of the [`KernelProtocol`](crate::types::KernelProtocol).
     pub protocol: u32,
     /// Padding.
     pub unused: u32,

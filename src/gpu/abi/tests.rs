@@ -178,11 +178,3 @@ fn header_asserts_the_same_sizes() {
     assert_eq!(CURSORS_BYTES, 196_608);
     assert_eq!(size_of::<Counters>(), LINE_BYTES);
 }
-
-#[test]
-fn protocols_are_numbered_from_zero() {
-    for (index, protocol) in Protocol::ALL.into_iter().enumerate() {
-        assert_eq!(protocol as usize, index);
-    }
-    assert_eq!(Protocol::Ll128.name(), "ll128");
-}

@@ -1,9 +1,9 @@
-//! Engines of all ranks on a simulated GPU whose kernels take note of their arguments; the notes
-//! are run by the interpreter beside this file.
+//! Engines of all ranks on a simulated GPU whose kernels record their arguments; the records
+//! are executed by [`interpreter`].
 
-use super::interpreter::World;
 use super::*;
 use crate::gpu::abi::{self, OneshotArgs, ScheduleArgs};
+use interpreter::World;
 
 use crate::bootstrap::LocalOutOfBand;
 use crate::codec::FUSED_CODECS;
@@ -14,22 +14,18 @@ use crate::mem::PeerBufferLayout;
 use crate::sys::cuda::CuResult;
 use crate::sys::cuda::mock::{Machine as Gpus, Process};
 use crate::testing::{Data, Pattern, Problem};
-use crate::types::{self, Algorithm, CodecSpec, DType, Fused, ReduceOp, Scalar};
+use crate::types::{Algorithm, CodecSpec, DType, Fused, ReduceOp, Scalar};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-#[path = "fused_tests.rs"]
+pub(super) mod fake_kernel;
 mod fused;
-#[path = "launch_order_tests.rs"]
+pub(super) mod interpreter;
 mod launch_order;
-#[path = "messages_tests.rs"]
 mod messages;
-#[path = "refusal_tests.rs"]
 mod refusals;
-#[path = "residuals_tests.rs"]
 mod residuals;
-#[path = "sample_window_tests.rs"]
 mod sample_window;
 
 pub(crate) const WAIT: Duration = Duration::from_secs(20);
@@ -141,9 +137,9 @@ impl Bench {
         ranks
             .map(|(rank, (exchange, fault))| {
                 let mut wires = Wires::new(rank, nranks);
-                wires.whole_lines = config.protocol == Some(types::Protocol::Fused128);
+                wires.whole_lines = config.protocol == Some(Protocol::Ll128);
                 let wires = Arc::new(wires);
-                let parts = Parts {
+                let parts = EngineParts {
                     context: self.context.clone(),
                     kernels: self.kernels.clone(),
                     wiring: wires.clone(),
@@ -335,7 +331,8 @@ fn work_buffer(seen: Seen) -> WorkBuffer {
 
 fn simple() -> Config {
     Config {
-        protocol: Some(crate::types::Protocol::Simple),
+        protocol: Some(Protocol::Simple),
+        kernel: Some(crate::types::Kernel::Schedule),
         ..Config::default()
     }
 }

@@ -2,8 +2,8 @@
 //! only, f32 only. It shares the counters, slots, headers and cursors with the real one, and
 //! nothing else.
 
+use super::super::pack::WorkBuffer;
 use super::interpreter::{World, order};
-use super::pack::WorkBuffer;
 use crate::codec::Codec;
 use crate::gpu::abi::{self, KernelWork};
 use crate::gpu::abi::{
@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// One launch.
-pub(super) struct Kernel<'a> {
+pub(crate) struct Kernel<'a> {
     view: &'a CommView,
     work_buffer: &'a WorkBuffer,
     codec: Option<&'a dyn Codec>,

@@ -1,11 +1,11 @@
 //! Ranks of several hosts, which are threads: simulated GPUs, kernels that are played on the host
-//! (see `fake_kernel_tests.rs`), real proxies and real sockets on the loopback.
+//! (see `engine/gpu/tests/fake_kernel.rs`), real proxies and real sockets on the loopback.
 
-use super::super::super::fake_kernel::Kernel;
 use super::super::super::kernels::Kernels;
 use super::super::super::pack::WorkBuffer;
+use super::super::super::tests::fake_kernel::Kernel;
 use super::super::super::tests::request;
-use super::super::super::{Connections, GpuCall, GpuEngine, Parts};
+use super::super::super::{Connections, EngineParts, GpuCall, GpuEngine};
 use super::WAIT;
 use crate::bootstrap::{LocalOutOfBand, OutOfBandRef};
 use crate::codec;
@@ -22,7 +22,7 @@ use crate::sys::cuda::CuResult;
 use crate::sys::cuda::mock::{Machine as Gpus, Process};
 use crate::testing::{Data, Pattern, Problem};
 use crate::transport::ConnectContext;
-use crate::types::{Algorithm, Collective, DType, Protocol, ReduceOp, TransportKind};
+use crate::types::{Algorithm, Collective, DType, KernelProtocol, ReduceOp, TransportKind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -65,7 +65,8 @@ impl World {
             host_id: Some(format!("host {host}")),
             // The slots of ranks of one host lie in host memory: no kernel tries the paths.
             p2p_disable: true,
-            protocol: Some(Protocol::Simple),
+            protocol: Some(KernelProtocol::SIMPLE.protocol),
+            kernel: Some(KernelProtocol::SIMPLE.kernel),
             ..config.clone()
         };
         World {
@@ -124,7 +125,7 @@ impl Rank {
         let links = gpu_links::connect(&connecting, &world.context).unwrap();
         let (paths, network) = (links.paths.clone(), links.take_network());
         let wiring: Arc<dyn Connections> = Arc::new(links);
-        let parts = Parts {
+        let parts = EngineParts {
             context: world.context.clone(),
             kernels: world.kernels.clone(),
             wiring: wiring.clone(),

@@ -1,6 +1,5 @@
-//! Proxies between ranks of several hosts: see `proxy_world_tests.rs`.
+//! Proxies between ranks of several hosts; [`world`] simulates the hosts.
 
-#[path = "proxy_world_tests.rs"]
 mod world;
 
 use super::super::GpuCall;

@@ -1,7 +1,7 @@
 //! MessageSizesCache against the walk of the kernels, message by message.
 
-use super::super::interpreter::order;
 use super::super::pack::{Addresses, WorkBuffer, work};
+use super::super::tests::interpreter::order;
 use super::*;
 use crate::cpu::Isa;
 use crate::mem::PeerBufferLayout;
@@ -122,10 +122,10 @@ fn courses_are_what_kernels_walk() {
                         {
                             for (channel, peers) in channels.iter().enumerate() {
                                 for (peer, bytes) in peers.iter().enumerate() {
-                                    let follower = MessageCursor::new(way, peer, channel);
+                                    let cursor = MessageCursor::new(way, peer, channel);
                                     let what =
                                         format!("{what}, {way:?} {peer} on channel {channel}");
-                                    follow(follower, bytes, words, &mut message_sizes, &what);
+                                    follow(cursor, bytes, words, &mut message_sizes, &what);
                                     messages += bytes.len();
                                 }
                             }
@@ -138,9 +138,9 @@ fn courses_are_what_kernels_walk() {
     assert!(messages > 80_000, "{messages}");
 }
 
-/// A follower finds these lengths.
+/// A cursor finds these lengths.
 fn follow(
-    mut follower: MessageCursor,
+    mut cursor: MessageCursor,
     lengths: &[usize],
     words: [u64; SIGNATURE_WORDS],
     message_sizes: &mut MessageSizesCache,
@@ -148,20 +148,20 @@ fn follow(
 ) {
     // Twice: the end of a call is the beginning of the next.
     for _ in 0..2 {
-        assert_eq!(follower.next(), None);
+        assert_eq!(cursor.next(), None);
         for (index, &bytes) in lengths.iter().enumerate() {
-            let found = match (index, follower.way) {
-                (_, Direction::FromPeer) => follower.expect(words, message_sizes).unwrap(),
-                (0, Direction::ToPeer) => follower.begin(words, message_sizes).unwrap(),
-                (_, Direction::ToPeer) => follower.next().expect(what),
+            let found = match (index, cursor.direction) {
+                (_, Direction::FromPeer) => cursor.expect(words, message_sizes).unwrap(),
+                (0, Direction::ToPeer) => cursor.begin(words, message_sizes).unwrap(),
+                (_, Direction::ToPeer) => cursor.next().expect(what),
             };
             assert_eq!(found, bytes, "{what}: message {index}");
         }
     }
-    assert_eq!(follower.next(), None, "{what}");
+    assert_eq!(cursor.next(), None, "{what}");
     if lengths.is_empty() {
-        let error = follower.begin(words, message_sizes).unwrap_err();
-        let kind = match follower.way {
+        let error = cursor.begin(words, message_sizes).unwrap_err();
+        let kind = match cursor.direction {
             Direction::ToPeer => ErrorKind::Internal,
             Direction::FromPeer => ErrorKind::Mismatch,
         };

@@ -1,7 +1,7 @@
 //! An interpreter of packed schedules that shares nothing with the kernels but the header, over
 //! connections of as few slots as do. It starts a step as late as a kernel may.
 
-use super::pack::WorkBuffer;
+use super::super::pack::WorkBuffer;
 use crate::codec::{Codec, Span};
 use crate::gpu::abi::{self, KernelWork};
 use crate::schedule::Op;
@@ -9,7 +9,7 @@ use std::collections::{HashMap, VecDeque};
 
 /// All ranks' launches, those of one rank one after the other. Addresses in works are of memory
 /// of f32 that lives as long.
-pub(super) struct World<'a> {
+pub(crate) struct World<'a> {
     launches: &'a [Vec<WorkBuffer>],
     codec: Option<&'a dyn Codec>,
     /// Slots of a connection.
@@ -20,7 +20,7 @@ pub(super) struct World<'a> {
 
 impl WorkBuffer {
     /// What [`WorkBuffer::write`] has written.
-    pub(super) fn read(bytes: &[u8], counts: [u32; 3]) -> WorkBuffer {
+    pub(crate) fn read(bytes: &[u8], counts: [u32; 3]) -> WorkBuffer {
         fn take<T: Copy>(bytes: &[u8], count: u32) -> (Vec<T>, &[u8]) {
             let (front, rest) = bytes.split_at(count as usize * size_of::<T>());
             // SAFETY: structs of integers, as many as the slice has bytes for.
@@ -53,7 +53,7 @@ struct Block {
 }
 
 impl<'a> World<'a> {
-    pub(super) fn new(
+    pub(crate) fn new(
         launches: &'a [Vec<WorkBuffer>],
         codec: Option<&'a dyn Codec>,
         slots: usize,
@@ -72,12 +72,12 @@ impl<'a> World<'a> {
             for (launch, work_buffer) in launches.iter().enumerate() {
                 for work in &work_buffer.works {
                     for channel in 0..u64::from(work.channels) {
-                        let channel = u64::from(work.first_channel) + channel;
+                        let fifo = u64::from(work.first_channel) + channel;
                         blocks.push(Block {
                             rank,
                             launch,
                             work: *work,
-                            channel: channel as usize,
+                            channel: fifo as usize,
                             batches: order(work, &work_buffer.steps, channel),
                             at: 0,
                         });
@@ -89,7 +89,7 @@ impl<'a> World<'a> {
     }
 
     /// Runs all blocks to their ends; whether they got there, and nothing was left over.
-    pub(super) fn run(&mut self) -> bool {
+    pub(crate) fn run(&mut self) -> bool {
         let mut blocks = self.blocks();
         loop {
             let mut moved = false;
@@ -192,7 +192,7 @@ impl<'a> World<'a> {
     }
 
     /// Runs one step; what it sends, if it does.
-    pub(super) fn step(
+    pub(crate) fn step(
         &mut self,
         work: &KernelWork,
         step: &abi::KernelStep,
@@ -298,7 +298,7 @@ fn span(chunk: usize) -> Span {
     Span::whole(chunk)
 }
 
-pub(super) fn floats(bytes: &[u8]) -> Vec<f32> {
+pub(crate) fn floats(bytes: &[u8]) -> Vec<f32> {
     let words = bytes.chunks_exact(4);
     words
         .map(|word| f32::from_le_bytes(word.try_into().unwrap()))
@@ -321,7 +321,7 @@ fn combine(sum: &mut Option<Vec<f32>>, work: &KernelWork, term: &[f32]) {
 }
 
 /// By time; within one time the oldest pass, which is at the latest stage, first.
-pub(super) fn order(
+pub(crate) fn order(
     work: &KernelWork,
     steps: &[abi::KernelStep],
     channel: u64,
