@@ -1,8 +1,7 @@
 //! Whole arrays in device memory, encoded and decoded on a stream, without a communicator.
 //!
-//! One launch a call, or three for a message of CompLL's, whose array is one block. Calls may be
-//! captured. Sizes and bytes are those of [`StandAlone`] on the host, so what one side encodes
-//! the other decodes.
+//! A call is one launch; CompLL's layout takes three, because its array is one block. Calls may be captured.
+//! Sizes and bytes equal [`StandAlone`]'s on the host, so each side decodes the other's encodings.
 
 use crate::codec::{KERNEL_CODECS, Layout, Random, StandAlone, array_family, kernel_params};
 use crate::cpu::Isa;
@@ -14,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// Threads of a block.
 const THREADS: u32 = 256;
-/// Elements that a block takes at once.
+/// Elements that a block processes at once.
 const BLOCK_ELEMENTS: usize = 16 * THREADS as usize;
 /// Most shares that the ends of a message are found in.
 const SHARES: usize = 1024;
@@ -22,11 +21,11 @@ const SHARES: usize = 1024;
 /// Elements in device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Elements {
-    /// Of the first one; aligned as the type is.
+    /// Address of the first element, aligned to the type.
     pub address: u64,
-    /// How many.
+    /// Number of elements.
     pub count: usize,
-    /// f32, f16 or bf16.
+    /// Element type: f32, f16 or bf16.
     pub dtype: DType,
 }
 
@@ -42,15 +41,15 @@ pub struct CodecKernels {
     context: Arc<Context>,
     chunks: Arc<Module>,
     published: Arc<Module>,
-    /// Those that were asked for, with the blocks that the GPU holds at once.
+    /// Kernels used so far, each with its number of resident blocks.
     found: Mutex<HashMap<String, (Function, u32)>>,
 }
 
 impl CodecKernels {
-    /// Loads them. The driver may wait for running kernels to end meanwhile.
+    /// Loads the kernels. The driver may wait until running kernels have ended.
     ///
     /// # Errors
-    /// Unsupported if the build has none, or none for this GPU; those of the driver.
+    /// Unsupported if the build has no kernels for this GPU; the driver's errors.
     pub fn new(context: &Arc<Context>) -> Result<CodecKernels> {
         Ok(CodecKernels {
             context: context.clone(),
@@ -60,7 +59,7 @@ impl CodecKernels {
         })
     }
 
-    /// The GPU's context.
+    /// Returns the GPU's context.
     pub fn context(&self) -> &Arc<Context> {
         &self.context
     }
@@ -78,10 +77,10 @@ impl CodecKernels {
     }
 }
 
-/// `cinch_codec_args` of `kernels/codec/params.h`.
+/// Kernel arguments: `cinch_codec_args` of `kernels/codec/params.h`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-struct Args {
+struct CodecArgs {
     wire: u64,
     elements: u64,
     n: u64,
@@ -90,7 +89,7 @@ struct Args {
     unused: u32,
 }
 
-const _: () = assert!(size_of::<Args>() == 64);
+const _: () = assert!(size_of::<CodecArgs>() == 64);
 
 /// A codec for whole arrays on one GPU.
 #[derive(Clone, Debug)]
@@ -103,7 +102,7 @@ pub struct DeviceCodec {
 
 impl DeviceCodec {
     /// # Errors
-    /// As [`StandAlone::new`]; unsupported where the codec has no kernels, or under a tensor scale.
+    /// See [`StandAlone::new`]; unsupported where the codec has no kernels, or under a tensor scale.
     pub fn new(
         kernels: &Arc<CodecKernels>,
         spec: CodecSpec,
@@ -129,7 +128,7 @@ impl DeviceCodec {
         })
     }
 
-    /// Bytes of `n` encoded elements.
+    /// Returns the bytes of `n` encoded elements.
     pub fn bytes(&self, n: usize) -> usize {
         self.sizes.bytes(n)
     }
@@ -140,11 +139,11 @@ impl DeviceCodec {
     ///
     /// # Errors
     /// Invalid argument if there is too little room, at an address that is not aligned, or if the
-    /// two overlap; unsupported for other types; those of the driver. Nothing is queued then.
+    /// two overlap; unsupported for other types; the driver's errors. Nothing is queued then.
     ///
     /// # Safety
-    /// Both are memory of the stream's GPU, live and used by nobody else from where the call
-    /// stands in the stream until the stream is past it, in every replay if it is captured.
+    /// Both ranges are memory of the stream's GPU. No other code frees or uses them while the call runs in the
+    /// stream, or in any replay if it is captured.
     pub unsafe fn encode(
         &self,
         elements: Elements,
@@ -152,17 +151,17 @@ impl DeviceCodec {
         wire: (u64, usize),
         stream: &Stream,
     ) -> Result<()> {
-        // SAFETY: as ours.
+        // SAFETY: this function's caller keeps the callee's contract, which is the same.
         unsafe { self.encode_from(elements, draw, 0, wire, stream) }
     }
 
-    /// The same for elements of which the first has this place in a message.
+    /// Queues the encoding of elements whose first has index `first` in a message.
     ///
     /// # Errors
-    /// As [`DeviceCodec::encode`].
+    /// See [`DeviceCodec::encode`].
     ///
     /// # Safety
-    /// As there.
+    /// See [`DeviceCodec::encode`].
     pub(super) unsafe fn encode_from(
         &self,
         elements: Elements,
@@ -175,7 +174,7 @@ impl DeviceCodec {
         let random = Random::new(self.spec.seed.into(), draw, 0);
         let args = self.args(&elements, wire.0, random, first);
         if self.is_message() {
-            // SAFETY: as ours.
+            // SAFETY: this function's caller keeps the callee's contract, which is the same.
             return unsafe { self.message(&elements, args, stream) };
         }
         let (module, name) = match self.layout {
@@ -185,7 +184,7 @@ impl DeviceCodec {
                 format!("cinch_pack_{}", elements.dtype),
             ),
         };
-        // SAFETY: as ours.
+        // SAFETY: this function's caller keeps the callee's contract, which is the same.
         unsafe { self.launch(module, name, args, stream) }
     }
 
@@ -194,10 +193,10 @@ impl DeviceCodec {
     /// makes all of them NaN: the call does not wait to look at it.
     ///
     /// # Errors
-    /// As [`DeviceCodec::encode`].
+    /// See [`DeviceCodec::encode`].
     ///
     /// # Safety
-    /// As there.
+    /// See [`DeviceCodec::encode`].
     pub unsafe fn decode(
         &self,
         wire: (u64, usize),
@@ -217,11 +216,11 @@ impl DeviceCodec {
                 format!("cinch_unpack_{}", elements.dtype),
             ),
         };
-        // SAFETY: as ours.
+        // SAFETY: this function's caller keeps the callee's contract, which is the same.
         unsafe { self.launch(module, name, args, stream) }
     }
 
-    /// Whether the layout has a header, and the array is one block.
+    /// Returns whether the layout has a header, with the array as one block.
     fn is_message(&self) -> bool {
         self.layout == Layout::Published && self.spec.kind.has_scale()
     }
@@ -231,8 +230,8 @@ impl DeviceCodec {
         format!("cinch_{what}_{family}_{dtype}")
     }
 
-    fn args(&self, elements: &Elements, wire: u64, random: Random, first: usize) -> Args {
-        Args {
+    fn args(&self, elements: &Elements, wire: u64, random: Random, first: usize) -> CodecArgs {
+        CodecArgs {
             wire,
             elements: elements.address,
             n: elements.count as u64,
@@ -284,8 +283,8 @@ impl DeviceCodec {
         Ok(())
     }
 
-    /// Finds the ends of the array, writes the header, then the codes.
-    unsafe fn message(&self, elements: &Elements, args: Args, stream: &Stream) -> Result<()> {
+    /// Queues three kernels: minimum and maximum of the array, the header, and the codes.
+    unsafe fn message(&self, elements: &Elements, args: CodecArgs, stream: &Stream) -> Result<()> {
         let published = &self.kernels.published;
         // The ends of a share take two words behind the first multiple of 4.
         let room = self.bytes(elements.count).saturating_sub(3) / 8;
@@ -298,7 +297,8 @@ impl DeviceCodec {
         let (header, _) = self.kernels.find(published, "cinch_header".into())?;
         let mut told = args;
         told.params[0] = shares;
-        // SAFETY: as the caller's; shares lie within the wire bytes, whose codes come later.
+        // SAFETY: the caller keeps the contract of `encode`. The shares lie within the wire bytes, which the
+        // codes overwrite later.
         unsafe {
             if shares > 0 {
                 extent.launch(shares, THREADS, 0, stream, &args)?;
@@ -313,19 +313,19 @@ impl DeviceCodec {
         &self,
         module: &Arc<Module>,
         name: String,
-        args: Args,
+        args: CodecArgs,
         stream: &Stream,
     ) -> Result<()> {
         if args.n == 0 {
             return Ok(());
         }
         let (function, most) = self.kernels.find(module, name)?;
-        // SAFETY: the kernel takes `cinch_codec_args`; the addresses are the caller's.
+        // SAFETY: the kernel takes `cinch_codec_args`, and the caller keeps the contract of `encode`.
         unsafe { function.launch(blocks(args.n as usize, most), THREADS, 0, stream, &args) }
     }
 }
 
-/// As many blocks as have work, and are resident at once.
+/// Returns the number of blocks: as many as have work and are resident at once.
 fn blocks(n: usize, most: u32) -> u32 {
     n.div_ceil(BLOCK_ELEMENTS).clamp(1, most.max(1) as usize) as u32
 }

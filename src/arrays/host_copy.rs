@@ -1,17 +1,15 @@
-//! Arrays between host memory and a GPU, packed on the way: the path that ADT took for weights.
+//! Packed copies of whole arrays between host memory and a GPU, as ADT copies weights.
 //!
-//! An array goes in pieces. Towards the GPU, threads of the host pack pieces into pinned staging,
-//! and the calling thread queues the copy of each packed piece and the kernel that unpacks it.
-//! Towards the host the calling thread queues the kernel that packs a piece and its copy, and the
-//! threads unpack what has arrived. The calling thread alone talks to the driver, whose lock
-//! threads would otherwise fight for; the others do nothing but pack.
+//! An array is copied in pieces. Towards the GPU, host threads pack pieces into pinned staging memory, and
+//! the calling thread queues each packed piece's copy and unpack kernel. Towards the host, the calling
+//! thread queues each piece's pack kernel and copy, and the threads unpack arrived pieces. Only the calling
+//! thread calls the driver, whose lock the threads would contend for.
 //!
-//! A slot, the staging of a piece, belongs to whoever holds it: it wanders between threads by
-//! channels, and nobody shares it.
+//! A slot is the staging memory of one piece. Channels pass it between threads, and its holder owns it.
 //!
-//! LaunchOrder: a copy begins behind the work that the caller's stream has, and that stream goes on
-//! behind the copy. A call returns when the host array may be used again: towards the GPU when it
-//! has been packed, towards the host when it is complete. It therefore cannot be captured.
+//! A copy begins behind the work in the caller's stream, and the stream continues behind the copy. A call
+//! returns when the host array may be used again: towards the GPU when it is packed, towards the host when
+//! it is complete. Hence a copy cannot be captured.
 
 use super::device_codec::{CodecKernels, DeviceCodec, Elements};
 use crate::codec::{Layout, Random, StandAlone};
@@ -25,51 +23,50 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Elements of a piece: a multiple of every block, and so many that the copy of a packed piece
-/// takes longer than queueing it.
+/// Elements of a piece: a multiple of every block, large enough that copying takes longer than queueing.
 const PIECE: usize = 512 << 10;
-/// Bytes of staging of a piece: codes of 3 bytes, or of 1 with two numbers for 32 elements.
+/// Bytes of a piece's staging memory: codes of 3 bytes, or of 1 byte with two numbers for 32 elements.
 const STAGING: usize = 3 * PIECE + 256;
-/// Pieces on their way beside those that are being packed.
-const UNDERWAY: usize = 6;
-/// Streams that take turns, so that the copy of a piece goes on beside the kernel of another.
-const LANES: usize = 3;
-/// Threads unless somebody says how many: more bring nothing where one bus takes all copies.
-const THREADS: usize = 16;
-/// How long the calling thread waits for a thread before it looks after the GPU again.
-const GLANCE: Duration = Duration::from_micros(20);
+/// Pieces in flight beside the pieces that threads pack.
+const IN_FLIGHT: usize = 6;
+/// Streams that pieces alternate over, so that one piece's copy overlaps another piece's kernel.
+const STREAMS: usize = 3;
+/// Default limit of threads: more bring nothing, since one bus carries all copies.
+const MOST_THREADS: usize = 16;
+/// Longest wait of the calling thread for a packing thread before it polls the GPU again.
+const GPU_POLL_INTERVAL: Duration = Duration::from_micros(20);
 
-/// Copies between host memory and one GPU. One copy at a time: others wait for it.
+/// Copies between host memory and one GPU. Concurrent copies wait for each other.
 #[derive(Debug)]
 pub struct HostCopier {
     kernels: Arc<CodecKernels>,
-    machinery: Mutex<Machinery>,
+    resources: Mutex<CopyResources>,
     begun: Event,
-    patience: Duration,
+    timeout: Duration,
 }
 
 #[derive(Debug)]
-struct Machinery {
-    /// Streams with an event behind what a copy has queued on each.
-    channels: Vec<(Stream, Event)>,
+struct CopyResources {
+    /// Streams, each with an event behind a copy's work on it.
+    streams: Vec<(Stream, Event)>,
     slots: Vec<Slot>,
-    /// One for each thread: elements that are no fp32, widened.
+    /// A tile for each thread, for elements that are widened to fp32.
     tiles: Vec<Tile>,
 }
 
-/// Staging of one piece.
+/// Staging memory of one piece.
 #[derive(Debug)]
 struct Slot {
-    /// The channel on which all uses of it are queued.
-    channel: usize,
-    /// In front of `pinned`: to free it waits for copies between the two.
+    /// Index of the stream on which all uses of the slot are queued.
+    stream: usize,
+    /// Dropped before `pinned`: freeing it waits for copies between the two.
     device: DeviceMemory,
     pinned: PinnedMemory,
-    /// Behind the last use of `pinned` by the driver.
+    /// Event behind the driver's last use of `pinned`.
     used: Event,
 }
 
-/// What one copy is about.
+/// Parameters of one copy.
 struct Copy<'a> {
     host: &'a StandAlone,
     device: &'a DeviceCodec,
@@ -77,10 +74,10 @@ struct Copy<'a> {
     dtype: DType,
     draw: u64,
     address: u64,
-    patience: Duration,
+    timeout: Duration,
 }
 
-/// A piece in its slot, `n` elements.
+/// A packed piece of `n` elements in its slot.
 struct Packed {
     slot: Slot,
     first: usize,
@@ -94,40 +91,40 @@ struct Piece<B> {
 }
 
 impl HostCopier {
-    /// With `threads` that pack, or 0 for as many as the machine has cores, 16 at most. There are 6
-    /// pieces of staging more than threads, each of 1.5 MiB of pinned memory and as much on the GPU.
-    /// A copy that does not get on for `patience` fails.
+    /// Makes a copier with `threads` packing threads; 0 means one for each core, at most 16. It allocates 6
+    /// slots more than threads, each 1.5 MiB of pinned memory and 1.5 MiB on the GPU. A copy without
+    /// progress for `timeout` fails.
     ///
     /// # Errors
-    /// As [`CodecKernels::new`]; system if there is not that much memory.
-    pub fn new(context: &Arc<Context>, threads: usize, patience: Duration) -> Result<HostCopier> {
+    /// See [`CodecKernels::new`]; system if memory is short.
+    pub fn new(context: &Arc<Context>, threads: usize, timeout: Duration) -> Result<HostCopier> {
         let threads = match threads {
             0 => HostCopier::default_threads(),
             some => some,
         };
-        let channel = |_| Ok::<_, Error>((Stream::new(context)?, Event::new(context)?));
-        let machinery = Machinery {
-            channels: (0..LANES).map(channel).collect::<Result<_>>()?,
-            slots: (0..threads + UNDERWAY)
-                .map(|number| Slot::new(context, number % LANES))
+        let stream = |_| Ok::<_, Error>((Stream::new(context)?, Event::new(context)?));
+        let resources = CopyResources {
+            streams: (0..STREAMS).map(stream).collect::<Result<_>>()?,
+            slots: (0..threads + IN_FLIGHT)
+                .map(|number| Slot::new(context, number % STREAMS))
                 .collect::<Result<_>>()?,
             tiles: (0..threads).map(|_| Tile::new(PIECE)).collect(),
         };
         Ok(HostCopier {
             kernels: Arc::new(CodecKernels::new(context)?),
-            machinery: Mutex::new(machinery),
+            resources: Mutex::new(resources),
             begun: Event::new(context)?,
-            patience,
+            timeout,
         })
     }
 
-    /// Threads of a copier that is told none.
+    /// Returns the default number of threads.
     pub fn default_threads() -> usize {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        cores.min(THREADS)
+        cores.min(MOST_THREADS)
     }
 
-    /// The GPU's context.
+    /// Returns the GPU's context.
     pub fn context(&self) -> &Arc<Context> {
         self.kernels.context()
     }
@@ -158,7 +155,7 @@ impl HostCopier {
             (spec, dtype, draw),
             (src.len(), address),
             stream,
-            |copy, machinery| copy.to_device(src, machinery),
+            |copy, resources| copy.to_device(src, resources),
         )
     }
 
@@ -183,7 +180,7 @@ impl HostCopier {
             (spec, dtype, draw),
             (dst.len(), address),
             stream,
-            |copy, machinery| copy.to_host(dst, machinery),
+            |copy, resources| copy.to_host(dst, resources),
         )
     }
 
@@ -192,7 +189,7 @@ impl HostCopier {
         (spec, dtype, draw): (CodecSpec, DType, u64),
         (bytes, address): (usize, u64),
         stream: &Stream,
-        run: impl FnOnce(&Copy<'_>, &mut Machinery) -> Result<()>,
+        run: impl FnOnce(&Copy<'_>, &mut CopyResources) -> Result<()>,
     ) -> Result<()> {
         let host = StandAlone::new(spec, Layout::Chunk, Isa::detect())?;
         let device = DeviceCodec::new(&self.kernels, spec, Layout::Chunk)?;
@@ -224,48 +221,48 @@ impl HostCopier {
             dtype,
             draw,
             address,
-            patience: self.patience,
+            timeout: self.timeout,
         };
-        let mut machinery = self
-            .machinery
+        let mut resources = self
+            .resources
             .lock()
             .map_err(|_| Error::internal("an earlier copy panicked; make another copier"))?;
         self.begun.record(stream)?;
-        for (own, _) in &machinery.channels {
+        for (own, _) in &resources.streams {
             own.wait_event(&self.begun)?;
         }
-        let all = machinery.slots.len();
-        let outcome = run(&copy, &mut machinery);
+        let all = resources.slots.len();
+        let outcome = run(&copy, &mut resources);
         // Whatever happened, the stream stays behind what was queued.
-        let ended = machinery.channels.iter().try_for_each(|(own, ended)| {
+        let ended = resources.streams.iter().try_for_each(|(own, ended)| {
             ended.record(own)?;
             stream.wait_event(ended)
         });
-        if machinery.slots.len() < all {
+        if resources.slots.len() < all {
             // Some went down with a thread that failed.
-            let missing = all - machinery.slots.len();
+            let missing = all - resources.slots.len();
             let context = self.context();
-            let made = (0..missing).map(|number| Slot::new(context, number % LANES));
-            machinery.slots.extend(made.collect::<Result<Vec<_>>>()?);
+            let made = (0..missing).map(|number| Slot::new(context, number % STREAMS));
+            resources.slots.extend(made.collect::<Result<Vec<_>>>()?);
         }
         outcome.and(ended)
     }
 }
 
 impl Copy<'_> {
-    fn to_device(&self, src: &[u8], machinery: &mut Machinery) -> Result<()> {
-        let Machinery {
-            channels,
+    fn to_device(&self, src: &[u8], resources: &mut CopyResources) -> Result<()> {
+        let CopyResources {
+            streams,
             slots,
             tiles,
-        } = machinery;
+        } = resources;
         let run = PIECE * self.dtype.size();
         let count = src.len().div_ceil(run);
         let pieces = Mutex::new(pieces(src.chunks(run)));
         let (frees, free) = channel::<Slot>();
         let (dones, done) = channel::<Result<Packed>>();
         let free = Mutex::new(free);
-        let mut underway = VecDeque::from(std::mem::take(slots));
+        let mut in_flight = VecDeque::from(std::mem::take(slots));
         let threads = tiles.len().min(count);
         let outcome = std::thread::scope(|scope| {
             for tile in &mut tiles[..threads] {
@@ -288,46 +285,46 @@ impl Copy<'_> {
             // Threads that wait for a slot end with the sender.
             let (frees, _) = (frees, drop(dones));
             for _ in 0..count {
-                let mut patience = Patience::new(self.patience);
+                let mut timeout = ProgressTimeout::new(self.timeout);
                 let packed = loop {
-                    while let Some(slot) = underway.pop_front() {
+                    while let Some(slot) = in_flight.pop_front() {
                         if !slot.used.has_happened()? {
-                            underway.push_front(slot);
+                            in_flight.push_front(slot);
                             break;
                         }
                         let _ = frees.send(slot);
                     }
-                    match done.recv_timeout(GLANCE) {
+                    match done.recv_timeout(GPU_POLL_INTERVAL) {
                         Ok(outcome) => break outcome?,
-                        Err(RecvTimeoutError::Timeout) => patience.check()?,
+                        Err(RecvTimeoutError::Timeout) => timeout.check()?,
                         Err(RecvTimeoutError::Disconnected) => return Err(panicked()),
                     }
                 };
-                let queued = self.send(&packed, &channels[packed.slot.channel].0);
-                underway.push_back(packed.slot);
+                let queued = self.send(&packed, &streams[packed.slot.stream].0);
+                in_flight.push_back(packed.slot);
                 queued?;
             }
             Ok(())
         });
-        slots.extend(underway);
+        slots.extend(in_flight);
         slots.extend(locked(&free).try_iter());
         slots.extend(done.try_iter().flatten().map(|packed| packed.slot));
         outcome
     }
 
-    fn to_host(&self, dst: &mut [u8], machinery: &mut Machinery) -> Result<()> {
-        let Machinery {
-            channels,
+    fn to_host(&self, dst: &mut [u8], resources: &mut CopyResources) -> Result<()> {
+        let CopyResources {
+            streams,
             slots,
             tiles,
-        } = machinery;
+        } = resources;
         let run = PIECE * self.dtype.size();
         let threads = tiles.len().min(dst.len().div_ceil(run));
         let mut pieces = pieces(dst.chunks_mut(run));
         let (arrives, arrived) = channel::<(Slot, Piece<&mut [u8]>)>();
         let (dones, done) = channel::<Result<Slot>>();
         let arrived = Mutex::new(arrived);
-        let mut underway = VecDeque::new();
+        let mut in_flight = VecDeque::new();
         let outcome = std::thread::scope(|scope| {
             for tile in &mut tiles[..threads] {
                 let (arrived, dones) = (&arrived, dones.clone());
@@ -345,40 +342,40 @@ impl Copy<'_> {
             // Threads end with the sender.
             let (arrives, _) = (arrives, drop(dones));
             let mut unpacking = 0;
-            let mut patience = Patience::new(self.patience);
+            let mut timeout = ProgressTimeout::new(self.timeout);
             loop {
                 while !slots.is_empty()
                     && let Some(piece) = pieces.next()
                     && let Some(slot) = slots.pop()
                 {
                     let n = piece.bytes.len() / self.dtype.size();
-                    let queued = self.fetch(&slot, piece.first, n, &channels[slot.channel].0);
-                    underway.push_back((slot, piece));
+                    let queued = self.fetch(&slot, piece.first, n, &streams[slot.stream].0);
+                    in_flight.push_back((slot, piece));
                     queued?;
                 }
-                while let Some((slot, piece)) = underway.pop_front() {
+                while let Some((slot, piece)) = in_flight.pop_front() {
                     if !slot.used.has_happened()? {
-                        underway.push_front((slot, piece));
+                        in_flight.push_front((slot, piece));
                         break;
                     }
                     let _ = arrives.send((slot, piece));
                     unpacking += 1;
-                    patience = Patience::new(self.patience);
+                    timeout = ProgressTimeout::new(self.timeout);
                 }
-                if underway.is_empty() && unpacking == 0 {
+                if in_flight.is_empty() && unpacking == 0 {
                     return Ok(());
                 }
-                match done.recv_timeout(GLANCE) {
+                match done.recv_timeout(GPU_POLL_INTERVAL) {
                     Ok(outcome) => {
                         slots.push(outcome?);
                         unpacking -= 1;
                     }
-                    Err(RecvTimeoutError::Timeout) => patience.check()?,
+                    Err(RecvTimeoutError::Timeout) => timeout.check()?,
                     Err(RecvTimeoutError::Disconnected) => return Err(panicked()),
                 }
             }
         });
-        slots.extend(underway.into_iter().map(|(slot, _)| slot));
+        slots.extend(in_flight.into_iter().map(|(slot, _)| slot));
         slots.extend(locked(&arrived).try_iter().map(|(slot, _)| slot));
         slots.extend(done.try_iter().flatten());
         outcome
@@ -464,9 +461,9 @@ impl Copy<'_> {
 }
 
 impl Slot {
-    fn new(context: &Arc<Context>, channel: usize) -> Result<Slot> {
+    fn new(context: &Arc<Context>, stream: usize) -> Result<Slot> {
         Ok(Slot {
-            channel,
+            stream,
             pinned: PinnedMemory::new(context, STAGING)?,
             device: DeviceMemory::new(context, STAGING)?,
             used: Event::new(context)?,
@@ -488,28 +485,28 @@ impl Slot {
 }
 
 /// When the calling thread last saw something move.
-struct Patience {
+struct ProgressTimeout {
     since: Instant,
-    patience: Duration,
+    timeout: Duration,
 }
 
-impl Patience {
-    fn new(patience: Duration) -> Patience {
-        Patience {
+impl ProgressTimeout {
+    fn new(timeout: Duration) -> ProgressTimeout {
+        ProgressTimeout {
             since: Instant::now(),
-            patience,
+            timeout,
         }
     }
 
     fn check(&mut self) -> Result<()> {
-        if self.since.elapsed() < self.patience {
+        if self.since.elapsed() < self.timeout {
             return Ok(());
         }
         Err(Error::new(
             ErrorKind::Timeout,
             format!(
                 "a packed copy has not moved for {:?}; it may still",
-                self.patience
+                self.timeout
             ),
         ))
     }

@@ -2,9 +2,9 @@
 
 use super::GpuCall;
 use super::connections::Connections;
-use super::kernels::{self, Kernels, Shape};
+use super::kernels::{self, BlockShape, Kernels};
 use super::pack::{self, Addresses, PackedSchedule, WorkBuffer};
-use super::residuals::Place;
+use super::residuals::ResidualPlace;
 use crate::codec;
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::abi::{self, CommView, OneshotArgs, ScheduleArgs};
@@ -27,7 +27,7 @@ pub(super) struct Prepared {
     pub packed: PackedSchedule,
     pub function: Function,
     /// Block size of the kernel.
-    pub shape: Shape,
+    pub shape: BlockShape,
     /// Payload bytes that this rank sends.
     pub wire_bytes: u64,
     round: FusedRound,
@@ -86,7 +86,7 @@ impl Prepared {
         work_buffer: &mut WorkBuffer,
         call: &GpuCall<'_>,
         signature: [u64; SIGNATURE_WORDS],
-        residuals: Option<&Place>,
+        residuals: Option<&ResidualPlace>,
         captured: bool,
         begin: Launch,
     ) -> Result<()> {
@@ -109,7 +109,7 @@ impl Prepared {
         &self,
         call: &GpuCall<'_>,
         signature: [u64; SIGNATURE_WORDS],
-        residuals: Option<&Place>,
+        residuals: Option<&ResidualPlace>,
     ) -> Result<Option<FusedLaunch>> {
         if !self.plan.kernel.is_fused() {
             return Ok(None);
@@ -189,7 +189,7 @@ impl FusedLaunch {
             span: self.residuals.1,
         };
         let blocks = run.plan.channels as u32;
-        let Shape { threads, shared } = run.shape;
+        let BlockShape { threads, shared } = run.shape;
         // SAFETY: the fused kernel takes `cinch_oneshot_args`, and waits for its predecessor before it
         // touches memory. `GpuEngine::end` and `keep` hold the connections until no kernel uses them;
         // the contract of `DeviceBuffers` covers the caller's buffers.

@@ -9,8 +9,8 @@
 //! teardown       the end
 //! ```
 //! A call is one launch. Sends and receives between two collectives of a group share launches; see
-//! [`messages`]. No host thread blocks in a call except on locks. The [`Watchdog`] turns timeouts and
-//! mismatches of kernels into the communicator's fault. The [`proxy`] carries messages to other hosts.
+//! `messages`. No host thread blocks in a call except on locks. The [`Watchdog`] turns timeouts and
+//! mismatches of kernels into the communicator's fault. The `proxy` carries messages to other hosts.
 
 mod connections;
 pub mod kernels;
@@ -49,7 +49,7 @@ use crate::plan::{
 use crate::schedule::Hosts;
 use crate::sync::Fault;
 use crate::types::{CallSignature, Collective, SIGNATURE_WORDS, TransportKind};
-use kernels::{Kernels, Shape};
+use kernels::{BlockShape, Kernels};
 use launch::{Prepared, copy};
 use launch_order::LaunchOrder;
 use pack::{Addresses, WorkBuffer};
@@ -483,7 +483,7 @@ impl GpuEngine {
                 work_buffer.write(&mut args.work_buffer);
             }
             let blocks = work_buffer.channels() as u32;
-            let Shape { threads, shared } = run.shape;
+            let BlockShape { threads, shared } = run.shape;
             // SAFETY: a schedule kernel takes `cinch_args`, and waits for its predecessor before it touches
             // memory. `end` and `keep` hold connections and work buffer until no kernel uses them; the
             // contract of `DeviceBuffers` covers the caller's buffers.

@@ -254,7 +254,7 @@ pub(crate) fn plain_bytes<T: Plain>(items: &[T]) -> &[u8] {
 /// # Safety
 /// Every byte of a value is initialised.
 pub(crate) unsafe trait Plain: Copy {}
-// SAFETY: the fields take 24 bytes, and the assertion above says that the struct does too.
+// SAFETY: the fields take 24 bytes, and an assertion in this file proves that the struct does too.
 unsafe impl Plain for KernelStep {}
-// SAFETY: the fields take 152 bytes, and the assertion above says that the struct does too.
+// SAFETY: the fields take 152 bytes, and an assertion in this file proves that the struct does too.
 unsafe impl Plain for KernelWork {}

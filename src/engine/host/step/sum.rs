@@ -34,7 +34,7 @@ enum SumPath {
 }
 
 impl StepWork<'_, '_> {
-    /// Forms the step's sum, and sends and stores it as the step says.
+    /// Forms the step's sum, sends it to the step's peers, and stores it if the step writes the output.
     pub(super) fn recv_reduce(
         &mut self,
         sources: &Sources<'_>,
