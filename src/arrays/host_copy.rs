@@ -49,14 +49,14 @@ pub struct HostCopier {
 struct CopyResources {
     /// Streams, each with an event behind a copy's work on it.
     streams: Vec<(Stream, Event)>,
-    slots: Vec<Slot>,
+    slots: Vec<StagingSlot>,
     /// A tile for each thread, for elements that are widened to fp32.
     tiles: Vec<Tile>,
 }
 
 /// Staging memory of one piece.
 #[derive(Debug)]
-struct Slot {
+struct StagingSlot {
     /// Index of the stream on which all uses of the slot are queued.
     stream: usize,
     /// Dropped before `pinned`: freeing it waits for copies between the two.
@@ -79,13 +79,13 @@ struct Copy<'a> {
 
 /// A packed piece of `n` elements in its slot.
 struct Packed {
-    slot: Slot,
+    slot: StagingSlot,
     first: usize,
     n: usize,
 }
 
 /// A part of the host array, and the number of its first element.
-struct Piece<B> {
+struct ArrayPiece<B> {
     first: usize,
     bytes: B,
 }
@@ -106,7 +106,7 @@ impl HostCopier {
         let resources = CopyResources {
             streams: (0..STREAMS).map(stream).collect::<Result<_>>()?,
             slots: (0..threads + IN_FLIGHT)
-                .map(|number| Slot::new(context, number % STREAMS))
+                .map(|number| StagingSlot::new(context, number % STREAMS))
                 .collect::<Result<_>>()?,
             tiles: (0..threads).map(|_| Tile::new(PIECE)).collect(),
         };
@@ -242,7 +242,7 @@ impl HostCopier {
             // Some went down with a thread that failed.
             let missing = all - resources.slots.len();
             let context = self.context();
-            let made = (0..missing).map(|number| Slot::new(context, number % STREAMS));
+            let made = (0..missing).map(|number| StagingSlot::new(context, number % STREAMS));
             resources.slots.extend(made.collect::<Result<Vec<_>>>()?);
         }
         outcome.and(ended)
@@ -259,7 +259,7 @@ impl Copy<'_> {
         let run = PIECE * self.dtype.size();
         let count = src.len().div_ceil(run);
         let pieces = Mutex::new(pieces(src.chunks(run)));
-        let (frees, free) = channel::<Slot>();
+        let (frees, free) = channel::<StagingSlot>();
         let (dones, done) = channel::<Result<Packed>>();
         let free = Mutex::new(free);
         let mut in_flight = VecDeque::from(std::mem::take(slots));
@@ -321,8 +321,8 @@ impl Copy<'_> {
         let run = PIECE * self.dtype.size();
         let threads = tiles.len().min(dst.len().div_ceil(run));
         let mut pieces = pieces(dst.chunks_mut(run));
-        let (arrives, arrived) = channel::<(Slot, Piece<&mut [u8]>)>();
-        let (dones, done) = channel::<Result<Slot>>();
+        let (arrives, arrived) = channel::<(StagingSlot, ArrayPiece<&mut [u8]>)>();
+        let (dones, done) = channel::<Result<StagingSlot>>();
         let arrived = Mutex::new(arrived);
         let mut in_flight = VecDeque::new();
         let outcome = std::thread::scope(|scope| {
@@ -398,7 +398,7 @@ impl Copy<'_> {
     }
 
     /// Queues the way of a piece from the GPU.
-    fn fetch(&self, slot: &Slot, first: usize, n: usize, stream: &Stream) -> Result<()> {
+    fn fetch(&self, slot: &StagingSlot, first: usize, n: usize, stream: &Stream) -> Result<()> {
         let bytes = self.device.bytes(n);
         let (from, to) = (slot.device.address(), slot.pinned.address());
         // SAFETY: as in `send`; the pinned bytes are not read until `used` has happened.
@@ -423,8 +423,13 @@ impl Copy<'_> {
         Reducer::new(self.dtype, ReduceOp::Sum, Isa::detect())
     }
 
-    fn pack(&self, piece: Piece<&[u8]>, mut slot: Slot, tile: &mut Tile) -> Result<Packed> {
-        let Piece { first, bytes } = piece;
+    fn pack(
+        &self,
+        piece: ArrayPiece<&[u8]>,
+        mut slot: StagingSlot,
+        tile: &mut Tile,
+    ) -> Result<Packed> {
+        let ArrayPiece { first, bytes } = piece;
         let n = bytes.len() / self.dtype.size();
         let to = slot.staging(self.device.bytes(n))?;
         let random = Random::new(self.spec.seed.into(), self.draw, 0).from(first);
@@ -437,7 +442,12 @@ impl Copy<'_> {
         Ok(Packed { slot, first, n })
     }
 
-    fn unpack(&self, piece: Piece<&mut [u8]>, mut slot: Slot, tile: &mut Tile) -> Result<Slot> {
+    fn unpack(
+        &self,
+        piece: ArrayPiece<&mut [u8]>,
+        mut slot: StagingSlot,
+        tile: &mut Tile,
+    ) -> Result<StagingSlot> {
         let n = piece.bytes.len() / self.dtype.size();
         let from = slot.staging(self.device.bytes(n))?;
         if self.in_place(piece.bytes).is_some() {
@@ -460,9 +470,9 @@ impl Copy<'_> {
     }
 }
 
-impl Slot {
-    fn new(context: &Arc<Context>, stream: usize) -> Result<Slot> {
-        Ok(Slot {
+impl StagingSlot {
+    fn new(context: &Arc<Context>, stream: usize) -> Result<StagingSlot> {
+        Ok(StagingSlot {
             stream,
             pinned: PinnedMemory::new(context, STAGING)?,
             device: DeviceMemory::new(context, STAGING)?,
@@ -513,8 +523,8 @@ impl ProgressTimeout {
 }
 
 /// The chunks of an array as pieces. All but the last have [`PIECE`] elements.
-fn pieces<B>(chunks: impl Iterator<Item = B>) -> impl Iterator<Item = Piece<B>> {
-    chunks.enumerate().map(|(number, bytes)| Piece {
+fn pieces<B>(chunks: impl Iterator<Item = B>) -> impl Iterator<Item = ArrayPiece<B>> {
+    chunks.enumerate().map(|(number, bytes)| ArrayPiece {
         first: number * PIECE,
         bytes,
     })

@@ -36,14 +36,14 @@ pub struct Header {
 /// A header in a slot's line, without the message number.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Line {
+struct SlotLine {
     signature: [u64; SIGNATURE_WORDS],
     bytes: u32,
     rest: u32,
 }
 
 /// Offset of the message number in a line. Message m of a FIFO has arrived when the number is m + 1.
-const NUMBER_AT: usize = size_of::<Line>();
+const NUMBER_AT: usize = size_of::<SlotLine>();
 
 const _: () = assert!(NUMBER_AT + size_of::<u64>() <= LINE_BYTES);
 
@@ -106,7 +106,7 @@ impl FifoPlaces {
 
 /// Pointers of one end, with the regions that they lead into.
 #[derive(Debug)]
-struct Memory {
+struct FifoMemory {
     shape: FifoShape,
     places: FifoPlaces,
     slots: *mut u8,
@@ -115,16 +115,16 @@ struct Memory {
 
 // SAFETY: the pointers lead into regions that `places` holds. Counters are atomic, and pass each slot from one
 // end to the other.
-unsafe impl Send for Memory {}
+unsafe impl Send for FifoMemory {}
 
-impl Memory {
-    fn new(shape: FifoShape, places: FifoPlaces) -> Memory {
+impl FifoMemory {
+    fn new(shape: FifoShape, places: FifoPlaces) -> FifoMemory {
         assert!(
             shape.depth.is_power_of_two() && shape.slot_bytes.is_multiple_of(64),
             "impossible FIFO {shape:?}"
         );
         let slots = &places.slots;
-        Memory {
+        FifoMemory {
             slots: slots.region.place(slots.at, shape.bytes(), 64),
             head: places.head.region.counter(places.head.at),
             shape,
@@ -246,7 +246,7 @@ fn impossible(verb: &str, seen: u64, low: u64, high: u64) -> Error {
 /// The sending end of a FIFO.
 #[derive(Debug)]
 pub struct Producer {
-    memory: Memory,
+    memory: FifoMemory,
     cursor: SendCursor,
 }
 
@@ -260,7 +260,7 @@ impl Producer {
     /// If the places are outside their regions.
     pub unsafe fn new(shape: FifoShape, places: FifoPlaces) -> Producer {
         Producer {
-            memory: Memory::new(shape, places),
+            memory: FifoMemory::new(shape, places),
             cursor: SendCursor::default(),
         }
     }
@@ -329,13 +329,13 @@ impl Producer {
             header.bytes,
             self.memory.shape.slot_bytes
         );
-        let line = Line {
+        let line = SlotLine {
             signature: header.signature,
             bytes: header.bytes,
             rest: 0,
         };
-        // SAFETY: `check` proves that the slot belongs to this end; `Memory::new` aligned its line to 64 bytes.
-        unsafe { self.memory.line(number).cast::<Line>().write(line) };
+        // SAFETY: `check` proves that the slot belongs to this end; `FifoMemory::new` aligned its line to 64 bytes.
+        unsafe { self.memory.line(number).cast::<SlotLine>().write(line) };
         self.cursor.publish(self.memory.number(number));
     }
 
@@ -357,7 +357,7 @@ impl Producer {
 /// The receiving end of a FIFO.
 #[derive(Debug)]
 pub struct Consumer {
-    memory: Memory,
+    memory: FifoMemory,
     cursor: RecvCursor,
     /// Header of the next message. It is copied once, because the peer could change it after the check.
     current: Option<Header>,
@@ -373,7 +373,7 @@ impl Consumer {
     /// If the places are outside their regions.
     pub unsafe fn new(shape: FifoShape, places: FifoPlaces) -> Consumer {
         Consumer {
-            memory: Memory::new(shape, places),
+            memory: FifoMemory::new(shape, places),
             cursor: RecvCursor::default(),
             current: None,
         }
@@ -458,7 +458,7 @@ impl Consumer {
         let line = self.memory.line(self.cursor.taken + ahead as u64);
         // SAFETY: a whole, aligned line of a slot that was handed to us. Volatile: a peer that
         // breaks the rules may write meanwhile, and the value must be read only once.
-        let line = unsafe { line.cast::<Line>().read_volatile() };
+        let line = unsafe { line.cast::<SlotLine>().read_volatile() };
         if line.bytes as usize > self.memory.shape.slot_bytes {
             return Err(Error::new(
                 ErrorKind::Mismatch,

@@ -22,7 +22,7 @@ const WARP_PACKETS: usize = 32;
 
 /// A plan with its packed schedule and kernel.
 #[derive(Debug)]
-pub(super) struct Prepared {
+pub(super) struct PreparedPlan {
     pub plan: Arc<Plan>,
     pub packed: PackedSchedule,
     pub function: Function,
@@ -46,11 +46,11 @@ struct FusedRound {
     phases: u8,
 }
 
-impl Prepared {
-    pub fn new(plan: Arc<Plan>, kernels: &Kernels) -> Result<Prepared> {
+impl PreparedPlan {
+    pub fn new(plan: Arc<Plan>, kernels: &Kernels) -> Result<PreparedPlan> {
         let packed = PackedSchedule::new(&plan.schedule, &plan.pattern)?;
         let function = kernels.find(&kernels::name_for(&plan))?.clone();
-        Ok(Prepared {
+        Ok(PreparedPlan {
             round: FusedRound::new(&plan),
             shape: kernels::shape(&function),
             function,
@@ -150,7 +150,7 @@ pub(super) struct FusedLaunch {
 impl FusedLaunch {
     pub fn launch(
         &self,
-        run: &Prepared,
+        run: &PreparedPlan,
         wiring: &dyn Connections,
         timeout: Duration,
         stream: &Stream,

@@ -121,9 +121,9 @@ impl MessageSizesCache {
     }
 }
 
-/// Direction of messages.
+/// MessageDirection of messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Direction {
+pub(super) enum MessageDirection {
     /// From kernels of this rank to the peer.
     ToPeer,
     /// From the peer to kernels of this rank.
@@ -133,7 +133,7 @@ pub(super) enum Direction {
 /// Position of one direction of one channel in its current call.
 #[derive(Debug)]
 pub(super) struct MessageCursor {
-    direction: Direction,
+    direction: MessageDirection,
     peer: usize,
     channel: usize,
     sizes: Option<Arc<MessageSizes>>,
@@ -146,7 +146,7 @@ pub(super) struct MessageCursor {
 
 impl MessageCursor {
     /// Makes a cursor without a call.
-    pub fn new(direction: Direction, peer: usize, channel: usize) -> MessageCursor {
+    pub fn new(direction: MessageDirection, peer: usize, channel: usize) -> MessageCursor {
         MessageCursor {
             direction,
             peer,
@@ -163,8 +163,8 @@ impl MessageCursor {
         let sizes = self.sizes.as_ref()?;
         let (plan, channels) = (&*sizes.plan, sizes.plan.channels);
         let messages = match self.direction {
-            Direction::ToPeer => &sizes.sends[self.peer],
-            Direction::FromPeer => &sizes.recvs[self.peer],
+            MessageDirection::ToPeer => &sizes.sends[self.peer],
+            MessageDirection::FromPeer => &sizes.recvs[self.peer],
         };
         // A kernel's block runs the passes channel, channel + channels, ...
         let passes = if self.channel < channels {
@@ -245,11 +245,11 @@ impl MessageCursor {
     #[cold]
     fn wrong(&self, signature: &[u64; SIGNATURE_WORDS], what: &str, why: Option<Error>) -> Error {
         let (kind, sent) = match self.direction {
-            Direction::ToPeer => (
+            MessageDirection::ToPeer => (
                 ErrorKind::Internal,
                 format!("a kernel has sent rank {}", self.peer),
             ),
-            Direction::FromPeer => (ErrorKind::Mismatch, format!("rank {} sent", self.peer)),
+            MessageDirection::FromPeer => (ErrorKind::Mismatch, format!("rank {} sent", self.peer)),
         };
         let call = CallSignature::describe(signature);
         let why = why.map_or(String::new(), |error| format!(": {error}"));

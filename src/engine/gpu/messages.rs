@@ -4,7 +4,7 @@
 //! ends know: the message's index among those of its pair, the distance of the ranks, and the kernel.
 
 use super::pack::WorkBuffer;
-use super::{GpuCall, GpuEngine, Prepared, copy};
+use super::{GpuCall, GpuEngine, PreparedPlan, copy};
 use crate::error::Result;
 use crate::gpu::Stream;
 use crate::types::SIGNATURE_WORDS;
@@ -16,7 +16,7 @@ impl GpuEngine {
     pub(super) fn messages(
         &mut self,
         calls: &[GpuCall<'_>],
-        prepared: &[Arc<Prepared>],
+        prepared: &[Arc<PreparedPlan>],
         messages: &[(usize, [u64; SIGNATURE_WORDS])],
         stream: &Stream,
         capture: Option<u64>,

@@ -50,7 +50,7 @@ use crate::schedule::Hosts;
 use crate::sync::Fault;
 use crate::types::{CallSignature, Collective, SIGNATURE_WORDS, TransportKind};
 use kernels::{BlockShape, Kernels};
-use launch::{Prepared, copy};
+use launch::{PreparedPlan, copy};
 use launch_order::LaunchOrder;
 use pack::{Addresses, WorkBuffer};
 use proxy::Proxy;
@@ -82,7 +82,7 @@ impl GpuCall<'_> {
 #[derive(Debug)]
 pub struct Admitted {
     /// The plan of each call.
-    prepared: Vec<Arc<Prepared>>,
+    prepared: Vec<Arc<PreparedPlan>>,
     /// The stream capture that all calls belong to.
     capture: Option<u64>,
 }
@@ -107,7 +107,7 @@ pub struct GpuEngine {
     work_buffers: WorkBufferPool,
     residuals: DeviceResiduals,
     /// Prepared plans by the plan's address, which stays unique because each value holds its plan.
-    prepared: HashMap<usize, Arc<Prepared>>,
+    prepared: HashMap<usize, Arc<PreparedPlan>>,
     timeout: Duration,
     /// How kernels are launched behind their predecessor.
     launch_mode: Launch,
@@ -330,7 +330,7 @@ impl GpuEngine {
     fn start_some(
         &mut self,
         calls: &[GpuCall<'_>],
-        prepared: &[Arc<Prepared>],
+        prepared: &[Arc<PreparedPlan>],
         capture: Option<u64>,
     ) -> Result<Vec<Report>> {
         let Some(head) = calls.first() else {
@@ -370,14 +370,14 @@ impl GpuEngine {
     }
 
     /// Returns the prepared plan of `request`.
-    fn prepare(&mut self, request: &Request) -> Result<Arc<Prepared>> {
+    fn prepare(&mut self, request: &Request) -> Result<Arc<PreparedPlan>> {
         kernels::check(request)?;
         let plan = self.planner.plan(request)?;
         let key = Arc::as_ptr(&plan).addr();
         if let Some(known) = self.prepared.get(&key) {
             return Ok(known.clone());
         }
-        let made = Arc::new(Prepared::new(plan, &self.kernels)?);
+        let made = Arc::new(PreparedPlan::new(plan, &self.kernels)?);
         if self.prepared.len() >= KEPT_PLANS {
             self.prepared.clear();
         }
@@ -410,7 +410,7 @@ impl GpuEngine {
     fn collective(
         &mut self,
         call: &GpuCall<'_>,
-        run: &Prepared,
+        run: &PreparedPlan,
         signature: [u64; SIGNATURE_WORDS],
         stream: &Stream,
         capture: Option<u64>,
@@ -465,7 +465,7 @@ impl GpuEngine {
 
     fn launch(
         &mut self,
-        run: &Prepared,
+        run: &PreparedPlan,
         work_buffer: &WorkBuffer,
         residuals: Option<Arc<DeviceMemory>>,
         stream: &Stream,
@@ -516,7 +516,7 @@ impl GpuEngine {
         }
     }
 
-    fn report(&self, call: &GpuCall<'_>, run: &Prepared) -> Report {
+    fn report(&self, call: &GpuCall<'_>, run: &PreparedPlan) -> Report {
         let moves = call.request.count > 0
             && self.nranks > 1
             && (call.request.collective != Collective::SendRecv

@@ -1,7 +1,7 @@
 //! One channel between this rank's kernels and a rank on another host, as the proxy serves it. Both
 //! directions move messages between peer buffers in pinned memory and a connection of a host transport.
 
-use super::message_cursor::{Direction, MessageCursor, MessageSizesCache};
+use super::message_cursor::{MessageCursor, MessageDirection, MessageSizesCache};
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::{StagedRecv, StagedSend};
 use crate::transport::{Header, RecvEnd, SendEnd};
@@ -43,12 +43,12 @@ impl ProxyChannel {
             peer,
             outgoing,
             send,
-            sending: MessageCursor::new(Direction::ToPeer, peer, channel),
+            sending: MessageCursor::new(MessageDirection::ToPeer, peer, channel),
             send_header: None,
             unflushed: false,
             incoming,
             recv,
-            receiving: MessageCursor::new(Direction::FromPeer, peer, channel),
+            receiving: MessageCursor::new(MessageDirection::FromPeer, peer, channel),
             recv_header: None,
             breaks: [None, None],
         }

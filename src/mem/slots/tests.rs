@@ -50,7 +50,7 @@ fn messages_arrive_in_order_and_depth_bounds_them() {
 }
 
 #[test]
-fn a_full_fifo_is_not_ready() {
+fn full_fifo_is_not_ready() {
     let (mut producer, mut consumer, _) = fifo();
     for number in 0..4 {
         assert!(producer.ready().unwrap());
@@ -65,7 +65,7 @@ fn a_full_fifo_is_not_ready() {
 }
 
 #[test]
-fn a_window_is_written_out_of_order_and_read_in_order() {
+fn free_slots_are_writable_out_of_order() {
     let (mut producer, mut consumer, _) = fifo();
     assert_eq!(producer.free().unwrap(), 4);
     producer.slot(1)[0] = 11;
@@ -78,7 +78,7 @@ fn a_window_is_written_out_of_order_and_read_in_order() {
 }
 
 #[test]
-fn what_a_peer_writes_is_bounded() {
+fn impossible_peer_counter_is_a_mismatch() {
     const NUMBER: usize = COUNTER_BYTES + NUMBER_AT;
     for bad in [2, 5, 4 + (1 << 40), u64::MAX] {
         let (_, mut consumer, region) = fifo();
@@ -108,7 +108,7 @@ fn what_a_peer_writes_is_bounded() {
 }
 
 #[test]
-fn a_header_is_bounded_and_read_once() {
+fn header_is_bounded_and_read_once() {
     let (mut producer, mut consumer, region) = fifo();
     let bytes_of = |slot: usize| region.word(COUNTER_BYTES + slot * 192 + 40);
     assert!(producer.ready().unwrap());
@@ -131,7 +131,7 @@ fn a_header_is_bounded_and_read_once() {
 
 #[test]
 #[should_panic(expected = "without that many free slots")]
-fn a_slot_is_not_taken_twice() {
+fn slot_beyond_the_free_slots_panics() {
     let (mut producer, ..) = fifo();
     for _ in 0..5 {
         producer.slot(0);

@@ -79,7 +79,7 @@ fn walked(plan: &Plan, nranks: usize, channels: usize) -> [Vec<Vec<Vec<usize>>>;
 }
 
 #[test]
-fn courses_are_what_kernels_walk() {
+fn message_sizes_match_the_kernels_walk() {
     let worlds = [
         Hosts::even(2, 1),
         Hosts::even(2, 2),
@@ -116,9 +116,10 @@ fn courses_are_what_kernels_walk() {
                             .signature(plan.algorithm, plan.intra_spec, 77)
                             .words();
                         let found = walked(&plan, nranks, 4);
-                        for (way, channels) in [Direction::ToPeer, Direction::FromPeer]
-                            .into_iter()
-                            .zip(found)
+                        for (way, channels) in
+                            [MessageDirection::ToPeer, MessageDirection::FromPeer]
+                                .into_iter()
+                                .zip(found)
                         {
                             for (channel, peers) in channels.iter().enumerate() {
                                 for (peer, bytes) in peers.iter().enumerate() {
@@ -151,9 +152,9 @@ fn follow(
         assert_eq!(cursor.next(), None);
         for (index, &bytes) in lengths.iter().enumerate() {
             let found = match (index, cursor.direction) {
-                (_, Direction::FromPeer) => cursor.expect(words, message_sizes).unwrap(),
-                (0, Direction::ToPeer) => cursor.begin(words, message_sizes).unwrap(),
-                (_, Direction::ToPeer) => cursor.next().expect(what),
+                (_, MessageDirection::FromPeer) => cursor.expect(words, message_sizes).unwrap(),
+                (0, MessageDirection::ToPeer) => cursor.begin(words, message_sizes).unwrap(),
+                (_, MessageDirection::ToPeer) => cursor.next().expect(what),
             };
             assert_eq!(found, bytes, "{what}: message {index}");
         }
@@ -162,8 +163,8 @@ fn follow(
     if lengths.is_empty() {
         let error = cursor.begin(words, message_sizes).unwrap_err();
         let kind = match cursor.direction {
-            Direction::ToPeer => ErrorKind::Internal,
-            Direction::FromPeer => ErrorKind::Mismatch,
+            MessageDirection::ToPeer => ErrorKind::Internal,
+            MessageDirection::FromPeer => ErrorKind::Mismatch,
         };
         assert_eq!(error.kind(), kind);
         assert!(error.message().contains("not in its schedule"), "{error}");
@@ -171,14 +172,14 @@ fn follow(
 }
 
 #[test]
-fn what_is_no_call_is_an_error_and_not_kept() {
+fn unknown_signature_is_an_error_and_is_not_cached() {
     let limits = limits(&Hosts::even(2, 1), 2, 4);
     let mut message_sizes = MessageSizesCache::new(Planner::new(limits, 0, Isa::Scalar));
     for words in [[0; 5], [u64::MAX; 5]] {
         assert!(message_sizes.get(&words).is_err());
         for (way, who) in [
-            (Direction::ToPeer, "a kernel has sent rank 1"),
-            (Direction::FromPeer, "rank 1 sent"),
+            (MessageDirection::ToPeer, "a kernel has sent rank 1"),
+            (MessageDirection::FromPeer, "rank 1 sent"),
         ] {
             let error = MessageCursor::new(way, 1, 0)
                 .begin(words, &mut message_sizes)

@@ -49,7 +49,7 @@ impl Case {
         self.problem.count = self.channels * (stages + 2) * pattern.parts() * 2 - 1;
     }
 
-    /// As few as do.
+    /// Returns the least number of slots that the pattern allows.
     fn slots(&self) -> usize {
         self.pattern().slots()
     }
@@ -178,10 +178,9 @@ fn case_on(
     case
 }
 
-/// As few slots a connection as do, batches as packed, every overlap of passes: nobody waits for ever, and
-/// everybody gets what the reference gives.
+/// Runs with the least number of slots, packed batches, and all overlaps of passes: no rank deadlocks.
 #[test]
-fn packed_schedules_end_and_are_right() {
+fn packed_schedules_end_with_the_reference_result() {
     for nranks in (1..=17).chain([24, 32]) {
         // A message to oneself has its two buffers in two calls: no business of a schedule.
         let all = Collective::ALL.into_iter();
@@ -197,9 +196,9 @@ fn packed_schedules_end_and_are_right() {
     }
 }
 
-/// The same of rings of several strands.
+/// Rings with several parts for each channel.
 #[test]
-fn strands_end_and_are_right() {
+fn rings_in_several_directions_end_with_the_reference_result() {
     for nranks in (2..=17).chain([32]) {
         for collective in Collective::ALL {
             if !crate::schedule::algorithms(collective).contains(&Algorithm::Ring) {
@@ -215,9 +214,9 @@ fn strands_end_and_are_right() {
     }
 }
 
-/// The same of schedules of two levels, on hosts of all sizes and in any order.
+/// Hierarchical schedules on hosts of all sizes, in any rank order.
 #[test]
-fn two_levels_end_and_are_right() {
+fn hierarchical_schedules_end_with_the_reference_result() {
     let mut worlds: Vec<Hosts> = Vec::new();
     for hosts in 2..=5 {
         worlds.extend((2..=6).map(|ranks| Hosts::even(hosts, ranks)));
@@ -241,7 +240,7 @@ fn two_levels_end_and_are_right() {
 }
 
 #[test]
-fn roots_everywhere() {
+fn rooted_collectives_with_any_root_match_the_reference() {
     for nranks in [2, 3, 5, 8, 11] {
         for collective in Collective::ALL.into_iter().filter(|c| c.has_root()) {
             for &algorithm in crate::schedule::algorithms(collective) {
@@ -256,7 +255,7 @@ fn roots_everywhere() {
 }
 
 #[test]
-fn operators_are_applied_once() {
+fn operators_apply_factor_and_division_once() {
     let factors = |n: usize| {
         (0..n)
             .map(|rank| Scalar::Float(rank as f64 - 1.5))
@@ -285,7 +284,7 @@ fn operators_are_applied_once() {
 
 /// Under a lossy codec all ranks still end with the same bits, whatever the fan.
 #[test]
-fn lossy_results_agree() {
+fn lossy_results_agree_on_all_ranks() {
     let spec: CodecSpec = "linear8:block=32".parse().unwrap();
     for nranks in [2, 3, 8, 13] {
         for collective in [
@@ -314,7 +313,7 @@ fn lossy_results_agree() {
 }
 
 #[test]
-fn waits_are_taken_together() {
+fn independent_steps_form_batches() {
     let plan = case(Collective::AllReduce, Algorithm::Direct, 8, 1).plan(3);
     let packed = PackedSchedule::new(&plan.schedule, &plan.pattern).unwrap();
     let batches: Vec<u8> = packed.steps.iter().map(|step| step.batch).collect();
@@ -335,7 +334,7 @@ fn waits_are_taken_together() {
 }
 
 #[test]
-fn a_blob_lies_as_the_header_says() {
+fn work_buffer_has_the_layout_of_the_header() {
     let mut work_buffer = WorkBuffer::default();
     for rank in [0, 1] {
         let plan = case(Collective::AllReduce, Algorithm::Direct, 3, 2).plan(rank);

@@ -1,4 +1,4 @@
-//! A proxy_channel between boxes in memory of the test and ends that the test drives.
+//! A proxy channel between staging memory of the test and connection ends that the test drives.
 
 use super::*;
 use crate::cpu::Isa;
@@ -14,7 +14,7 @@ use std::mem::offset_of;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// What passes through the ends.
+/// Messages at the connection ends.
 #[derive(Debug, Default)]
 struct Wire {
     sent: Vec<(Header, Vec<u8>)>,
@@ -89,7 +89,7 @@ struct Bench {
     wire: Arc<Mutex<Wire>>,
     staging: Arc<Staging>,
     shape: PeerBufferLayout,
-    /// Of the call in which this rank sends, and of that in which the peer does.
+    /// Signatures of the call in which this rank sends, and of the call in which the peer sends.
     signature: [u64; SIGNATURE_WORDS],
     theirs: [u64; SIGNATURE_WORDS],
     /// Bytes of each message of either call.
@@ -161,9 +161,9 @@ impl Bench {
             })
         };
         // SAFETY: once.
-        let boxes = unsafe { staging.ends(0) };
+        let base = unsafe { staging.ends(0) };
         Bench {
-            proxy_channel: ProxyChannel::new((1, 0), boxes, (end(), end())),
+            proxy_channel: ProxyChannel::new((1, 0), base, (end(), end())),
             message_sizes: MessageSizesCache::new(planner),
             wire,
             staging,
@@ -195,17 +195,17 @@ impl Bench {
     /// A counter, as the kernels see it: of the inbox or the outbox.
     fn counter(&self, outbox: bool, offset: usize) -> &AtomicU64 {
         let (inbox, out) = self.staging.addresses();
-        let boxes = if outbox { out } else { inbox };
-        let at = boxes + self.shape.fifo(Protocol::Simple).counters + offset as u64;
-        // SAFETY: a counter of a box that lives as long as the bench.
+        let base = if outbox { out } else { inbox };
+        let at = base + self.shape.fifo(Protocol::Simple).counters + offset as u64;
+        // SAFETY: the counter lies in staging memory, which the bench owns.
         unsafe { &*(at as *const AtomicU64) }
     }
 
     fn slot(&self, outbox: bool, number: u64) -> *mut u8 {
         let fifo = self.shape.fifo(Protocol::Simple);
         let (inbox, out) = self.staging.addresses();
-        let boxes = if outbox { out } else { inbox };
-        (boxes + fifo.slots + number % self.depth() * u64::from(fifo.stride)) as *mut u8
+        let base = if outbox { out } else { inbox };
+        (base + fifo.slots + number % self.depth() * u64::from(fifo.stride)) as *mut u8
     }
 
     /// Slots of a channel.
@@ -246,7 +246,7 @@ impl Bench {
 }
 
 #[test]
-fn messages_leave_in_order_with_their_lengths_and_credits_come_back() {
+fn sent_messages_keep_order_and_length_and_return_credits() {
     let mut bench = Bench::new();
     let length = bench.bytes.len() as u64;
     assert!(length > 2 && bench.bytes[0] != bench.bytes[length as usize - 1]);
@@ -267,7 +267,7 @@ fn messages_leave_in_order_with_their_lengths_and_credits_come_back() {
 }
 
 #[test]
-fn without_room_nothing_leaves_and_no_credit_comes() {
+fn full_connection_blocks_messages_and_credits() {
     let mut bench = Bench::new();
     bench.wire().room = 1;
     bench.wire().stuck = true;
@@ -287,7 +287,7 @@ fn without_room_nothing_leaves_and_no_credit_comes() {
 }
 
 #[test]
-fn messages_arrive_only_where_kernels_have_room() {
+fn messages_wait_for_free_slots_of_kernels() {
     let mut bench = Bench::new();
     let count = 2 * bench.bytes.len() as u64 + 1;
     let coming = (0..count as usize).map(|number| bench.comes(number));
@@ -310,7 +310,7 @@ fn messages_arrive_only_where_kernels_have_room() {
 }
 
 #[test]
-fn a_length_that_the_call_has_not_is_an_error_and_nothing_is_copied() {
+fn wrong_length_is_an_error_and_copies_nothing() {
     for whole in [0, 1] {
         let right = Bench::new().bytes[whole] as u32;
         for bytes in [0, right - 1, right + 1, u32::MAX] {
@@ -333,7 +333,7 @@ fn a_length_that_the_call_has_not_is_an_error_and_nothing_is_copied() {
 }
 
 #[test]
-fn a_message_of_another_call_or_of_none_names_the_peer() {
+fn message_of_another_call_is_a_mismatch_with_the_peer() {
     let mut bench = Bench::new();
     let mut other = bench.comes(1);
     other.0.signature[3] += 1;
@@ -345,7 +345,7 @@ fn a_message_of_another_call_or_of_none_names_the_peer() {
         error.message().contains("rank 1 began") && error.message().contains("in the middle of"),
         "{error}"
     );
-    // One that this rank alone sends.
+    // In this call only this rank sends.
     for signature in [bench.signature, [0; SIGNATURE_WORDS]] {
         let mut bench = Bench::new();
         let mut message = bench.comes(0);
@@ -391,12 +391,12 @@ fn impossible_counters_are_errors() {
 }
 
 #[test]
-fn a_broken_connection_matters_to_those_who_wait() {
+fn broken_connection_concerns_only_waiting_kernels() {
     let mut bench = Bench::new();
     bench.wire().broken = [true, true];
     let message = bench.comes(0);
     bench.wire().coming.push_back(message);
-    // What came before is still brought.
+    // Messages from before the break are still delivered.
     assert!(bench.progress().unwrap());
     assert!(!bench.progress().unwrap());
     assert_eq!(bench.arrived(), 1);

@@ -14,7 +14,7 @@ use std::mem::offset_of;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// One launch.
+/// State of one launch.
 pub(crate) struct Kernel<'a> {
     view: &'a CommView,
     work_buffer: &'a WorkBuffer,
@@ -121,16 +121,16 @@ impl<'a> Kernel<'a> {
         unsafe { &mut *cursors.add(channel * MAX_RANKS + peer) }
     }
 
-    fn counter(&self, boxes: u64, channel: usize, offset: usize) -> &'a AtomicU64 {
-        let at = boxes + self.view.fifo.counters + (channel * LINE_BYTES + offset) as u64;
-        // SAFETY: a counter of a box that the view names.
+    fn counter(&self, base: u64, channel: usize, offset: usize) -> &'a AtomicU64 {
+        let at = base + self.view.fifo.counters + (channel * LINE_BYTES + offset) as u64;
+        // SAFETY: the counter lies in a peer buffer that the view names.
         unsafe { &*(at as *const AtomicU64) }
     }
 
-    fn slot(&self, boxes: u64, channel: usize, number: u64) -> *mut u8 {
+    fn slot(&self, base: u64, channel: usize, number: u64) -> *mut u8 {
         let fifo = &self.view.fifo;
         let place = channel as u64 * u64::from(fifo.depth) + number % u64::from(fifo.depth);
-        (boxes + fifo.slots + place * u64::from(fifo.stride)) as *mut u8
+        (base + fifo.slots + place * u64::from(fifo.stride)) as *mut u8
     }
 
     fn batch_of<'b>(&self, block: &'b Block) -> (u64, &'a [abi::KernelStep], &'b KernelWork) {

@@ -1,10 +1,10 @@
-//! What fused kernels are launched with.
+//! Arguments of fused kernels.
 
 use super::*;
 use crate::types::{Kernel, KernelProtocol, Protocol};
 
 #[test]
-fn small_exchanges_are_fused_too() {
+fn small_allgather_and_alltoall_use_fused_kernels() {
     let bench = Bench::new();
     let stream = bench.stream();
     let mut ranks = bench.ranks(4, 16, &Config::default());
@@ -41,7 +41,7 @@ fn small_exchanges_are_fused_too() {
     assert_eq!(name, "cinch_oneshot_twice_f32");
     assert_eq!(report.algorithm, Algorithm::Direct);
     assert_eq!(report.wire_bytes, (240_000 - 60_032) + 3 * 60_032);
-    // What not everybody waits for would overtake itself; lines greet, packets do not.
+    // In rooted calls not every rank waits for every other, so a later call could overtake packets.
     for collective in [
         Collective::Broadcast,
         Collective::Reduce,
@@ -61,9 +61,9 @@ fn in_lines() -> Config {
     }
 }
 
-/// Those that send lines have an area and a count of calls of their own.
+/// Fused kernels with lines have their own area and call counter.
 #[test]
-fn small_exchanges_go_in_lines_where_these_arrive_whole() {
+fn small_calls_use_lines_when_lines_arrive_whole() {
     let bench = Bench::new();
     let stream = bench.stream();
     let mut ranks = bench.ranks(4, 16, &in_lines());
@@ -133,7 +133,7 @@ fn small_exchanges_go_in_lines_where_these_arrive_whole() {
     marks.sort_unstable();
     marks.dedup();
     assert_eq!(marks.len(), 5, "calls that differ know each other's lines");
-    // Of how many calls there were before, they say nothing: graphs count anew.
+    // The hash leaves out the sequence number, which a graph's replay repeats.
     let again = [0; 2].map(|_| {
         run(Collective::AllGather, Algorithm::Direct, 10_000)
             .1
@@ -142,9 +142,9 @@ fn small_exchanges_go_in_lines_where_these_arrive_whole() {
     assert!(again.iter().all(|mark| marks.contains(mark)));
 }
 
-/// What goes through a codec: elements in images of 512, a warp each.
+/// Codecs encode tiles of 512 elements, one warp each.
 #[test]
-fn small_exchanges_through_codecs_are_fused_too() {
+fn small_coded_calls_use_fused_kernels() {
     let bench = Bench::new();
     let stream = bench.stream();
     let mut ranks = bench.ranks(4, 16, &in_lines());

@@ -19,7 +19,7 @@ pub(crate) struct World<'a> {
 }
 
 impl WorkBuffer {
-    /// What [`WorkBuffer::write`] has written.
+    /// Parses the output of [`WorkBuffer::write`].
     pub(crate) fn read(bytes: &[u8], counts: [u32; 3]) -> WorkBuffer {
         fn take<T: Copy>(bytes: &[u8], count: u32) -> (Vec<T>, &[u8]) {
             let (front, rest) = bytes.split_at(count as usize * size_of::<T>());
@@ -41,7 +41,7 @@ impl WorkBuffer {
     }
 }
 
-/// One block of one rank's launch.
+/// State of one block of a rank's launch.
 struct Block {
     rank: usize,
     launch: usize,
@@ -181,7 +181,7 @@ impl<'a> World<'a> {
             taken.len() + sent.len(),
             (masks.0.count_ones() + masks.1.count_ones()) as usize
         );
-        // As late as a kernel may: whoever runs earlier waits less.
+        // The step starts as late as a kernel may start it; an earlier start only waits less.
         for wire in &taken {
             self.wires.get_mut(wire).unwrap().pop_front();
         }

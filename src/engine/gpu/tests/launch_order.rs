@@ -6,7 +6,7 @@ use crate::sys::cuda::mock::EARLY_STARTS;
 use crate::types::KernelProtocol;
 
 #[test]
-fn streams_of_one_communicator_follow_one_another() {
+fn launches_on_other_streams_wait_for_the_last_launch() {
     let bench = Bench::new();
     let (one, two) = (bench.stream(), bench.stream());
     let mut ranks = bench.ranks(2, 16, &simple());
@@ -45,7 +45,7 @@ fn streams_of_one_communicator_follow_one_another() {
 /// A driver gives the handle of a stream that was destroyed to the next one, while what is queued on
 /// the first still runs.
 #[test]
-fn a_handle_that_was_given_again_is_another_stream() {
+fn reused_stream_handle_counts_as_another_stream() {
     let bench = Bench::new();
     let mut ranks = bench.ranks(2, 16, &simple());
     let engine = &mut ranks[0].engine;
@@ -75,7 +75,7 @@ fn a_handle_that_was_given_again_is_another_stream() {
 
 /// Fused kernels and those of schedules; what only copies has none.
 #[test]
-fn kernels_of_calls_begin_early_unless_told_not_to() {
+fn launches_are_programmatic_unless_disabled() {
     let bench = Bench::new();
     let stream = bench.stream();
     let memory = bench.memory(4096);
@@ -107,7 +107,7 @@ fn kernels_of_calls_begin_early_unless_told_not_to() {
 }
 
 #[test]
-fn graphs_that_are_not_mixed_have_calls_alone() {
+fn graph_without_mixing_contains_only_calls() {
     let bench = Bench::new();
     let stream = bench.stream();
     let config = Config {
@@ -136,7 +136,7 @@ fn graphs_that_are_not_mixed_have_calls_alone() {
 }
 
 #[test]
-fn a_group_has_one_place_in_each_of_its_streams() {
+fn group_on_several_streams_is_ordered_in_each() {
     let bench = Bench::new();
     let streams = [bench.stream(), bench.stream(), bench.stream()];
     let mut ranks = bench.ranks(2, 16, &simple());
@@ -166,7 +166,7 @@ fn a_group_has_one_place_in_each_of_its_streams() {
 }
 
 #[test]
-fn a_replay_outlives_the_communicator() {
+fn graph_replay_after_drop_of_the_communicator_works() {
     let bench = Bench::new();
     let stream = bench.stream();
     let mut ranks = bench.ranks(2, 16, &simple());
@@ -188,7 +188,7 @@ fn a_replay_outlives_the_communicator() {
 }
 
 #[test]
-fn captures_that_take_turns_have_each_its_order() {
+fn interleaved_captures_keep_separate_orders() {
     let bench = Bench::new();
     let [one, two, three] = [bench.stream(), bench.stream(), bench.stream()];
     let mut ranks = bench.ranks(2, 16, &simple());
@@ -212,7 +212,7 @@ fn captures_that_take_turns_have_each_its_order() {
         Ok(())
     })
     .unwrap();
-    // One mark each, behind the wait and the last call.
+    // Each capture has one end mark, behind the wait and the last call.
     let mut marks = bench.process.marks();
     marks.sort();
     assert_eq!(marks, [(3, vec![3]), (4, vec![4])]);

@@ -4,7 +4,7 @@ use super::*;
 
 /// Messages of one group on three streams are one launch, behind and before what is on all three.
 #[test]
-fn messages_of_several_streams_are_joined() {
+fn messages_on_several_streams_share_a_launch() {
     let bench = Bench::new();
     let streams = [bench.stream(), bench.stream(), bench.stream()];
     let mut ranks = bench.ranks(4, 16, &simple());
@@ -36,7 +36,7 @@ fn messages_of_several_streams_are_joined() {
     assert_eq!(bench.take().len(), 1);
     let after = counts();
     let grown: Vec<_> = after.iter().zip(before).map(|(a, b)| a - b).collect();
-    // One event of each other stream, and the launch's own, for which both of them wait.
+    // Each other stream records an event; both wait for the launch's event.
     assert_eq!(grown, [3, 4, 2, 2]);
     // On one stream there is nothing to join.
     let before = counts();
@@ -47,7 +47,7 @@ fn messages_of_several_streams_are_joined() {
 /// A message of a rank to itself is a copy, behind and before what is on the streams of its send and
 /// of its receive, which has no bytes left.
 #[test]
-fn a_message_to_oneself_joins_the_stream_of_its_receive() {
+fn message_to_the_own_rank_joins_the_stream_of_its_receive() {
     let bench = Bench::new();
     let (one, two) = (bench.stream(), bench.stream());
     let mut ranks = bench.ranks(2, 16, &simple());
@@ -74,7 +74,7 @@ fn a_message_to_oneself_joins_the_stream_of_its_receive() {
 /// Messages of a group, to and from everybody and several to some, with as few blocks as a GPU
 /// that many ranks share has: launches of all ranks match.
 #[test]
-fn messages_of_a_group_meet() {
+fn messages_of_a_group_use_the_same_launch_on_both_ends() {
     let bench = Bench::new();
     let stream = bench.stream();
     for (nranks, resident) in [(2, 2), (4, 3), (4, 12), (4, 132), (5, 4), (5, 16)] {

@@ -159,7 +159,7 @@ impl Bench {
             .collect()
     }
 
-    /// What has been launched since the last time.
+    /// Takes the launches since the last call.
     fn take(&self) -> Vec<Seen> {
         std::mem::take(&mut *self.seen.lock().unwrap())
     }
@@ -290,9 +290,9 @@ pub(crate) fn buffers<'a>(
     unsafe { DeviceBuffers::new(place(input), place(output), stream.handle().0) }
 }
 
-/// What CUDA does with memory that another process maps while it is freed is not defined.
+/// CUDA leaves undefined what happens to freed memory that another process maps.
 #[test]
-fn a_closed_engine_maps_nothing_and_takes_no_calls() {
+fn closed_engine_unmaps_peers_and_rejects_calls() {
     let bench = Bench::new();
     let stream = bench.stream();
     let memory = bench.memory(4096);
@@ -338,7 +338,7 @@ fn simple() -> Config {
 }
 
 #[test]
-fn every_collective_is_one_launch_that_gives_the_reference() {
+fn collective_is_one_launch_with_the_reference_result() {
     let bench = Bench::new();
     let stream = bench.stream();
     for nranks in [2, 3, 8] {
@@ -379,7 +379,7 @@ fn every_collective_is_one_launch_that_gives_the_reference() {
                     );
                     assert_eq!(launches[rank].len(), usize::from(at_work));
                 }
-                // One more for the second strand of a ring in each direction.
+                // A ring in both directions needs one more slot.
                 let slots = 2 + usize::from(crate::schedule::has_strands(collective));
                 assert!(
                     World::new(&launches, None, slots).run(),
@@ -398,7 +398,7 @@ fn every_collective_is_one_launch_that_gives_the_reference() {
 
 /// A factor in device memory reaches the kernels as its address.
 #[test]
-fn a_factor_on_the_gpu_stays_there() {
+fn device_factor_is_passed_by_address() {
     let bench = Bench::new();
     let stream = bench.stream();
     let mut ranks = bench.ranks(2, 16, &Config::default());
@@ -421,7 +421,7 @@ fn a_factor_on_the_gpu_stays_there() {
 }
 
 #[test]
-fn small_sums_are_fused_and_wire_bytes_are_counted() {
+fn small_sums_use_fused_kernels_and_count_wire_bytes() {
     let bench = Bench::new();
     let stream = bench.stream();
     let mut ranks = bench.ranks(4, 16, &Config::default());
@@ -463,7 +463,7 @@ fn small_sums_are_fused_and_wire_bytes_are_counted() {
 }
 
 #[test]
-fn one_rank_copies() {
+fn single_rank_call_is_a_copy() {
     let bench = Bench::new();
     let stream = bench.stream();
     let mut ranks = bench.ranks(1, 16, &Config::default());
@@ -481,7 +481,7 @@ fn one_rank_copies() {
 }
 
 #[test]
-fn trouble_becomes_a_sentence_on_all_ranks_and_ends_their_kernels() {
+fn kernel_failure_is_reported_on_all_ranks_and_aborts_kernels() {
     let bench = Bench::new();
     let signature = |count| {
         let problem = Problem::new(Collective::AllReduce, DType::F32, 3, count);
@@ -538,7 +538,7 @@ fn trouble_becomes_a_sentence_on_all_ranks_and_ends_their_kernels() {
 }
 
 #[test]
-fn a_call_that_does_not_end_is_left_behind_with_its_memory() {
+fn kernel_that_never_ends_keeps_its_memory() {
     let bench = Bench::new();
     let stream = bench.stream();
     let config = Config {
@@ -573,7 +573,7 @@ fn a_call_that_does_not_end_is_left_behind_with_its_memory() {
 
 /// The deadline of calls is for peers, not for what the caller has queued ahead of them.
 #[test]
-fn an_end_waits_for_what_is_ahead_of_its_calls() {
+fn teardown_waits_for_earlier_work_of_the_stream() {
     let bench = Bench::new();
     let stream = bench.stream();
     let config = Config {

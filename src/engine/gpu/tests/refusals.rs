@@ -1,4 +1,4 @@
-//! What no kernel does is refused before anything is launched.
+//! Calls that no kernel runs fail before any launch.
 
 use super::*;
 use crate::codec::{KERNEL_CODECS, kernel_family};
@@ -7,7 +7,7 @@ use crate::plan::SampleWindow;
 use crate::types::{CodecKind, ScaleRule};
 
 #[test]
-fn what_cannot_run_is_refused_before_anything_is_launched() {
+fn unsupported_group_fails_before_any_launch() {
     let bench = Bench::new();
     let (one, two) = (bench.stream(), bench.stream());
     let other = Device::at(bench.context.driver(), 1).unwrap();
@@ -65,9 +65,9 @@ fn what_cannot_run_is_refused_before_anything_is_launched() {
     assert!(bench.take().is_empty());
 }
 
-/// As a stream of another context is not: the primary one's has a part of its GPU.
+/// A green context of the communicator's GPU has a part of its multiprocessors.
 #[test]
-fn streams_of_green_contexts_carry_calls() {
+fn stream_of_a_green_context_is_accepted() {
     let bench = Bench::new();
     let stream = bench.stream();
     bench.process.make_green(stream.handle());
@@ -89,7 +89,7 @@ fn streams_of_green_contexts_carry_calls() {
 
 /// Also what a sampled call is compared with, and what saves its input.
 #[test]
-fn what_cannot_be_sampled_is_refused_before_anything_is_queued() {
+fn unsupported_sample_window_fails_before_any_launch() {
     let bench = Bench::new();
     let stream = bench.stream();
     let mut ranks = bench.ranks(2, 16, &simple());
@@ -100,7 +100,7 @@ fn what_cannot_be_sampled_is_refused_before_anything_is_queued() {
         let problem = Problem::new(Collective::AllReduce, dtype, 2, 1000);
         request(&problem, "linear8")
     };
-    // Of the second, only the exact sum has no kernel.
+    // In the second case only the exact sum lacks a kernel.
     for (call_of, slice_of, said) in [
         (DType::F16, DType::F16, "cinch_coded_linear8_f16"),
         (DType::F32, DType::F16, "cinch_raw_f16"),
@@ -118,7 +118,7 @@ fn what_cannot_be_sampled_is_refused_before_anything_is_queued() {
 
 /// Only the codecs that kernels have, as they have them.
 #[test]
-fn what_kernels_do_not_have_is_refused_in_a_sentence() {
+fn missing_kernel_is_an_error_with_alternatives() {
     let bench = Bench::new();
     let stream = bench.stream();
     let mut ranks = bench.ranks(2, 16, &simple());
@@ -147,7 +147,7 @@ fn what_kernels_do_not_have_is_refused_in_a_sentence() {
         }
     }
     for kind in KERNEL_CODECS {
-        // As it is, it has a kernel; this machine has those of linear8.
+        // Raw calls have a kernel, and this machine has the kernels of linear8.
         let codec = CodecSpec {
             seed: if kind.has_seed() { 7 } else { 0 },
             ..CodecSpec::of(kind)

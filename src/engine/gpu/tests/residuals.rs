@@ -6,7 +6,7 @@ use crate::adapt::{Feedback, Role};
 /// Residuals are where they were in the next call of a tensor, and elsewhere for another one; a
 /// capture makes none.
 #[test]
-fn residuals_stay_where_they_are() {
+fn residuals_of_one_shape_keep_their_memory() {
     let bench = Bench::new();
     let stream = bench.stream();
     let mut ranks = bench.ranks(3, 16, &Config::default());
@@ -62,7 +62,7 @@ fn residuals_stay_where_they_are() {
 /// Replays go on where the captured call found its residuals: what is put in place or forgotten is so
 /// there, and calls of another count keep away.
 #[test]
-fn residuals_that_a_graph_uses_stay_its_own() {
+fn residuals_held_by_a_graph_keep_their_memory() {
     let bench = Bench::new();
     let stream = bench.stream();
     let mut ranks = bench.ranks(3, 16, &Config::default());
@@ -112,10 +112,9 @@ fn residuals_that_a_graph_uses_stay_its_own() {
     assert_ne!(place(engine, 4000), first);
 }
 
-/// What was imported and no call has used yet stays so on its way over the host, as when residuals are
-/// rescaled; what a call has left does not become so there.
+/// Export and import, as in a rescale, keep the mark of imported residuals and give others none.
 #[test]
-fn imported_residuals_are_known_until_a_call_uses_them() {
+fn imported_residuals_stay_marked_until_first_use() {
     let bench = Bench::new();
     let stream = bench.stream();
     let mut ranks = bench.ranks(3, 16, &Config::default());
@@ -129,7 +128,7 @@ fn imported_residuals_are_known_until_a_call_uses_them() {
         };
         engine.run(&[call(fed, &memory, &memory, &stream)]).unwrap();
     };
-    // As `rescale_residuals` does.
+    // `rescale_residuals` exports and imports likewise.
     let over_the_host = |engine: &mut GpuEngine| {
         let feedback = engine.export_residuals().unwrap();
         engine.import_residuals(&feedback).unwrap();
@@ -145,7 +144,7 @@ fn imported_residuals_are_known_until_a_call_uses_them() {
         engine.import_residuals(&imported).unwrap();
         assert!(is_restored(&over_the_host(engine)));
         assert!(is_restored(&over_the_host(engine)));
-        // The call of another count says that they are dropped.
+        // A call with another count logs that they are dropped.
         run(engine, count);
         assert!(!is_restored(&over_the_host(engine)));
     }
@@ -153,7 +152,7 @@ fn imported_residuals_are_known_until_a_call_uses_them() {
 
 /// The deadline of calls is for peers, not for what the caller has queued ahead of them.
 #[test]
-fn residuals_are_waited_for_behind_other_work() {
+fn residual_export_waits_behind_other_work() {
     let bench = Bench::new();
     let stream = bench.stream();
     let config = Config {
@@ -191,7 +190,7 @@ fn residuals_are_waited_for_behind_other_work() {
 
 /// A group cannot name more tensors than may have residuals, however few have some yet.
 #[test]
-fn a_group_of_too_many_tensors_is_refused_as_a_whole() {
+fn group_with_too_many_tensors_fails_as_a_whole() {
     let bench = Bench::new();
     let stream = bench.stream();
     let mut ranks = bench.ranks(2, 16, &simple());

@@ -4,13 +4,13 @@ use super::*;
 use crate::engine::gpu::SampleWindows;
 use crate::plan::SampleWindow;
 
-/// What lies at `at` of each buffer before the call, as bytes that tell buffer and place.
+/// Returns bytes that identify buffer and offset, for the buffers before the call.
 fn pattern(buffer: u8, bytes: usize) -> Vec<u8> {
     (0..bytes).map(|at| (at * 7) as u8 ^ buffer).collect()
 }
 
 #[test]
-fn a_slice_is_saved_summed_exactly_and_brought_to_the_host() {
+fn sample_window_is_summed_exactly_and_copied_to_the_host() {
     let bench = Bench::new();
     let stream = bench.stream();
     let (nranks, count) = (3, 20_000);

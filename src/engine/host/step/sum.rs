@@ -16,7 +16,7 @@
 //! the first two rows. The output gets the decoded slot, so that all ranks end with identical bits.
 
 use super::super::state::{Chain, Scratch};
-use super::tile::{Note, Operand};
+use super::tile::{Operand, StatsNote};
 use super::{Sources, StepWork, Target};
 use crate::adapt::Role;
 use crate::codec::Codec;
@@ -57,9 +57,9 @@ impl StepWork<'_, '_> {
         }
         let note = match (sources.len == 0 && !chain.started, completes) {
             (true, _) => self.note_input(),
-            (false, true) => Note::Sum,
+            (false, true) => StatsNote::Sum,
             // An earlier step of the chain has sent, and noted, the same sum.
-            (false, false) => Note::Nothing,
+            (false, false) => StatsNote::Nothing,
         };
         for (at, n) in self.tiles() {
             self.sum(sources, at, n, chain.started);
@@ -133,7 +133,14 @@ impl StepWork<'_, '_> {
     }
 
     /// Encodes the sum into a slot, and decodes the slot into the output if the step writes it.
-    fn emit_coded(&mut self, codec: &dyn Codec, at: usize, n: usize, wire: &mut [u8], note: Note) {
+    fn emit_coded(
+        &mut self,
+        codec: &dyn Codec,
+        at: usize,
+        n: usize,
+        wire: &mut [u8],
+        note: StatsNote,
+    ) {
         self.encode(codec, at, n, wire, note);
         if self.step.writes() {
             codec.decode(self.span(at), wire, self.scratch.acc.f32_mut(n));

@@ -11,7 +11,7 @@ use std::ops::Range;
 
 /// Statistics that an encode adds to the report.
 #[derive(Clone, Copy)]
-pub(super) enum Note {
+pub(super) enum StatsNote {
     /// All statistics: the encoded values are this rank's input.
     Input,
     /// Only whether the sum saturated.
@@ -62,11 +62,11 @@ impl StepWork<'_, '_> {
     }
 
     /// Returns what to note when the input is encoded: several steps of a fan encode it, one notes it.
-    pub(super) fn note_input(&self) -> Note {
+    pub(super) fn note_input(&self) -> StatsNote {
         if self.notes_input() {
-            Note::Input
+            StatsNote::Input
         } else {
-            Note::Nothing
+            StatsNote::Nothing
         }
     }
 
@@ -153,7 +153,7 @@ impl StepWork<'_, '_> {
         at: usize,
         n: usize,
         wire: &mut [u8],
-        note: Note,
+        note: StatsNote,
     ) {
         let role = match self.step.op {
             Op::RecvReduceCopySend => Role::Owner,
@@ -165,21 +165,21 @@ impl StepWork<'_, '_> {
             own.f32_mut(n).copy_from_slice(acc.f32(n));
             residuals.add(role, self.chunk.number, at, own.f32_mut(n));
             operand = Operand::Own;
-            if matches!(note, Note::Input) {
+            if matches!(note, StatsNote::Input) {
                 // The report describes the input without residuals.
                 self.observe(n, Operand::Sum);
-                note = Note::Sum;
+                note = StatsNote::Sum;
             }
         }
         let scale = self.kept_scale(n, operand);
         let span = self.span(at);
         let values = self.scratch.values(operand, n);
         match note {
-            Note::Input => {
+            StatsNote::Input => {
                 self.stats.seen = true;
                 codec.encode(span, values, scale, wire, Some(&mut self.stats.input));
             }
-            Note::Sum => {
+            StatsNote::Sum => {
                 // The report counts saturated sums, but the magnitudes of sums are not the input's. A block
                 // with a scale of its own cannot saturate.
                 let mut sums = EncodeStats::default();
@@ -188,7 +188,7 @@ impl StepWork<'_, '_> {
                 codec.encode(span, values, scale, wire, saturates.then_some(&mut sums));
                 self.stats.input.saturated += sums.saturated;
             }
-            Note::Nothing => codec.encode(span, values, scale, wire, None),
+            StatsNote::Nothing => codec.encode(span, values, scale, wire, None),
         }
         if let Some(residuals) = &mut self.residuals {
             let Scratch { own, decoded, .. } = &mut *self.scratch;

@@ -17,7 +17,7 @@ const WAIT: Duration = Duration::from_secs(60);
 
 /// Every collective by every algorithm, one after the other over the same connections.
 #[test]
-fn ranks_of_several_hosts_have_what_the_definition_says() {
+fn collectives_across_hosts_match_the_reference() {
     for hosts in [vec![0, 1], vec![0, 0, 1, 1], vec![0, 1, 0, 2, 1]] {
         let world = World::new(&hosts, &small());
         let nranks = hosts.len();
@@ -59,7 +59,7 @@ fn ranks_of_several_hosts_have_what_the_definition_says() {
 
 /// A graph's replays go on where the last launch ended: no counter is an argument.
 #[test]
-fn graphs_replay_over_the_network() {
+fn graph_replay_across_hosts_matches_the_reference() {
     let world = World::new(&[0, 1, 1], &small());
     world.run(|rank| {
         let mut problem = Problem::new(Collective::AllReduce, DType::F32, 3, 70_001);
@@ -121,7 +121,7 @@ fn graphs_replay_over_the_network() {
 
 /// Messages of a group to and from everybody, inside hosts and between them.
 #[test]
-fn groups_of_messages_meet_between_hosts() {
+fn message_groups_across_hosts_match_the_reference() {
     let world = World::new(&[0, 1, 0, 1], &small());
     let counts = [3usize, 40_000, 1];
     let word = |from: usize, to: usize, k: usize| (100 * from + 10 * to + k) as f32;
@@ -163,7 +163,7 @@ fn groups_of_messages_meet_between_hosts() {
 
 /// The rest of a message leaves although its rank goes at once.
 #[test]
-fn what_was_sent_arrives_although_the_sender_leaves() {
+fn messages_arrive_after_the_sender_closes() {
     let world = World::new(&[0, 1], &small());
     world.run(|rank| {
         let mut problem = Problem::new(Collective::Broadcast, DType::F32, 2, 500_000);
@@ -184,9 +184,9 @@ fn what_was_sent_arrives_although_the_sender_leaves() {
     });
 }
 
-/// One rank's connections close while another's kernel waits for it.
+/// A rank's connections close while another rank's kernel waits for it.
 #[test]
-fn a_peer_that_is_gone_is_named_and_kernels_are_freed() {
+fn broken_connection_names_the_peer_and_aborts_kernels() {
     let world = World::new(&[0, 1, 2], &small());
     world.run(|rank| {
         if rank.rank == 1 {
@@ -207,7 +207,7 @@ fn a_peer_that_is_gone_is_named_and_kernels_are_freed() {
 }
 
 #[test]
-fn a_peer_that_left_fails_nobody_who_does_not_wait() {
+fn closed_peer_fails_no_idle_rank() {
     let world = World::new(&[0, 1], &small());
     world.run(|rank| {
         if rank.rank == 1 {
@@ -221,7 +221,7 @@ fn a_peer_that_left_fails_nobody_who_does_not_wait() {
 
 /// The first of two senders leaves when its part is on its way; the other one is late.
 #[test]
-fn a_peer_that_left_fails_no_call_that_has_its_part() {
+fn closed_peer_fails_no_call_that_has_its_messages() {
     let world = World::new(&[0, 1, 2], &small());
     world.run(|rank| {
         let mut problem = Problem::new(Collective::Gather, DType::F32, 3, 1000);
@@ -246,10 +246,9 @@ fn a_peer_that_left_fails_no_call_that_has_its_part() {
     });
 }
 
-/// What a kernel sent can no longer leave: the end of the communicator says so, and does not wait
-/// for a peer that is gone.
+/// Messages of a kernel can no longer leave; teardown returns without waiting for the dead peer.
 #[test]
-fn an_end_does_not_wait_for_a_peer_that_is_gone() {
+fn teardown_does_not_wait_for_a_dead_peer() {
     let world = World::new(&[0, 1], &small());
     world.run(|rank| {
         if rank.rank == 1 {
@@ -275,7 +274,7 @@ fn an_end_does_not_wait_for_a_peer_that_is_gone() {
 }
 
 #[test]
-fn an_abort_frees_kernels_and_ends_the_proxy() {
+fn abort_ends_kernels_and_the_proxy() {
     let world = World::new(&[0, 1], &small());
     world.run(|rank| {
         if rank.rank == 0 {
@@ -299,9 +298,9 @@ fn an_abort_frees_kernels_and_ends_the_proxy() {
     });
 }
 
-/// The driver says what became of a kernel; other ranks would wait for what it does not send.
+/// The driver reports a failed kernel; other ranks would wait for its messages.
 #[test]
-fn a_kernel_that_fails_fails_its_communicator() {
+fn failed_kernel_raises_the_fault() {
     let world = World::new(&[0, 1], &small());
     let died = CuResult(719);
     world.run(|rank| {
@@ -323,12 +322,12 @@ fn a_kernel_that_fails_fails_its_communicator() {
 
 /// Nothing of the driver's is left when communicators with proxies are gone, in order or not.
 #[test]
-fn nothing_is_left() {
+fn teardown_leaves_no_threads_or_descriptors() {
     let world = World::new(&[0, 1], &small());
     for round in 0..3 {
         world.run(|rank| {
             rank.one(Collective::AllReduce, None, 10_000, "raw");
-            // Who leaves is a fault to those who still look for one.
+            // A rank that closes early would be a fault to ranks that still wait for it.
             rank.exchange.barrier().unwrap();
             if round == 2 && rank.rank == 0 {
                 rank.fault.raise(Error::new(ErrorKind::Aborted, "a test"));
@@ -342,7 +341,7 @@ fn nothing_is_left() {
 
 /// Ranks that run different calls find out from the first message.
 #[test]
-fn calls_that_differ_are_found_by_the_kernels() {
+fn different_calls_are_a_mismatch_in_kernels() {
     let world = World::new(&[0, 1], &small());
     world.run(|rank| {
         let count = 1000 + rank.rank;

@@ -206,7 +206,7 @@ impl Rank {
         Hosts::new(self.exchange.peers().iter().map(|peer| peer.host_id))
     }
 
-    /// One call, and what it must give.
+    /// Runs one call and checks its result.
     pub fn one(
         &mut self,
         collective: Collective,
