@@ -528,7 +528,7 @@ mod models {
             let mut cursor = RecvCursor::default();
             for value in 0..MESSAGES {
                 let index = cursor.taken as usize & (DEPTH - 1);
-                while !cursor.look(&shared.numbers[index], DEPTH).unwrap() {
+                while !cursor.poll(&shared.numbers[index], DEPTH).unwrap() {
                     loom::thread::yield_now();
                 }
                 let slot = &shared.slots[index];

@@ -121,7 +121,7 @@ impl MessageSizesCache {
     }
 }
 
-/// MessageDirection of messages.
+/// Direction of messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum MessageDirection {
     /// From kernels of this rank to the peer.
