@@ -34,6 +34,8 @@ pub mod gpu_links;
 // Layer 6
 pub mod plan;
 // Layer 7
+#[allow(unsafe_code)]
+pub mod arrays;
 pub mod engine;
 // Layer 8
 pub mod comm;

@@ -6,16 +6,16 @@ use super::{Call, CommInfo, Communicator, DeviceState, PanicGuard, Report};
 use crate::bootstrap::OutOfBandRef;
 use crate::config::{CodecPolicy, Config, TuningChoice};
 use crate::cpu::{FloatEnvironment, Isa};
-use crate::engine::gpu::device;
 use crate::engine::gpu::kernels::{self, Kernels};
 use crate::engine::gpu::{
-    Admitted, Connections, GpuCall, GpuEngine, Parts, SampleWindows, Sampled,
+    Admitted, Connections, EngineParts, GpuCall, GpuEngine, SampleWindows, Sampled, is_capturing,
 };
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::Context;
+use crate::gpu::abi::Protocol;
+use crate::gpu::select;
 use crate::gpu_links::{self, GpuLinks, PeerPath};
 use crate::mem::DeviceBuffers;
-use crate::mem::abi::Protocol;
 use crate::plan::{KernelVariant, Resident, Site, Table, Tuning, links};
 use crate::schedule::Hosts;
 use crate::sync::Fault;
@@ -138,7 +138,7 @@ fn try_connect(
     }
     let hosts = Hosts::new(exchange.peers().iter().map(|peer| peer.host_id));
     refuse_codec_by_level(&hosts, policy)?;
-    let context = device::open(config.device)?;
+    let context = select::open(config.device)?;
     let kernels = Kernels::of(&context)?;
     let whole = kernels.resident()?;
     let connecting = ConnectContext {
@@ -161,7 +161,7 @@ fn try_connect(
     let own = site(&context, &info, exchange.peers().len());
     let tuning = tuning(exchange, config, own, table)?;
     log::line(Level::Info, format_args!("kernels are chosen by {tuning}"));
-    let parts = Parts {
+    let parts = EngineParts {
         context: context.clone(),
         kernels,
         wiring: Arc::new(links),
@@ -422,7 +422,7 @@ impl Communicator {
     pub(super) fn admit_on(&self, call: &Call, buffers: &DeviceBuffers<'_>) -> Result<Admission> {
         // What a graph replays cannot be looked at in between.
         let sampled =
-            self.policy.sample > 0 && !device::is_capturing(self.gpu_state()?.context(), buffers)?;
+            self.policy.sample > 0 && !is_capturing(self.gpu_state()?.context(), buffers)?;
         self.admit(call, sampled)
     }
 
@@ -443,7 +443,7 @@ impl Communicator {
                     call.dtype
                 )));
             }
-            device::check_address(gpu.context(), what, address)?;
+            select::check_address(gpu.context(), what, address)?;
         }
         if call.collective.reduces()
             && let ReduceOp::PreMulSum(Scalar::Device(address)) = call.op
@@ -456,7 +456,7 @@ impl Communicator {
                     call.dtype
                 )));
             }
-            device::check_factor(gpu.context(), what, address)?;
+            select::check_factor(gpu.context(), what, address)?;
         }
         Ok(())
     }

@@ -184,7 +184,7 @@ impl Communicator {
         sampled: &Sampled<'_>,
     ) -> Result<Report> {
         let report = slices.start(engine, sampled)?;
-        self.sampler.state().due = PendingSample::Queued(*sampled.slice());
+        self.sampler.state().due = PendingSample::Queued(*sampled.window());
         Ok(report)
     }
 

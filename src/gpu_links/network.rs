@@ -16,7 +16,7 @@ use super::paths::PeerPath;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::gpu::PinnedMemory;
-use crate::mem::abi::Protocol;
+use crate::gpu::abi::Protocol;
 use crate::mem::{LINE_BYTES, PRIVATE_BYTES, PeerBufferLayout, Staging};
 use crate::schedule::Hosts;
 use crate::sys::log::{Level, line};

@@ -2,7 +2,7 @@
 //! its own.
 
 use crate::codec::Codec;
-use crate::mem::abi::LINE_BYTES;
+use crate::gpu::abi::LINE_BYTES;
 
 /// Elements of a tile, which a warp encodes at once.
 pub const TILE: usize = 512;

@@ -12,7 +12,8 @@ use super::tuning::KernelVariant;
 use super::{EncodedTiles, Geometry, Request, chunk_max, granule};
 use crate::codec::{Codec, FUSED_CODECS};
 use crate::error::Result;
-use crate::mem::{PeerBufferLayout, abi, abi::LINE_BYTES};
+use crate::gpu::abi::{self, LINE_BYTES};
+use crate::mem::PeerBufferLayout;
 use crate::schedule::{self, CostCounts};
 use crate::types::{Algorithm, Collective, DType, Kernel, KernelProtocol, Protocol, ScaleRule};
 

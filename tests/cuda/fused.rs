@@ -4,8 +4,8 @@ use super::common::Rng;
 use super::fused_coded;
 use super::fused_work::{Protocol, Type, Work, half};
 use super::library::{Library, starts};
-use cinch::engine::gpu::abi::{ALIGNED, OneshotArgs, RESIDUALS_BYTES};
-use cinch::mem::abi::{CommView, Control, Fifo, Trouble};
+use cinch::gpu::abi::{ALIGNED, OneshotArgs, RESIDUALS_BYTES};
+use cinch::gpu::abi::{CommView, Control, Fifo, Trouble};
 use std::ffi::{CString, c_char, c_void};
 use std::mem;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
@@ -283,7 +283,7 @@ impl World {
             output: output as u64,
             count: work.count as u64,
             factor: u64::from(0.5f32.to_bits()),
-            mark: if self.other_call == Some(rank) {
+            signature_hash: if self.other_call == Some(rank) {
                 23 << 48
             } else {
                 7 << 48
@@ -296,7 +296,7 @@ impl World {
             element_bytes: work.dtype.size() as u8,
             root: work.root as u8,
             phases: fused_coded::phases(work.does),
-            image_lines: work.codec.map_or(0, fused_coded::tile_lines) as u8,
+            tile_lines: work.codec.map_or(0, fused_coded::tile_lines) as u8,
             unused: [0; 2],
             codec: fused_coded::words(work.codec),
             residuals: 0,

@@ -5,7 +5,7 @@ use super::common::Rng;
 use super::fused_work::{Does, Op, Protocol, Type, Work};
 use cinch::codec::{self, Codec, Random, Span, kernel_params};
 use cinch::cpu::Isa;
-use cinch::engine::gpu::abi::{CodecWords, SENDS_PARTS, SENDS_SUMS, SUMS};
+use cinch::gpu::abi::{CodecWords, SENDS_PARTS, SENDS_SUMS, SUMS};
 use cinch::reduce::{narrow, widen};
 use cinch::{CodecSpec, DType};
 use std::cell::RefCell;

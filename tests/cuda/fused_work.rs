@@ -3,7 +3,7 @@
 use super::common::Rng;
 use super::fused_coded;
 use cinch::CodecSpec;
-use cinch::engine::gpu::abi::{AVERAGE, PREMULTIPLY};
+use cinch::gpu::abi::{AVERAGE, PREMULTIPLY};
 
 /// Bytes of a half of an area: more packets than a block has threads and more tiles than it has
 /// warps. Two ranks send the next tile before they poll for the last one, so their half has more

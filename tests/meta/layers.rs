@@ -14,6 +14,7 @@ const UNSAFE: &[&str] = &[
     "mem/",
     "transport/",
     "gpu_links/",
+    "arrays/",
     "engine/gpu",
     "capi/",
     // The tool queues calls on device memory, and calls the library that it compares with.
