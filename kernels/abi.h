@@ -178,7 +178,7 @@ struct cinch_step {
 /* What lossy encodes of one tensor dropped, in device memory: this, then arrays of
  * cinch_work.span fp32 at CINCH_RESIDUALS_BYTES: array `turn` is what the last call left and the
  * other one what this call leaves. No element is encoded as a contribution and as a finished sum too.
- * Residual i is that of the message's element i. See src/adapt/residuals.rs. */
+ * Residual i is that of the message's element i. See src/codec/feedback/residuals.rs. */
 enum { CINCH_RESIDUALS_BYTES = 256 };
 struct cinch_residuals {
   uint32_t turn;

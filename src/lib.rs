@@ -7,7 +7,6 @@
 pub mod error;
 pub mod types;
 // Layer 1
-pub mod adapt;
 pub mod config;
 #[allow(unsafe_code)]
 pub mod cpu;
@@ -25,6 +24,7 @@ pub mod reduce;
 // Layer 3
 #[allow(unsafe_code)]
 pub mod mem;
+pub mod training;
 // Layer 4
 #[allow(unsafe_code)]
 pub mod transport;
@@ -32,6 +32,7 @@ pub mod transport;
 #[allow(unsafe_code)]
 pub mod gpu_links;
 // Layer 6
+pub mod arrays;
 pub mod plan;
 // Layer 7
 pub mod engine;

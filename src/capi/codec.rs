@@ -6,7 +6,7 @@ use super::error::cinch_result_t;
 use super::handle::{check_out, store};
 use super::text;
 use super::types::{self, dtype_number};
-use crate::codec::{Layout, StandAlone};
+use crate::arrays::{Layout, StandAlone};
 use crate::config::Config;
 use crate::cpu::{Isa, Tile};
 use crate::engine::gpu::stand_alone;

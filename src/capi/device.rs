@@ -1,6 +1,6 @@
 //! Arrays on GPUs: which one an address belongs to, and what this process keeps loaded there.
 
-use crate::codec::Layout;
+use crate::arrays::Layout;
 use crate::engine::gpu::host_copy::HostCopier;
 use crate::engine::gpu::stand_alone::{CodecKernels, DeviceCodec, Elements};
 use crate::error::{Error, Result};

@@ -2,7 +2,7 @@
 //! arithmetic, and scales that are kept from call to call.
 
 use super::host::{HostEngine, ScaleKey};
-use crate::adapt::{Residuals, Shape};
+use crate::codec::feedback::{Residuals, Shape};
 use crate::codec::{EncodeStats, Random, TensorScales};
 use crate::cpu::{Isa, Tile};
 use crate::error::Result;

@@ -8,7 +8,7 @@ use crate::codecs::{both_nan, mixture};
 use crate::cover::Rng;
 use crate::harness::{Check, Setup, Stop, Verdict, ensure};
 use crate::options::Options;
-use cinch::codec::{Layout, StandAlone};
+use cinch::arrays::{Layout, StandAlone};
 use cinch::cpu::Isa;
 use cinch::engine::gpu::host_copy::HostCopier;
 use cinch::engine::gpu::stand_alone::{CodecKernels, DeviceCodec, Elements};

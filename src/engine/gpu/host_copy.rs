@@ -14,7 +14,8 @@
 //! has been packed, towards the host when it is complete. It therefore cannot be captured.
 
 use super::stand_alone::{CodecKernels, DeviceCodec, Elements};
-use crate::codec::{Layout, Random, StandAlone};
+use crate::arrays::{Layout, StandAlone};
+use crate::codec::Random;
 use crate::cpu::{Isa, Tile};
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::{Context, DeviceMemory, Event, PinnedMemory, Stream};

@@ -1,6 +1,6 @@
 //! The residuals of error feedback of one rank, in its GPU's memory.
 //!
-//! What [`crate::adapt::Residuals`] keeps chunk by chunk lies here element by element: two arrays of
+//! What [`crate::codec::feedback::Residuals`] keeps chunk by chunk lies here element by element: two arrays of
 //! fp32, one that the last call left and one that a call leaves. A rank encodes each element as a
 //! contribution or in a finished sum, never as both: so an element takes 8 bytes, of the input in a
 //! reduce_scatter. Which array is which stands beside them, and the kernel turns it: a graph that is
@@ -9,7 +9,7 @@
 use super::GpuEngine;
 use super::abi::{RESIDUALS_BYTES, ResidualsHeader};
 use super::launch_order::LaunchOrder;
-use crate::adapt::{BY_ELEMENT, Feedback, Residuals, Role, Shape};
+use crate::codec::feedback::{BY_ELEMENT, Feedback, Residuals, Role, Shape};
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::{Context, DeviceMemory, Event, Stream};
 use crate::plan::{Plan, Request};

@@ -4,7 +4,8 @@
 //! captured. Sizes and bytes are those of [`StandAlone`] on the host, so what one side encodes
 //! the other decodes.
 
-use crate::codec::{KERNEL_CODECS, Layout, Random, StandAlone, array_family, kernel_params};
+use crate::arrays::{Layout, StandAlone};
+use crate::codec::{KERNEL_CODECS, Random, array_family, kernel_params};
 use crate::cpu::Isa;
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::{Context, Function, Module, Stream, kernels};

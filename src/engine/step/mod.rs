@@ -6,7 +6,7 @@ mod sum;
 
 use super::host::HostEngine;
 use super::state::{self, Arithmetic, Chain, Chunk, Scratch, Stats, TILE};
-use crate::adapt::{Residuals, Role};
+use crate::codec::feedback::{Residuals, Role};
 use crate::codec::{self, Codec, EncodeStats, Random, Span, TensorScales};
 use crate::cpu::{Isa, Tile};
 use crate::mem::UserBuffers;

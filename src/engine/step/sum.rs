@@ -3,7 +3,7 @@
 
 use super::super::state::{Chain, Scratch};
 use super::{Into, Note, Sources, Target, Work};
-use crate::adapt::Role;
+use crate::codec::feedback::Role;
 use crate::schedule::Own;
 
 impl Work<'_, '_> {
