@@ -11,21 +11,14 @@ use std::sync::Arc;
 pub struct CodecInfo {
     /// The codec.
     pub kind: CodecKind,
-    /// Time of encoding and decoding, for the cost model.
-    pub seconds: CodecSeconds,
+    /// Seconds per encoded element on one core, for the cost model; see `benches/codec.rs`.
+    pub encode_seconds: f64,
+    /// Seconds per decoded element on one core.
+    pub decode_seconds: f64,
     /// CUDA kernels of the codec; `None` if GPUs refuse it.
     pub kernels: Option<KernelInfo>,
     /// Creates the codec of a spec that was checked.
     pub(super) build: fn(CodecSpec, Available) -> Arc<dyn Codec>,
-}
-
-/// Seconds per element on one core, as `benches/codec.rs` measures them.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct CodecSeconds {
-    /// Encoding.
-    pub encode: f64,
-    /// Decoding.
-    pub decode: f64,
 }
 
 static CODECS: [CodecInfo; TABLE.len()] = TABLE;

@@ -47,7 +47,7 @@ mod threshold2;
 mod trunc;
 mod wire;
 
-pub use info::{CodecInfo, CodecSeconds, info};
+pub use info::{CodecInfo, info};
 pub use kernel_params::{
     FUSED_CODECS, KERNEL_CODECS, KernelInfo, array_family, kernel_family, kernel_params,
 };

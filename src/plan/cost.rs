@@ -105,7 +105,7 @@ const CACHE: usize = 1 << 20;
 /// Returns the seconds per element of encode and decode on one core.
 fn codec_seconds(kind: CodecKind) -> (f64, f64) {
     info(kind).map_or((0.0, 0.0), |info| {
-        (info.seconds.encode, info.seconds.decode)
+        (info.encode_seconds, info.decode_seconds)
     })
 }
 

@@ -142,7 +142,7 @@ impl LossScaler {
         1.0 / self.state.scale
     }
 
-    /// Decides about a step and sets the scale of the next step. `non_finite` tells whether any summed
+    /// Decides about a step and sets the scale of the next step. `non_finite` is true if any summed
     /// gradient of the step had a non-finite value.
     pub fn update(&mut self, non_finite: bool) -> Verdict {
         let LossScalerConfig {

@@ -19,7 +19,7 @@ const PIECE: usize = 256;
 struct Scan {
     /// Bits of the largest magnitude; NaN counts above infinity.
     max_bits: u32,
-    /// Sum of squares, if asked for.
+    /// Sum of squares; 0 if it was not requested.
     squares: f64,
 }
 
@@ -117,7 +117,7 @@ impl<F: BlockFormat> EncodeBlocks<'_, F> {
                 let at = (self.first_block + index) * F::NUMBERS + which;
                 write_number(self.numbers, at, number);
             }
-            if !scan.is_finite() {
+            if !scan.is_finite() || F::is_zero(numbers) {
                 codes.fill(0);
                 continue;
             }
@@ -195,7 +195,7 @@ impl<F: BlockFormat> EncodeTensor<'_, F> {
                 }
             }
             is_poisoned |= !scan.is_finite();
-            if !is_usable {
+            if !is_usable || F::is_zero(numbers) {
                 codes.fill(0);
             } else if !scan.is_finite() || F::needs_scalar(numbers) {
                 encode_scalar(self.format, x, numbers, codes);

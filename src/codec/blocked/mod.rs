@@ -84,6 +84,12 @@ pub(super) trait BlockFormat: Debug + Send + Sync + 'static {
     /// Derives the decoder from a block's numbers.
     fn decoder(numbers: Numbers) -> Self::Decoder;
 
+    /// Returns whether every code of a block with these numbers is 0. The frame then fills in zeros.
+    #[inline(always)]
+    fn is_zero(_numbers: Numbers) -> bool {
+        false
+    }
+
     /// Returns whether the numbers are so small that vector forms would lose bits. The frame then
     /// runs the scalar form.
     #[inline(always)]

@@ -114,22 +114,19 @@ impl<F: VectorScaledFormat> BlockFormat for Scaled<F> {
         [largest, 0.0]
     }
 
-    /// A scale of 0 has the factor 0, so that every code is 0.
     #[inline(always)]
     fn encoder(numbers: Numbers) -> ScaledEncoder {
         let scale = numbers[0];
-        let raise = if Self::needs_scalar(numbers) {
-            RAISE
+        if Self::needs_scalar(numbers) {
+            ScaledEncoder {
+                raise: RAISE,
+                factor: F::factor(scale * RAISE),
+            }
         } else {
-            1.0
-        };
-        ScaledEncoder {
-            raise,
-            factor: if scale == 0.0 {
-                0.0
-            } else {
-                F::factor(scale * raise)
-            },
+            ScaledEncoder {
+                raise: 1.0,
+                factor: F::factor(scale),
+            }
         }
     }
 
@@ -147,6 +144,11 @@ impl<F: VectorScaledFormat> BlockFormat for Scaled<F> {
                 lower: 1.0,
             }
         }
+    }
+
+    #[inline(always)]
+    fn is_zero([scale, _]: Numbers) -> bool {
+        scale == 0.0
     }
 
     #[inline(always)]

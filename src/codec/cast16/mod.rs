@@ -6,16 +6,14 @@
 mod simd;
 
 use super::elementwise::{ElementFormat, Elementwise};
-use super::{CodecInfo, CodecSeconds, ErrorLaw, KernelInfo, Zero};
+use super::{CodecInfo, ErrorLaw, KernelInfo, Zero};
 use crate::types::{CodecKind, CodecSpec};
 use std::sync::Arc;
 
 pub(super) const INFO: CodecInfo = CodecInfo {
     kind: CodecKind::Cast16,
-    seconds: CodecSeconds {
-        encode: 0.06e-9,
-        decode: 0.05e-9,
-    },
+    encode_seconds: 0.06e-9,
+    decode_seconds: 0.05e-9,
     kernels: Some(KernelInfo::new("cast16")),
     build: |_, isa| Arc::new(Elementwise::new(F16, isa)),
 };

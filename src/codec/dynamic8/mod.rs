@@ -13,17 +13,15 @@ mod simd;
 
 use super::blocked::{Blocked, Scaled, ScaledFormat};
 use super::table::Magnitudes;
-use super::{CodecInfo, CodecSeconds, ErrorLaw, KernelInfo};
+use super::{CodecInfo, ErrorLaw, KernelInfo};
 use crate::types::CodecKind;
 use segments::Segments;
 use std::sync::Arc;
 
 pub(super) const INFO: CodecInfo = CodecInfo {
     kind: CodecKind::Dynamic8,
-    seconds: CodecSeconds {
-        encode: 0.36e-9,
-        decode: 0.08e-9,
-    },
+    encode_seconds: 0.36e-9,
+    decode_seconds: 0.08e-9,
     kernels: Some(KernelInfo {
         array_family: "dynamic8_tabled",
         is_fused: true,

@@ -42,7 +42,7 @@ impl Feedback {
     }
 
     /// Checks [`Feedback::admit`]'s limit for residuals that are stored elsewhere: `tensors` of them
-    /// exist, and `is_known` tells whether an id is one of these.
+    /// exist, and `is_known` returns whether an id is one of these.
     ///
     /// # Errors
     /// As [`Feedback::admit`].

@@ -9,7 +9,7 @@
 mod simd;
 
 use super::blocked::{Blocked, Scaled, ScaledFormat};
-use super::{CodecInfo, CodecSeconds, ErrorLaw, KernelInfo};
+use super::{CodecInfo, ErrorLaw, KernelInfo};
 use crate::types::CodecKind;
 use std::sync::Arc;
 
@@ -17,10 +17,8 @@ use std::sync::Arc;
 pub(super) const fn info<const MANTISSA: usize>() -> CodecInfo {
     CodecInfo {
         kind: Fp8::<MANTISSA>::KIND,
-        seconds: CodecSeconds {
-            encode: 0.16e-9,
-            decode: 0.07e-9,
-        },
+        encode_seconds: 0.16e-9,
+        decode_seconds: 0.07e-9,
         kernels: Some(KernelInfo::new(Fp8::<MANTISSA>::KIND.name())),
         build: |spec, isa| Arc::new(Blocked::new(Scaled(Fp8::<MANTISSA>), spec, isa)),
     }

@@ -7,16 +7,14 @@
 mod simd;
 
 use super::blocked::{Blocked, Scaled, ScaledFormat};
-use super::{CodecInfo, CodecSeconds, ErrorLaw, KernelInfo};
+use super::{CodecInfo, ErrorLaw, KernelInfo};
 use crate::types::CodecKind;
 use std::sync::Arc;
 
 pub(super) const INFO: CodecInfo = CodecInfo {
     kind: CodecKind::Linear8,
-    seconds: CodecSeconds {
-        encode: 0.13e-9,
-        decode: 0.05e-9,
-    },
+    encode_seconds: 0.13e-9,
+    decode_seconds: 0.05e-9,
     kernels: Some(KernelInfo {
         is_fused: true,
         ..KernelInfo::new("linear8")

@@ -8,16 +8,14 @@
 //! three exponent bits are inverted, as in [`super::static8`], so that 0 has code 0.
 
 use super::elementwise::{Elementwise, Table8, decimal, kernel_words};
-use super::{CodecInfo, CodecSeconds, KernelInfo};
+use super::{CodecInfo, KernelInfo};
 use crate::types::CodecKind;
 use std::sync::Arc;
 
 pub(super) const INFO: CodecInfo = CodecInfo {
     kind: CodecKind::Mantissa8,
-    seconds: CodecSeconds {
-        encode: 0.5e-9,
-        decode: 0.1e-9,
-    },
+    encode_seconds: 0.5e-9,
+    decode_seconds: 0.1e-9,
     kernels: Some(KernelInfo {
         array_family: "mantissa8_tabled",
         words: |spec, words| {

@@ -14,7 +14,7 @@ mod simd;
 
 use super::blocked::{BlockFormat, Blocked, Draws, Numbers, decode_block, encode_block};
 use super::simd::{Available, Lanes};
-use super::{CodecInfo, CodecSeconds, EncodeStats, ErrorLaw, KernelInfo, Random, Zero};
+use super::{CodecInfo, EncodeStats, ErrorLaw, KernelInfo, Random, Zero};
 use crate::cpu::Isa;
 use crate::types::CodecKind;
 use std::sync::Arc;
@@ -28,17 +28,8 @@ pub(super) const fn info<const BITS: usize>() -> CodecInfo {
     };
     CodecInfo {
         kind: Range::<BITS>::KIND,
-        seconds: if BITS == 8 {
-            CodecSeconds {
-                encode: 0.2e-9,
-                decode: 0.08e-9,
-            }
-        } else {
-            CodecSeconds {
-                encode: 0.3e-9,
-                decode: 0.15e-9,
-            }
-        },
+        encode_seconds: if BITS == 8 { 0.2e-9 } else { 0.3e-9 },
+        decode_seconds: if BITS == 8 { 0.08e-9 } else { 0.15e-9 },
         kernels: Some(kernels),
         build: |spec, isa| Arc::new(Blocked::new(Range::<BITS>, spec, isa)),
     }

@@ -13,16 +13,14 @@ mod simd;
 
 use super::blocked::{BlockFormat, Blocked, Draws, Numbers, total};
 use super::simd::Lanes;
-use super::{CodecInfo, CodecSeconds, ErrorLaw, KernelInfo, Zero};
+use super::{CodecInfo, ErrorLaw, KernelInfo, Zero};
 use crate::types::CodecKind;
 use std::sync::Arc;
 
 pub(super) const INFO: CodecInfo = CodecInfo {
     kind: CodecKind::OneBit,
-    seconds: CodecSeconds {
-        encode: 0.3e-9,
-        decode: 0.15e-9,
-    },
+    encode_seconds: 0.3e-9,
+    decode_seconds: 0.15e-9,
     kernels: Some(KernelInfo::new("onebit")),
     build: |spec, isa| Arc::new(Blocked::new(Signs, spec, isa)),
 };

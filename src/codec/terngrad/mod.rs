@@ -10,22 +10,20 @@
 //! each block has its own s, which never exceeds a shared s.
 //!
 //! Codes are 0 for 0, 1 for s and 2 for -s. Code 3 is never written and decodes to 0. Every code
-//! needs a draw: a seed tells streams apart, but rounding is stochastic without a seed, too.
+//! needs a draw: a seed selects other draws, but rounding is stochastic without a seed, too.
 
 mod simd;
 
 use super::blocked::{BlockFormat, Blocked, Draws, Numbers, total};
 use super::simd::Lanes;
-use super::{CodecInfo, CodecSeconds, ErrorLaw, KernelInfo, Zero};
+use super::{CodecInfo, ErrorLaw, KernelInfo, Zero};
 use crate::types::CodecKind;
 use std::sync::Arc;
 
 pub(super) const INFO: CodecInfo = CodecInfo {
     kind: CodecKind::TernGrad,
-    seconds: CodecSeconds {
-        encode: 0.4e-9,
-        decode: 0.15e-9,
-    },
+    encode_seconds: 0.4e-9,
+    decode_seconds: 0.15e-9,
     kernels: Some(KernelInfo::new("terngrad")),
     build: |spec, isa| Arc::new(Blocked::new(Ternary, spec, isa)),
 };

@@ -11,16 +11,14 @@
 mod simd;
 
 use super::elementwise::{ElementFormat, Elementwise};
-use super::{CodecInfo, CodecSeconds, ErrorLaw, KernelInfo, Zero};
+use super::{CodecInfo, ErrorLaw, KernelInfo, Zero};
 use crate::types::{CodecKind, CodecSpec, ScaleRule};
 use std::sync::Arc;
 
 pub(super) const INFO: CodecInfo = CodecInfo {
     kind: CodecKind::Threshold2,
-    seconds: CodecSeconds {
-        encode: 0.15e-9,
-        decode: 0.15e-9,
-    },
+    encode_seconds: 0.15e-9,
+    decode_seconds: 0.15e-9,
     kernels: Some(KernelInfo::new("threshold2")),
     build: |spec, isa| Arc::new(Elementwise::new(format(spec), isa)),
 };

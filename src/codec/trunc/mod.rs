@@ -14,7 +14,7 @@ mod simd;
 mod upper;
 
 use super::elementwise::{ElementFormat, Elementwise};
-use super::{CodecInfo, CodecSeconds, ErrorLaw, KernelInfo, Zero};
+use super::{CodecInfo, ErrorLaw, KernelInfo, Zero};
 use crate::types::{CodecKind, CodecSpec};
 use std::sync::Arc;
 pub(crate) use upper::{pack_upper, unpack_upper};
@@ -23,10 +23,8 @@ pub(crate) use upper::{pack_upper, unpack_upper};
 pub(super) const fn info<const BITS: usize>() -> CodecInfo {
     CodecInfo {
         kind: kind(BITS),
-        seconds: CodecSeconds {
-            encode: 0.06e-9,
-            decode: 0.05e-9,
-        },
+        encode_seconds: 0.06e-9,
+        decode_seconds: 0.05e-9,
         kernels: Some(KernelInfo {
             words: |_, words| words[6] = BITS as u32,
             ..KernelInfo::new("trunc")
