@@ -433,9 +433,8 @@ impl<F: BlockFormat, L: Lanes> BlockLoops<F> for VectorLoops<'_, F, L> {
     #[inline(always)]
     fn decode<const REDUCE: bool>(&self, codes: &[u8], decoder: F::Decoder, dst: &mut [f32]) {
         let (lanes, registers) = (self.lanes, self.registers);
-        let at = code_bytes(dst.len() / L::N * L::N, F::BITS);
-        let (whole, rest) = codes.split_at(at);
-        let whole = whole.chunks_exact(code_bytes(L::N, F::BITS));
+        let whole = codes.chunks_exact(code_bytes(L::N, F::BITS));
+        let done = dst.len() / L::N * L::N;
         let mut out = dst.chunks_exact_mut(L::N);
         for (codes, out) in whole.zip(&mut out) {
             let code = load(F::BITS, lanes, codes);
@@ -448,6 +447,7 @@ impl<F: BlockFormat, L: Lanes> BlockLoops<F> for VectorLoops<'_, F, L> {
         }
         let out = out.into_remainder();
         if !out.is_empty() {
+            let rest = &codes[code_bytes(done, F::BITS)..];
             let code = load_part(F::BITS, lanes, rest);
             let result = if REDUCE {
                 F::add_lanes(lanes, registers, decoder, code, load_floats(lanes, out))
