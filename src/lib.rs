@@ -7,7 +7,6 @@
 pub mod error;
 pub mod types;
 // Layer 1
-pub mod adapt;
 pub mod config;
 #[allow(unsafe_code)]
 pub mod cpu;
@@ -25,6 +24,7 @@ pub mod reduce;
 // Layer 3
 #[allow(unsafe_code)]
 pub mod mem;
+pub mod training;
 // Layer 4
 #[allow(unsafe_code)]
 pub mod transport;

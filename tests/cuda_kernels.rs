@@ -9,7 +9,8 @@ mod common;
 mod library;
 
 use cinch::DType;
-use cinch::codec::{KERNEL_CODECS, Layout, Random, StandAlone, array_family, kernel_params};
+use cinch::arrays::{Layout, StandAlone};
+use cinch::codec::{KERNEL_CODECS, Random, array_family, kernel_params};
 use cinch::cpu::Isa;
 use cinch::reduce::{narrow, widen};
 use cinch::testing::{gaussian, random_word};

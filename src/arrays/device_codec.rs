@@ -3,7 +3,8 @@
 //! A call is one launch; CompLL's layout takes three, because its array is one block. Calls may be captured.
 //! Sizes and bytes equal [`StandAlone`]'s on the host, so each side decodes the other's encodings.
 
-use crate::codec::{KERNEL_CODECS, Layout, Random, StandAlone, array_family, kernel_params};
+use crate::arrays::{Layout, StandAlone};
+use crate::codec::{KERNEL_CODECS, Random, array_family, kernel_params};
 use crate::cpu::Isa;
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::{Context, Function, Module, Stream, kernels};

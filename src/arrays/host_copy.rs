@@ -12,7 +12,8 @@
 //! it is complete. Hence a copy cannot be captured.
 
 use super::device_codec::{CodecKernels, DeviceCodec, Elements};
-use crate::codec::{Layout, Random, StandAlone};
+use super::{Layout, StandAlone};
+use crate::codec::Random;
 use crate::cpu::{Isa, Tile};
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::{Context, DeviceMemory, Event, PinnedMemory, Stream};

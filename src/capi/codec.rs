@@ -7,7 +7,7 @@ use super::handle::{check_out, store};
 use super::text;
 use super::types::{self, dtype_number};
 use crate::arrays;
-use crate::codec::{Layout, StandAlone};
+use crate::arrays::{Layout, StandAlone};
 use crate::config::Config;
 use crate::cpu::{Isa, Tile};
 use crate::error::{Error, ErrorKind, Result};

@@ -1,7 +1,7 @@
 //! Residuals of error feedback, which a communicator owns.
 
 use super::{Communicator, DeviceState};
-use crate::adapt::Feedback;
+use crate::codec::feedback::Feedback;
 use crate::cpu::FloatEnvironment;
 use crate::error::Result;
 
@@ -40,7 +40,7 @@ impl Communicator {
     }
 
     /// Multiplies this rank's residuals by `factor`: new over old scale of the loss, where scaled
-    /// gradients are summed ([`crate::adapt::Verdict::rescale`]). Those on a GPU go by way of the
+    /// gradients are summed ([`crate::training::Verdict::rescale`]). Those on a GPU go by way of the
     /// host.
     ///
     /// # Errors

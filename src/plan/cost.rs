@@ -1,6 +1,7 @@
 //! Predicted time of a candidate on host memory, a pure function of the call and the communicator.
 
 use super::measured::{Link, MeasuredCosts};
+use crate::codec::info;
 use crate::schedule::{CostCounts, Hops};
 use crate::types::{CodecKind, TransportKind};
 
@@ -102,25 +103,11 @@ pub(super) fn between_hosts(machine: Machine) -> BetweenHosts {
 /// byte costs more.
 const CACHE: usize = 1 << 20;
 
-/// Returns seconds per element of encode and of decode on one core, from `benches/codec.rs`.
+/// Returns the seconds per element of encode and decode on one core.
 fn codec_seconds(kind: CodecKind) -> (f64, f64) {
-    match kind {
-        CodecKind::Raw => (0.0, 0.0),
-        CodecKind::Linear8 => (0.13e-9, 0.05e-9),
-        CodecKind::CastBf16
-        | CodecKind::Cast16
-        | CodecKind::Trunc8
-        | CodecKind::Trunc16
-        | CodecKind::Trunc24 => (0.06e-9, 0.05e-9),
-        CodecKind::Dynamic8 => (0.36e-9, 0.08e-9),
-        CodecKind::MinMax1 | CodecKind::MinMax2 | CodecKind::MinMax4 => (0.3e-9, 0.15e-9),
-        CodecKind::Fp8E4M3 | CodecKind::Fp8E5M2 => (0.16e-9, 0.07e-9),
-        CodecKind::TernGrad => (0.4e-9, 0.15e-9),
-        CodecKind::OneBit => (0.3e-9, 0.15e-9),
-        CodecKind::Threshold2 => (0.15e-9, 0.15e-9),
-        CodecKind::MinMax8 => (0.2e-9, 0.08e-9),
-        CodecKind::Static8 | CodecKind::Mantissa8 => (0.5e-9, 0.1e-9),
-    }
+    info(kind).map_or((0.0, 0.0), |info| {
+        (info.encode_seconds, info.decode_seconds)
+    })
 }
 
 /// The work of one candidate.

@@ -9,7 +9,7 @@ use crate::cover::Rng;
 use crate::harness::{Check, Setup, Stop, Verdict, ensure};
 use crate::options::Options;
 use cinch::arrays::{CodecKernels, DeviceCodec, Elements, HostCopier};
-use cinch::codec::{Layout, StandAlone};
+use cinch::arrays::{Layout, StandAlone};
 use cinch::cpu::Isa;
 use cinch::gpu::{CaptureMode, DeviceMemory, Graph, Stream};
 use cinch::reduce::{narrow, widen};

@@ -1,6 +1,6 @@
 //! Residuals of error feedback in a rank's GPU memory.
 //!
-//! [`crate::adapt::Residuals`] stores residuals by chunk; the GPU stores them by element, in two fp32 arrays. A
+//! [`crate::codec::feedback::Residuals`] stores residuals by chunk; the GPU stores them by element, in two fp32 arrays. A
 //! call reads the array that the last call wrote, and writes the other array. A rank encodes each element
 //! either as a contribution or in a finished sum, so an element takes 8 bytes (of the input in a
 //! reduce_scatter). The header names the current array and the kernel switches it, so that a graph's replay
@@ -8,7 +8,7 @@
 
 use super::GpuEngine;
 use super::launch_order::LaunchOrder;
-use crate::adapt::{BY_ELEMENT, Feedback, Residuals, Role, Shape};
+use crate::codec::feedback::{BY_ELEMENT, Feedback, Residuals, Role, Shape};
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::abi::{RESIDUALS_BYTES, ResidualsHeader};
 use crate::gpu::{Context, DeviceMemory, Event, Stream};

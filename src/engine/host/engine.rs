@@ -2,9 +2,9 @@
 
 use super::super::numbers::CallNumbers;
 use super::state::{Arithmetic, ChannelRun, ScaleKey, Scratch};
-use crate::adapt::Feedback;
 use crate::bootstrap::OutOfBandRef;
 use crate::codec::TensorScales;
+use crate::codec::feedback::Feedback;
 use crate::config::Config;
 use crate::cpu::Isa;
 use crate::error::Result;

@@ -33,7 +33,7 @@ impl HostEngine {
     ///
     /// # Errors
     /// See [`Planner::plan`](crate::plan::Planner::plan) and
-    /// [`Feedback::admit`](crate::adapt::Feedback::admit).
+    /// [`Feedback::admit`](crate::codec::feedback::Feedback::admit).
     pub fn prepare<'a>(&mut self, request: Request, buffers: UserBuffers<'a>) -> Result<Run<'a>> {
         let plan = self.planner.plan(&request)?;
         let run = Run::new(self, 0, &request, plan, buffers)?;

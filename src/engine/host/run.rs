@@ -6,8 +6,8 @@ use super::state::{
     self, Arithmetic, Chain, ChannelRun, Chunk, InputStats, ScaleKey, ZeroCopyProgress,
 };
 use super::step::StepWork;
-use crate::adapt::{Residuals, Shape};
 use crate::codec::TensorScales;
+use crate::codec::feedback::{Residuals, Shape};
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::UserBuffers;
 use crate::plan::{Plan, Request};

@@ -1,7 +1,7 @@
 //! State that the steps of a call share: scratch memory, open sums, input statistics, reducers, and the
 //! identity of scales and residuals that are kept from call to call.
 
-use crate::adapt::{Residuals, Shape};
+use crate::codec::feedback::{Residuals, Shape};
 use crate::codec::{EncodeStats, Random, TensorScales};
 use crate::cpu::{Isa, Tile};
 use crate::error::Result;

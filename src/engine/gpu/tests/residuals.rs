@@ -1,7 +1,7 @@
 //! Where residuals of error feedback lie on a GPU, and for how long.
 
 use super::*;
-use crate::adapt::{Feedback, Role};
+use crate::codec::feedback::{Feedback, Role};
 
 /// Residuals are where they were in the next call of a tensor, and elsewhere for another one; a
 /// capture makes none.

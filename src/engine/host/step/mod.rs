@@ -6,7 +6,7 @@ mod sum;
 mod tile;
 
 use super::state::{Arithmetic, Chain, Chunk, InputStats, Scratch};
-use crate::adapt::Residuals;
+use crate::codec::feedback::Residuals;
 use crate::codec::{Codec, Random, TensorScales};
 use crate::cpu::Isa;
 use crate::mem::UserBuffers;

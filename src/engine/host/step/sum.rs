@@ -18,8 +18,8 @@
 use super::super::state::{Chain, Scratch};
 use super::tile::{Operand, StatsNote};
 use super::{Sources, StepWork, Target};
-use crate::adapt::Role;
 use crate::codec::Codec;
+use crate::codec::feedback::Role;
 use crate::schedule::Own;
 use crate::types::ReduceOp;
 

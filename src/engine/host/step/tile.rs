@@ -2,7 +2,7 @@
 
 use super::super::state::Scratch;
 use super::StepWork;
-use crate::adapt::Role;
+use crate::codec::feedback::Role;
 use crate::codec::{self, Codec, EncodeStats, Span};
 use crate::reduce;
 use crate::schedule::{Op, Own};

@@ -1,23 +1,23 @@
-//! Large arrays on several threads. Each has a run of whole pieces, and pieces begin where no
-//! byte of an encoding holds elements of two of them; blocks and random draws know nothing of
-//! pieces, so that the bytes are those of one thread.
+//! Encode and decode of large arrays on several threads.
+//!
+//! Each thread has a run of whole pieces. No byte of an encoding holds elements of two pieces, and
+//! neither blocks nor random draws depend on pieces: the bytes equal those of one thread.
 
-use super::super::{Codec, EncodeStats, Random, Span};
-use super::{Form, StandAlone};
+use super::{ArrayForm, StandAlone};
+use crate::codec::{Codec, EncodeStats, Random, Span};
 use crate::types::ScaleRule;
 
 /// Elements of a piece: whole blocks, whole cache lines of codes of one bit, and an encoding that
-/// fits a second-level cache. An array is not split below that.
+/// fits a second-level cache. No smaller part of an array gets a thread.
 pub(super) const PIECE: usize = 1 << 16;
 
 impl StandAlone {
-    /// Elements from which on an array may be split among threads.
+    /// Smallest element count at which an array may be split among threads.
     pub const SPLITS_FROM: usize = PIECE + 1;
 
-    /// The same codec on up to `threads` threads, the caller's among them; 0 counts as 1. Results
-    /// are the same but for the last bits of [`EncodeStats::sum_squares`]. A scale of the whole
-    /// array, and CompLL's message, which has one, are encoded by one thread; CompLL's is decoded
-    /// by one, too.
+    /// Returns the codec on up to `threads` threads, the caller's included; 0 counts as 1. Results
+    /// differ only in the last bits of [`EncodeStats::sum_squares`]. One thread encodes arrays with a
+    /// single scale, which CompLL's message has; one thread decodes that message, too.
     pub fn with_threads(self, threads: usize) -> StandAlone {
         StandAlone {
             threads: threads.max(1),
@@ -25,14 +25,14 @@ impl StandAlone {
         }
     }
 
-    /// Elements of each thread's part of `n`: all of them where one thread is enough.
+    /// Returns the elements of each thread's part of `n`; `n` or more if one thread is enough.
     fn part(&self, n: usize) -> usize {
         let pieces = n.div_ceil(PIECE);
         let threads = self.threads.min(pieces).max(1);
         pieces.div_ceil(threads).max(1) * PIECE
     }
 
-    /// Encodes on several threads, if the array is large enough and the layout lets it be.
+    /// Encodes on several threads, or returns `None` if the array is small or the layout forbids it.
     pub(super) fn encode_split(
         &self,
         x: &[f32],
@@ -45,14 +45,14 @@ impl StandAlone {
         }
         let whole = matches!(self.spec.scale, ScaleRule::Tensor { .. });
         let works = match &self.form {
-            Form::Chunk(codec) => {
+            ArrayForm::Chunk(codec) => {
                 let form = codec.description();
                 if whole && form.block_numbers > 0 {
                     return None;
                 }
                 let codes = (x.len() * form.code_bits).div_ceil(8);
                 let codes = match form.block_numbers {
-                    // The last part's padding belongs to its codes.
+                    // The padding belongs to the codes of the last part.
                     0 => to.len(),
                     _ => codes.next_multiple_of(16),
                 };
@@ -71,7 +71,7 @@ impl StandAlone {
                 });
                 run(works)
             }
-            Form::Published(layout) => {
+            ArrayForm::Published(layout) => {
                 let each = layout.packed_bytes()? * part;
                 let parts = x.chunks(part).zip(to.chunks_mut(each));
                 run(parts.map(|(x, to)| {
@@ -88,8 +88,8 @@ impl StandAlone {
         Some(all)
     }
 
-    /// Decodes on several threads, if the array is large enough and the layout lets it be; says
-    /// whether it did.
+    /// Decodes on several threads and returns true, or returns false if the array is small or the
+    /// layout forbids it.
     pub(super) fn decode_split(&self, from: &[u8], y: &mut [f32]) -> bool {
         let (n, part) = (y.len(), self.part(y.len()));
         if part >= n {
@@ -97,10 +97,10 @@ impl StandAlone {
         }
         let parts = y.chunks_mut(part).enumerate();
         match &self.form {
-            Form::Chunk(codec) => {
+            ArrayForm::Chunk(codec) => {
                 run(parts.map(|(at, y)| move || codec.decode(Span::new(n, at * part), from, y)));
             }
-            Form::Published(layout) => {
+            ArrayForm::Published(layout) => {
                 let Some(each) = layout.packed_bytes() else {
                     return false;
                 };
@@ -114,7 +114,7 @@ impl StandAlone {
     }
 }
 
-/// Encodes a part of a format without blocks: as a chunk of its own.
+/// Encodes a part of a format without blocks, as a chunk of its own.
 fn encode(codec: &dyn Codec, x: &[f32], random: Random, to: &mut [u8]) -> EncodeStats {
     let mut stats = EncodeStats::default();
     let span = Span::whole(x.len()).drawing(random);
@@ -122,8 +122,8 @@ fn encode(codec: &dyn Codec, x: &[f32], random: Random, to: &mut [u8]) -> Encode
     stats
 }
 
-/// Encodes a part piece by piece, each as a chunk of its own whose codes and numbers then go where
-/// they lie in the chunk of all.
+/// Encodes a part piece by piece, each as a chunk of its own, and copies its codes and numbers to
+/// their places in the chunk of the whole array.
 fn encode_blocks(
     codec: &dyn Codec,
     x: &[f32],
@@ -148,8 +148,8 @@ fn encode_blocks(
     stats
 }
 
-/// Runs each work on a thread of its own, the first on the caller's, and returns what they return
-/// in order.
+/// Runs each closure on a thread of its own, the first on the caller's, and returns their results in
+/// order. A panic of a closure is passed on.
 fn run<T: Send, W: FnOnce() -> T + Send>(works: impl Iterator<Item = W>) -> Vec<T> {
     let mut works = works;
     let Some(first) = works.next() else {
@@ -180,9 +180,9 @@ mod tests {
         (0..n).map(value).collect()
     }
 
-    /// Every codec, both layouts: the bytes, the numbers and the statistics of one thread.
+    /// Every codec in both layouts: bytes, numbers and statistics equal those of one thread.
     #[test]
-    fn threads_change_nothing() {
+    fn several_threads_give_the_bytes_of_one() {
         let mut split = 0;
         for n in [PIECE - 1, PIECE + 1, 3 * PIECE, 5 * PIECE + 4321] {
             let mut x = samples(n);
@@ -216,12 +216,12 @@ mod tests {
                 }
             }
         }
-        // All but those below a piece, of a whole scale, and CompLL's.
+        // All but arrays below a piece, arrays with a single scale, and CompLL's message.
         assert!(split > 3 * 3 * 40, "{split} encodes were split");
     }
 
     #[test]
-    fn parts_are_whole_pieces_for_as_many_threads_as_there_are() {
+    fn part_is_whole_pieces_spread_over_the_threads() {
         let spec = CodecSpec::of(CodecKind::Trunc16);
         let codec = StandAlone::new(spec, Layout::Published, Isa::Scalar).unwrap();
         for (threads, n, part) in [

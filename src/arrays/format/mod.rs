@@ -1,15 +1,14 @@
-//! Whole arrays encoded outside a collective: to be sent, filed or read by others.
+//! Whole arrays encoded outside a collective: to be sent, filed or read by other programs.
 //!
-//! Two layouts. [`Layout::Chunk`] is what a collective has on the wire for one chunk. The other
-//! is what the source of a format published, so that other systems' messages can be read and
-//! written: for `minmax*` CompLL's message, for `trunc*` ADT's raw Bitpack bytes.
+//! [`Layout::Chunk`] has the bytes that a collective puts on the wire for one chunk.
+//! [`Layout::Published`] follows the source of a format, so that other systems' messages can be read
+//! and written: CompLL's message for `minmax*`, ADT's raw Bitpack bytes for `trunc*`.
 
 mod bitpack;
 mod compll;
 mod threads;
 
-use super::simd::Available;
-use super::{Codec, EncodeStats, Random, Span, abs_max, build};
+use crate::codec::{Codec, EncodeStats, Random, Span, abs_max, build};
 use crate::cpu::{FloatEnvironment, Isa};
 use crate::error::{Error, ErrorKind, Result};
 use crate::types::{CodecKind, CodecSpec, ScaleRule};
@@ -21,47 +20,50 @@ use std::sync::Arc;
 /// How an encoded array is laid out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
-    /// As a chunk of a collective: codes, padding to 16 bytes, numbers of the blocks.
+    /// The layout of a chunk in a collective: codes, padding to 16 bytes, numbers of the blocks.
     Chunk,
-    /// As the source of the format published it.
+    /// The layout that the source of the format published.
     Published,
 }
 
 /// A published layout of whole arrays.
-trait Published: Debug + Send + Sync {
+trait PublishedLayout: Debug + Send + Sync {
+    /// Returns the bytes of `n` encoded elements.
     fn bytes(&self, n: usize) -> usize;
-    /// Elements of an encoded array, from its own bytes.
+    /// Returns the element count of an encoded array.
     fn count(&self, bytes: &[u8]) -> Result<usize>;
-    /// Encodes into exactly [`Published::bytes`].
+    /// Encodes into exactly [`PublishedLayout::bytes`].
     fn encode(&self, x: &[f32], random: Random, to: &mut [u8], stats: &mut EncodeStats);
-    /// Decodes an array that has as many elements as `y`.
+    /// Decodes an array with the element count of `y`.
     fn decode(&self, from: &[u8], y: &mut [f32]);
-    /// Bytes of each element, where an encoded array is nothing but its elements, one after the
-    /// other and each by itself.
+    /// Returns the bytes of an element if an encoded array is only its elements, one after the other
+    /// and each independent of the others.
     fn packed_bytes(&self) -> Option<usize> {
         None
     }
 }
 
-/// A codec for whole arrays.
+/// A codec for whole arrays, optionally on several threads.
 #[derive(Clone, Debug)]
 pub struct StandAlone {
     spec: CodecSpec,
     isa: Isa,
-    form: Form,
+    form: ArrayForm,
     threads: usize,
 }
 
 #[derive(Clone, Debug)]
-enum Form {
+enum ArrayForm {
     Chunk(Arc<dyn Codec>),
-    Published(Arc<dyn Published>),
+    Published(Arc<dyn PublishedLayout>),
 }
 
 impl StandAlone {
+    /// Creates the codec of `spec`, running on `isa`.
+    ///
     /// # Errors
-    /// Invalid argument for bad parameters and for raw, which is the elements as they are;
-    /// unsupported if the machine lacks `isa`, or if the codec's source published no layout.
+    /// Invalid argument for bad parameters and for raw, which needs no encoding; unsupported if the
+    /// machine lacks `isa`, or if the source of the codec published no layout.
     pub fn new(spec: CodecSpec, layout: Layout, isa: Isa) -> Result<StandAlone> {
         let _environment = FloatEnvironment::standard();
         let Some(codec) = build(spec, isa)? else {
@@ -70,8 +72,8 @@ impl StandAlone {
             ));
         };
         let form = match layout {
-            Layout::Chunk => Form::Chunk(codec),
-            Layout::Published => Form::Published(published(spec, Available::new(isa)?)?),
+            Layout::Chunk => ArrayForm::Chunk(codec),
+            Layout::Published => ArrayForm::Published(published(spec, isa)?),
         };
         Ok(StandAlone {
             spec,
@@ -81,22 +83,22 @@ impl StandAlone {
         })
     }
 
-    /// Bytes of `n` encoded elements.
+    /// Returns the bytes of `n` encoded elements.
     pub fn bytes(&self, n: usize) -> usize {
         match &self.form {
-            Form::Chunk(codec) => codec.wire_bytes(n),
-            Form::Published(layout) => layout.bytes(n),
+            ArrayForm::Chunk(codec) => codec.wire_bytes(n),
+            ArrayForm::Published(layout) => layout.bytes(n),
         }
     }
 
-    /// Elements of an array in a published layout, which these bytes are all of.
+    /// Returns the element count of a whole array in a published layout.
     ///
     /// # Errors
-    /// Invalid argument if they are no such array; unsupported in the layout of chunks, which
-    /// does not say.
+    /// Invalid argument if `bytes` are not such an array; unsupported in the chunk layout, which does
+    /// not store its count.
     pub fn count(&self, bytes: &[u8]) -> Result<usize> {
         match &self.form {
-            Form::Chunk(_) => Err(Error::new(
+            ArrayForm::Chunk(_) => Err(Error::new(
                 ErrorKind::Unsupported,
                 format!(
                     "the chunk layout of {} does not say how many elements it holds; keep the \
@@ -104,13 +106,13 @@ impl StandAlone {
                     self.spec
                 ),
             )),
-            Form::Published(layout) => layout.count(bytes),
+            ArrayForm::Published(layout) => layout.count(bytes),
         }
     }
 
-    /// Encodes `x` into the first [`StandAlone::bytes`] of `to` and returns what it learnt about
-    /// `x`: all of it, but for packed bytes nothing. Tensor scales are taken from `x`. A spec with a seed rounds at random: arrays with
-    /// the same `draw` draw the same numbers.
+    /// Encodes `x` into the first [`StandAlone::bytes`] of `to` and returns statistics of `x`; for
+    /// packed bytes they are zero. Tensor scales are taken from `x`. With a seed, rounding is
+    /// stochastic, and arrays with the same `draw` draw the same numbers.
     ///
     /// # Errors
     /// Invalid argument if `to` is too short; nothing is written.
@@ -126,13 +128,13 @@ impl StandAlone {
         }
         let mut stats = EncodeStats::default();
         match &self.form {
-            Form::Chunk(codec) => self.chunk(&**codec, x, random, to, Some(&mut stats)),
-            Form::Published(layout) => layout.encode(x, random, to, &mut stats),
+            ArrayForm::Chunk(codec) => self.encode_chunk(&**codec, x, random, to, Some(&mut stats)),
+            ArrayForm::Published(layout) => layout.encode(x, random, to, &mut stats),
         }
         Ok(stats)
     }
 
-    /// The same of a part of an array that draws these numbers, without a look at what it holds.
+    /// Encodes a part of an array that draws from `random`, on one thread and without statistics.
     ///
     /// # Errors
     /// As [`StandAlone::encode`].
@@ -143,13 +145,15 @@ impl StandAlone {
             .room(to.len(), bytes, x.len())
             .map(|()| &mut to[..bytes])?;
         match &self.form {
-            Form::Chunk(codec) => self.chunk(&**codec, x, random, to, None),
-            Form::Published(layout) => layout.encode(x, random, to, &mut EncodeStats::default()),
+            ArrayForm::Chunk(codec) => self.encode_chunk(&**codec, x, random, to, None),
+            ArrayForm::Published(layout) => {
+                layout.encode(x, random, to, &mut EncodeStats::default())
+            }
         }
         Ok(())
     }
 
-    fn chunk(
+    fn encode_chunk(
         &self,
         codec: &dyn Codec,
         x: &[f32],
@@ -157,9 +161,9 @@ impl StandAlone {
         to: &mut [u8],
         stats: Option<&mut EncodeStats>,
     ) {
-        let kept = self.spec.kind.has_tensor_scale()
+        let has_tensor_scale = self.spec.kind.has_tensor_scale()
             && matches!(self.spec.scale, ScaleRule::Tensor { .. });
-        let scale = kept.then(|| abs_max(self.isa, x).0);
+        let scale = has_tensor_scale.then(|| abs_max(self.isa, x).0);
         codec.encode(Span::whole(x.len()).drawing(random), x, scale, to, stats);
     }
 
@@ -175,11 +179,11 @@ impl StandAlone {
             .room(from.len(), bytes, y.len())
             .map(|()| &from[..bytes])?;
         match &self.form {
-            Form::Chunk(codec) if !self.decode_split(from, y) => {
+            ArrayForm::Chunk(codec) if !self.decode_split(from, y) => {
                 codec.decode(Span::whole(y.len()), from, y);
             }
-            Form::Chunk(_) => {}
-            Form::Published(layout) => {
+            ArrayForm::Chunk(_) => {}
+            ArrayForm::Published(layout) => {
                 let held = layout.count(from)?;
                 if held != y.len() {
                     return Err(Error::invalid_argument(format!(
@@ -196,6 +200,7 @@ impl StandAlone {
         Ok(())
     }
 
+    /// Checks that a buffer of `have` bytes holds `n` encoded elements.
     fn room(&self, have: usize, need: usize, n: usize) -> Result<()> {
         if have < need {
             return Err(Error::invalid_argument(format!(
@@ -207,16 +212,17 @@ impl StandAlone {
     }
 }
 
-/// The table of published layouts.
-fn published(spec: CodecSpec, isa: Available) -> Result<Arc<dyn Published>> {
+/// Returns the published layout of a codec.
+fn published(spec: CodecSpec, isa: Isa) -> Result<Arc<dyn PublishedLayout>> {
+    let draws = spec.seed != 0;
     Ok(match spec.kind {
-        CodecKind::MinMax1 => Arc::new(CompLl::<1>::new(spec.seed, isa)),
-        CodecKind::MinMax2 => Arc::new(CompLl::<2>::new(spec.seed, isa)),
-        CodecKind::MinMax4 => Arc::new(CompLl::<4>::new(spec.seed, isa)),
-        CodecKind::MinMax8 => Arc::new(CompLl::<8>::new(spec.seed, isa)),
-        CodecKind::Trunc8 => Arc::new(Bitpack::<8>::new(isa)),
-        CodecKind::Trunc16 => Arc::new(Bitpack::<16>::new(isa)),
-        CodecKind::Trunc24 => Arc::new(Bitpack::<24>::new(isa)),
+        CodecKind::MinMax1 => Arc::new(CompLl::<1> { draws, isa }),
+        CodecKind::MinMax2 => Arc::new(CompLl::<2> { draws, isa }),
+        CodecKind::MinMax4 => Arc::new(CompLl::<4> { draws, isa }),
+        CodecKind::MinMax8 => Arc::new(CompLl::<8> { draws, isa }),
+        CodecKind::Trunc8 => Arc::new(Bitpack::<8> { isa }),
+        CodecKind::Trunc16 => Arc::new(Bitpack::<16> { isa }),
+        CodecKind::Trunc24 => Arc::new(Bitpack::<24> { isa }),
         other => {
             return Err(Error::new(
                 ErrorKind::Unsupported,

@@ -2,28 +2,28 @@
 //! neural networks", algorithm 1): a group of tensors starts with few bits, and gets more once
 //! its L2 norm has stopped growing.
 //!
-//! The paper's text and its authors' programs differ in details; this is the text's rule: the
-//! signed change, relative to the norm of the batch before. Bits never go down.
+//! The paper's text and its authors' programs differ in details. [`Awp`] follows the text: it takes
+//! the signed change relative to the norm of the previous batch. Bits never go down.
 
 use crate::error::{Error, Result};
 
 /// Parameters of [`Awp`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AwpConfig {
-    /// T: a relative growth of the norm above it counts as growth. It belongs to the model: the
-    /// mean change of the norm over the epochs until the validation error first drops. The
+    /// T: the relative change of the norm above which it counts as growing. T depends on the model:
+    /// it is the mean change of the norm over the epochs until the validation error first drops. The
     /// authors' scripts use 8e-5 and 1e-4.
     pub threshold: f64,
-    /// Batches in a row without growth after which bits are added; about an epoch.
+    /// Number of successive batches without growth after which bits are added; about an epoch.
     pub interval: u32,
-    /// N: bits added, 1 to 32.
+    /// N: number of bits added at a time, 1 to 32.
     pub step_bits: u32,
-    /// Bits at the start, 1 to 32.
+    /// Number of bits at the start, 1 to 32.
     pub start_bits: u32,
 }
 
 impl AwpConfig {
-    /// The paper's 8 bits at the start, and 8 more each time.
+    /// Returns the paper's parameters: 8 bits at the start, and 8 more each time.
     pub fn new(threshold: f64, interval: u32) -> AwpConfig {
         AwpConfig {
             threshold,
@@ -34,22 +34,22 @@ impl AwpConfig {
     }
 }
 
-/// Everything that changes in an [`Awp`], to be stored with a checkpoint.
+/// The mutable part of an [`Awp`], to be stored with a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AwpState {
-    /// Bits to keep.
+    /// Number of bits to keep.
     pub bits: u32,
-    /// Norm of the batch before, unless bits have just been added.
+    /// Norm of the previous batch; `None` at the start and after bits were added.
     pub previous: Option<f64>,
-    /// Batches in a row without growth.
+    /// Number of successive batches without growth.
     pub count: u32,
 }
 
-/// The bits of one group of tensors.
+/// Chooses the number of bits of one group of tensors.
 ///
-/// Every rank must feed it the same norm. Weights are the same on all ranks, and so is their norm
-/// after `trunc*`, which is where the authors' programs take it; for anything else, sum the norms
-/// over the ranks first.
+/// Every rank must pass in the same norm, or ranks choose different codecs. Weights are equal on all
+/// ranks, and so is their norm after `trunc*`, where the authors' programs take it. For other data,
+/// sum the norms over the ranks first.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Awp {
     config: AwpConfig,
@@ -57,7 +57,7 @@ pub struct Awp {
 }
 
 impl Awp {
-    /// A group that has seen nothing.
+    /// Creates the state of a group before its first batch.
     ///
     /// # Errors
     /// Invalid argument naming the parameter that is outside its range.
@@ -70,10 +70,10 @@ impl Awp {
         Awp::restore(config, state)
     }
 
-    /// A group where another one with the same parameters left off.
+    /// Creates a group that continues from a checkpoint with the same parameters.
     ///
     /// # Errors
-    /// As [`Awp::new`]; invalid argument if there is no such state.
+    /// As [`Awp::new`]; invalid argument if no update can reach `state`.
     pub fn restore(config: AwpConfig, state: AwpState) -> Result<Awp> {
         let bad = |what: String| Err(Error::invalid_argument(format!("AWP: {what}")));
         if !config.threshold.is_finite() {
@@ -100,11 +100,11 @@ impl Awp {
         Ok(Awp { config, state })
     }
 
-    /// Takes the group's L2 norm after a batch; returns the bits to keep from now on. A norm that
-    /// is not finite is that of a step which a loss scaler skips, and changes nothing.
+    /// Takes the group's L2 norm after a batch and returns the number of bits to keep from now on. A
+    /// norm that is not finite changes nothing: it belongs to a step that a loss scaler skips.
     ///
     /// # Errors
-    /// Invalid argument for a negative norm; nothing changes.
+    /// Invalid argument if the norm is negative; nothing changes.
     pub fn update(&mut self, norm: f64) -> Result<u32> {
         if norm < 0.0 {
             return Err(Error::invalid_argument(format!(
@@ -115,7 +115,7 @@ impl Awp {
             return Ok(self.state.bits);
         }
         let state = &mut self.state;
-        // From a norm of 0, staying there is no growth, and anything else is.
+        // From a norm of 0 the quotient is NaN (no growth) or infinite (growth).
         let grown = state
             .previous
             .is_some_and(|previous| (norm - previous) / previous > self.config.threshold);
@@ -131,12 +131,12 @@ impl Awp {
         Ok(self.state.bits)
     }
 
-    /// Bits to keep.
+    /// Returns the number of bits to keep.
     pub fn bits(&self) -> u32 {
         self.state.bits
     }
 
-    /// The codec that keeps these bits, rounded up to bytes: `trunc8`, `trunc16`, `trunc24`, or
+    /// Returns the codec that keeps these bits, rounded up to bytes: `trunc8`, `trunc16`, `trunc24`, or
     /// `raw` for all four.
     pub fn codec(&self) -> &'static str {
         match self.state.bits.div_ceil(8) {
@@ -147,12 +147,12 @@ impl Awp {
         }
     }
 
-    /// The parameters.
+    /// Returns the parameters.
     pub fn config(&self) -> AwpConfig {
         self.config
     }
 
-    /// What to store with a checkpoint.
+    /// Returns the state to store with a checkpoint.
     pub fn state(&self) -> AwpState {
         self.state
     }
@@ -166,7 +166,7 @@ fn is_norm(norm: f64) -> bool {
 mod tests {
     use super::*;
 
-    /// The algorithm as the paper lists it, norm by norm.
+    /// Runs the algorithm as the paper lists it, norm by norm.
     fn oracle(config: AwpConfig, norms: &[f64]) -> Vec<u32> {
         let (mut bits, mut previous, mut count) = (config.start_bits, f64::NAN, 0);
         let mut answers = Vec::new();
@@ -189,12 +189,12 @@ mod tests {
     }
 
     #[test]
-    fn bits_come_when_growth_ends() {
+    fn norm_without_growth_adds_bits() {
         let mut awp = Awp::new(AwpConfig::new(1e-3, 3)).unwrap();
         let answers: Vec<u32> = [
             1.0, 1.1, 1.2, 1.3, // growing
-            1.3, 1.3001, 1.2, // three in a row without
-            1.2, 1.2, 1.2, // the first one after a step counts
+            1.3, 1.3001, 1.2, // three without growth
+            1.2, 1.2, 1.2, // the first norm after a step counts
             2.0, 3.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0,
         ]
         .into_iter()
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn it_follows_the_listing_on_random_walks() {
+    fn random_walks_give_the_bits_of_the_listing() {
         for seed in 0..200u64 {
             let mut word = seed;
             let mut norm = 10.0;
@@ -231,7 +231,7 @@ mod tests {
             let mut answers = Vec::new();
             for &norm in &norms {
                 answers.push(awp.update(norm).unwrap());
-                // A restored one goes on as the original.
+                // A restored group must continue like the original.
                 awp = Awp::restore(config, awp.state()).unwrap();
             }
             assert_eq!(answers, oracle(config, &norms), "seed {seed}");
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn odd_norms() {
+    fn norms_that_are_zero_or_not_finite_are_handled() {
         let mut awp = Awp::new(AwpConfig::new(0.0, 2)).unwrap();
         let before = awp.state();
         for norm in [f64::NAN, f64::INFINITY] {
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn every_interval_and_codec() {
+    fn bits_select_trunc_codecs_then_raw() {
         let mut awp = Awp::new(AwpConfig::new(1.0, 1)).unwrap();
         let mut codecs = vec![awp.codec()];
         for _ in 0..4 {
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn impossible_parameters_are_named() {
+    fn bad_parameter_is_named_in_the_error() {
         let good = AwpConfig::new(1e-4, 10);
         for (config, said) in [
             (

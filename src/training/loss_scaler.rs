@@ -1,45 +1,45 @@
-//! Automatic loss scaling ("Training with mixed precision"): the loss is multiplied by a scale as
-//! large as its gradients bear.
+//! Automatic loss scaling ("Training with mixed precision"): the loss is multiplied by the largest
+//! scale at which no gradient overflows.
 //!
-//! **The decision is global without a message of its own.** Codecs carry a value that is not
-//! finite to every rank (see [`crate::manual::numerics`]), and a sum that overflows does so
-//! everywhere, so every rank finds the same in the *output* of its all_reduce:
-//! [`count_non_finite`] of it, or of all outputs of a step, decides. `Report::input` is no ground
-//! for it: it tells of what this rank encoded only.
+//! **The decision is global without a message of its own.** Codecs carry a value that is not finite
+//! to every rank (see [`crate::manual::numerics`]), and a sum that overflows does so on every rank.
+//! So every rank finds the same [`count_non_finite`] in the *output* of its all_reduce, or in all
+//! outputs of a step, and that count decides. Do not use `Report::input`: it covers only what this
+//! rank encoded.
 //!
-//! **Where codecs saturate** that is not enough: with `cast16`, `cast_bf16`, `static8`,
-//! `mantissa8`, `trunc8`, `threshold2` and scales that `tensor=K` keeps, a finite value or sum beyond
-//! the largest one becomes that one, on all ranks alike, and is in no output to be seen. With those
-//! the ranks must also sum up `saturated` of their reports, and skip the step unless it is 0. A
-//! GPU's reports do not have it: there take other codecs.
+//! **Codecs that saturate need more.** `cast16`, `cast_bf16`, `static8`, `mantissa8`, `trunc8`,
+//! `threshold2` and the scales that `tensor=K` keeps replace a value or sum beyond their largest
+//! value by that largest value, on all ranks alike, so that outputs do not show it. With these codecs
+//! the ranks must also sum `saturated` of their reports, and skip the step unless the sum is 0.
+//! Reports of a GPU lack `saturated`: use other codecs there.
 //!
-//! **Unscaling** costs nothing if it rides on the sum: a pre-multiplied sum with the factor
-//! [`LossScaler::inverse`], taken before [`LossScaler::update`]. Residuals of error feedback are
-//! then in units of the unscaled gradient and stay as they are; where scaled gradients are summed
-//! instead, multiply them by [`Verdict::rescale`].
+//! **Unscaling** is free as part of the sum: use a pre-multiplied sum with the factor
+//! [`LossScaler::inverse`], taken before [`LossScaler::update`]. Residuals of error feedback then
+//! have the unit of the unscaled gradient and stay as they are. If scaled gradients are summed
+//! instead, multiply the residuals by [`Verdict::rescale`].
 
 use crate::error::{Error, Result};
 
 /// Parameters of [`LossScaler`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LossScalerConfig {
-    /// First scale.
+    /// Scale of the first step.
     pub start: f64,
-    /// Factor after [`LossScalerConfig::interval`] clean steps; more than 1.
+    /// Factor applied after [`LossScalerConfig::interval`] clean steps; more than 1.
     pub growth: f64,
-    /// Factor after a step with a value that is not finite; between 0 and 1.
+    /// Factor applied after a step with a non-finite value; between 0 and 1.
     pub backoff: f64,
-    /// Clean steps in a row until growth.
+    /// Number of successive clean steps until the scale grows.
     pub interval: u32,
-    /// The scale does not fall below this.
+    /// Lower bound of the scale.
     pub smallest: f64,
-    /// The scale does not grow above this.
+    /// Upper bound of the scale.
     pub largest: f64,
 }
 
 impl Default for LossScalerConfig {
-    /// 2^16, doubled after 2,000 clean steps, halved at once; between 2^-126 and 2^127, so that
-    /// scale and inverse are normal fp32 numbers.
+    /// Returns a scale of 2^16, doubled after 2,000 clean steps and halved at once. It stays between
+    /// 2^-126 and 2^127, so that the scale and its inverse are normal fp32 numbers.
     fn default() -> LossScalerConfig {
         LossScalerConfig {
             start: 65536.0,
@@ -52,27 +52,27 @@ impl Default for LossScalerConfig {
     }
 }
 
-/// Everything that changes in a [`LossScaler`], to be stored with a checkpoint.
+/// The mutable part of a [`LossScaler`], to be stored with a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LossScalerState {
-    /// The scale.
+    /// Scale of the next step.
     pub scale: f64,
-    /// Clean steps since it changed.
+    /// Number of clean steps since the scale changed.
     pub clean: u32,
-    /// Steps skipped so far.
+    /// Number of steps skipped so far.
     pub skipped: u64,
 }
 
-/// What to do with a step.
+/// The decision about a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Verdict {
-    /// Update the weights; otherwise skip this step.
+    /// Whether to update the weights; otherwise skip this step.
     pub apply: bool,
-    /// New scale over old: 1 mostly.
+    /// New scale divided by the old scale; 1 if it did not change.
     pub rescale: f64,
 }
 
-/// A scale for the loss.
+/// Adapts the scale of the loss.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LossScaler {
     config: LossScalerConfig,
@@ -80,7 +80,7 @@ pub struct LossScaler {
 }
 
 impl LossScaler {
-    /// A scaler before its first step.
+    /// Creates a scaler before its first step.
     ///
     /// # Errors
     /// Invalid argument naming the parameter that is outside its range.
@@ -93,10 +93,10 @@ impl LossScaler {
         LossScaler::restore(config, state)
     }
 
-    /// A scaler where another one with the same parameters left off.
+    /// Creates a scaler that continues from a checkpoint with the same parameters.
     ///
     /// # Errors
-    /// As [`LossScaler::new`]; invalid argument if there is no such state.
+    /// As [`LossScaler::new`]; invalid argument if no update can reach `state`.
     pub fn restore(config: LossScalerConfig, state: LossScalerState) -> Result<LossScaler> {
         let bad = |what: String| Err(Error::invalid_argument(format!("loss scaler: {what}")));
         let LossScalerConfig {
@@ -132,18 +132,18 @@ impl LossScaler {
         Ok(LossScaler { config, state })
     }
 
-    /// What to multiply the loss by.
+    /// Returns the factor for the loss.
     pub fn scale(&self) -> f64 {
         self.state.scale
     }
 
-    /// What to multiply gradients of the scaled loss by.
+    /// Returns the factor that unscales gradients of the scaled loss.
     pub fn inverse(&self) -> f64 {
         1.0 / self.state.scale
     }
 
-    /// Takes whether any summed gradient of a step had a value that is not finite, on any rank;
-    /// says what to do with the step, and sets the scale of the next one.
+    /// Decides about a step and sets the scale of the next step. `non_finite` is true if any summed
+    /// gradient of the step had a non-finite value.
     pub fn update(&mut self, non_finite: bool) -> Verdict {
         let LossScalerConfig {
             growth,
@@ -172,18 +172,18 @@ impl LossScaler {
         }
     }
 
-    /// The parameters.
+    /// Returns the parameters.
     pub fn config(&self) -> LossScalerConfig {
         self.config
     }
 
-    /// What to store with a checkpoint.
+    /// Returns the state to store with a checkpoint.
     pub fn state(&self) -> LossScalerState {
         self.state
     }
 }
 
-/// NaN and infinite elements.
+/// Counts NaN and infinite elements.
 pub fn count_non_finite(values: &[f32]) -> u64 {
     const EXPONENT: u32 = 0x7f80_0000;
     let is = |value: &f32| u64::from(value.to_bits() & EXPONENT == EXPONENT);
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn defaults_are_the_published_ones() {
+    fn default_scaler_doubles_and_halves_as_published() {
         let mut scaler = LossScaler::new(LossScalerConfig::default()).unwrap();
         assert_eq!(scaler.scale(), 65536.0);
         for step in 1..2000 {
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn clean_steps_must_be_in_a_row() {
+    fn non_finite_step_restarts_the_interval() {
         let mut scaler = LossScaler::new(small()).unwrap();
         let mut scales = Vec::new();
         for bad in [0, 0, 1, 0, 0, 0, 0, 0, 0, 1, 1] {
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn the_scale_stays_in_its_range() {
+    fn scale_at_a_bound_stays_there() {
         let config = LossScalerConfig {
             smallest: 16384.0,
             largest: 100_000.0,
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn a_scaler_finds_the_largest_scale_that_holds() {
+    fn long_run_skips_one_step_per_interval() {
         // Gradients overflow from 2^20 on: in the long run one step in 2001 is skipped.
         let mut scaler = LossScaler::new(LossScalerConfig::default()).unwrap();
         let mut skipped = 0;
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn impossible_parameters_are_named() {
+    fn bad_parameter_is_named_in_the_error() {
         let good = LossScalerConfig::default();
         for (config, said) in [
             (LossScalerConfig { start: 0.0, ..good }, "first scale of 0"),
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn non_finite_values_are_counted() {
+    fn count_non_finite_counts_nan_and_infinity() {
         let values = [0.0, f32::MAX, f32::NAN, f32::NEG_INFINITY, -0.0, 1e-45];
         assert_eq!(count_non_finite(&values), 2);
         assert_eq!(count_non_finite(&[]), 0);

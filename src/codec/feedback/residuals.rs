@@ -1,32 +1,31 @@
-//! What lossy encodes of one tensor dropped, chunk by chunk, until the next call adds it.
+//! Residuals of one tensor: what lossy encodes dropped, chunk by chunk, until the next call adds it.
 //!
-//! For every chunk that a rank encodes: v = x + r is encoded in the place of x, and r becomes
-//! v - dec(enc(v)). A call reads the residuals that the one before left, and what it leaves
-//! becomes visible when it is over ([`Residuals::commit`]). So a chunk that is encoded twice in a
-//! call, for more peers than one step serves, travels as the same bytes twice; and a call that
-//! fails leaves the residuals as they were. This costs a second copy of them.
+//! For every chunk that a rank encodes, v = x + r is encoded in the place of x, and r becomes
+//! v - dec(enc(v)). A call reads the residuals that the previous call committed; its own become
+//! visible with [`Residuals::commit`]. So a chunk that is encoded twice in a call, for more peers
+//! than one step serves, has the same bytes twice, and a call that fails changes no residual. This
+//! costs a second copy of the residuals.
 
-/// Whose encode it is. A rank may encode a chunk once as a contribution or a partial sum, and once
-/// more as the owner of the finished sum.
+/// The purpose of an encode. A rank may encode a chunk once as a contribution or a partial sum, and
+/// once more as the owner of the finished sum; each purpose has its own residual.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Role {
-    /// This rank's contribution, or the partial sum that it passes on.
+    /// Encodes this rank's contribution, or the partial sum that it passes on.
     Worker = 0,
-    /// The finished sum.
+    /// Encodes the finished sum.
     Owner = 1,
 }
 
-/// Marks, in [`Shape::kind`], residuals that lie element by element and not in chunks, as those on a
-/// GPU do.
+/// Flag in [`Shape::kind`] of residuals stored element by element, as GPUs do, and not in chunks.
 pub const BY_ELEMENT: u64 = 1 << 63;
 
-/// What calls must have in common to share residuals. Another cut, or another kind of sum, would
-/// add them to other elements.
+/// The properties that calls must share to share residuals. Another division into chunks, or another
+/// kind of sum, would add a residual to the wrong element.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Shape {
-    /// Collective, operator and type, as a number.
+    /// Collective, operator and data type, packed into a number.
     pub kind: u64,
-    /// Elements of the message or of one rank's block.
+    /// Elements of the message, or of one rank's block.
     pub count: u64,
     /// Elements of a full chunk.
     pub chunk: u64,
@@ -38,9 +37,9 @@ pub struct Shape {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Residuals {
     shape: Shape,
-    /// Worker and owner by turns, chunk by chunk. Empty stands for zeros.
+    /// Two slots a chunk, [`Role::Worker`] first. An empty slot stands for zeros.
     slots: Vec<Slot>,
-    /// They were put here, and no call has used them yet.
+    /// Set by [`Residuals::put`] and cleared by the first call.
     restored: bool,
 }
 
@@ -52,12 +51,12 @@ struct Slot {
 }
 
 impl Residuals {
-    /// None yet.
+    /// Returns a tensor without residuals.
     pub fn new() -> Residuals {
         Residuals::default()
     }
 
-    /// Starts a call of `shape`. All residuals are zero if the last one had another.
+    /// Starts a call of `shape`. If the previous call had another shape, all residuals become zero.
     pub fn begin(&mut self, shape: Shape) {
         if self.shape != shape {
             self.shape = shape;
@@ -69,23 +68,24 @@ impl Residuals {
         }
     }
 
-    /// Whether residuals that were put here go unused, as the first call has another `shape`.
+    /// Returns whether imported residuals would be dropped, because the first call has another
+    /// `shape` than they have.
     pub fn are_lost_to(&self, shape: Shape) -> bool {
         self.restored && self.shape != shape
     }
 
-    /// Whether they were put here, and no call has used them yet.
+    /// Returns whether the residuals were imported and no call has used them yet.
     pub fn is_restored(&self) -> bool {
         self.restored
     }
 
-    /// What was put here a call has used already.
+    /// Marks imported residuals as used by a call.
     pub fn mark_used(&mut self) {
         self.restored = false;
     }
 
-    /// Adds the residual of `chunk`, from its element `at` on, to `values`. A residual
-    /// that would make a finite value infinite is dropped.
+    /// Adds the residual of `chunk`, from its element `at` on, to `values`. A residual that would make
+    /// a finite value infinite is skipped.
     pub fn add(&self, role: Role, chunk: usize, at: usize, values: &mut [f32]) {
         let slot = self.slots.get(2 * chunk + role as usize);
         let Some(now) = slot.and_then(|slot| slot.now.get(at..at + values.len())) else {
@@ -99,12 +99,12 @@ impl Residuals {
         }
     }
 
-    /// Keeps what the encode of `chunk`, which has `elements`, dropped of `values`, its elements
-    /// from `at` on: they came back as `decoded`. Where the difference is not finite the old
-    /// residual stays, so that a block with a NaN in it neither poisons nor loses what was kept.
+    /// Keeps `values - decoded`: what the encode of `values` dropped, the elements from `at` on of
+    /// `chunk`, which has `elements`. Where the difference is not finite the old residual stays, so
+    /// that a NaN in a block neither poisons nor erases residuals.
     ///
     /// # Panics
-    /// If the values are beyond the chunk's end.
+    /// If the values reach beyond the end of the chunk.
     pub fn keep(
         &mut self,
         role: Role,
@@ -128,7 +128,7 @@ impl Residuals {
         }
     }
 
-    /// Ends a call that succeeded: what it left is what the next one adds.
+    /// Ends a call that succeeded: the next call adds the residuals that this call kept.
     pub fn commit(&mut self) {
         for slot in &mut self.slots {
             if std::mem::take(&mut slot.written) {
@@ -137,7 +137,7 @@ impl Residuals {
         }
     }
 
-    /// Multiplies all residuals by `factor`; what overflows becomes 0.
+    /// Multiplies all residuals by `factor`; a residual that overflows becomes 0.
     pub fn rescale(&mut self, factor: f32) {
         for residual in self.slots.iter_mut().flat_map(|slot| &mut slot.now) {
             let scaled = *residual * factor;
@@ -145,12 +145,12 @@ impl Residuals {
         }
     }
 
-    /// The shape of the last call.
+    /// Returns the shape of the last call.
     pub fn shape(&self) -> Shape {
         self.shape
     }
 
-    /// The residuals that were kept: role, chunk, elements.
+    /// Iterates over the kept residuals as role, chunk number and elements.
     pub fn iter(&self) -> impl Iterator<Item = (Role, usize, &[f32])> {
         self.slots.iter().enumerate().filter_map(|(at, slot)| {
             let role = [Role::Worker, Role::Owner][at % 2];
@@ -158,19 +158,19 @@ impl Residuals {
         })
     }
 
-    /// Puts residuals in place, as [`Residuals::iter`] yields them.
+    /// Sets the residuals of a chunk, as [`Residuals::iter`] yields them.
     pub fn put(&mut self, role: Role, chunk: usize, residuals: Vec<f32>) {
         self.slot(role, chunk).now = residuals;
         self.restored = true;
     }
 
-    /// Sum of the squares of all residuals: how much is waiting.
+    /// Returns the sum of the squares of all residuals.
     pub fn sum_squares(&self) -> f64 {
         let all = self.slots.iter().flat_map(|slot| &slot.now);
         all.map(|&residual| f64::from(residual).powi(2)).sum()
     }
 
-    /// Slots appear with the first encode of their chunk.
+    /// Returns a slot, and creates it at the first encode of its chunk.
     fn slot(&mut self, role: Role, chunk: usize) -> &mut Slot {
         let at = 2 * chunk + role as usize;
         if self.slots.len() <= at {
@@ -191,12 +191,12 @@ mod tests {
         chunks: 2,
     };
 
-    /// Keeps whole numbers only.
+    /// Rounds to whole numbers: a lossy codec for the tests.
     fn encode(values: &[f32]) -> Vec<f32> {
         values.iter().map(|value| value.round()).collect()
     }
 
-    /// One call of the naive form: one flat array, one element at a time.
+    /// Runs one call of the naive form: one flat array, one element at a time.
     fn oracle(residual: &mut [f32], input: &[f32]) -> Vec<f32> {
         let mut sent = Vec::new();
         for (residual, input) in residual.iter_mut().zip(input) {
@@ -211,7 +211,7 @@ mod tests {
         residuals.begin(SHAPE);
         let mut sent = Vec::new();
         for (chunk, input) in input.chunks(4).enumerate() {
-            // In two spans, as tiles are.
+            // In two spans, as the engine encodes tile by tile.
             let mut values = input.to_vec();
             for at in [0, 2] {
                 let span = &mut values[at..at + 2];
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn chunks_and_spans_equal_the_naive_form() {
+    fn residuals_in_chunks_and_spans_equal_the_naive_form() {
         let mut residuals = Residuals::new();
         let mut flat = [0f32; 8];
         let mut word = 7u64;
@@ -247,14 +247,14 @@ mod tests {
     }
 
     #[test]
-    fn small_values_arrive_in_the_end() {
+    fn values_below_the_step_arrive_after_many_calls() {
         let mut residuals = Residuals::new();
         let sum: f32 = (0..100).map(|_| call(&mut residuals, &[0.25; 8])[5]).sum();
         assert_eq!(sum, 25.0);
     }
 
     #[test]
-    fn a_second_encode_in_a_call_sees_the_same_residual() {
+    fn second_encode_in_a_call_reads_the_same_residual() {
         let mut residuals = Residuals::new();
         call(&mut residuals, &[0.25; 8]);
         residuals.begin(SHAPE);
@@ -264,7 +264,7 @@ mod tests {
             assert_eq!(values, [1.25; 4]);
             residuals.keep(Role::Worker, (0, 4), 0, &values, &[1.0; 4]);
         }
-        // Roles are apart, and a call that does not commit changes nothing.
+        // Each role has its own residual, and a call without commit changes nothing.
         let mut values = [1.0; 4];
         residuals.add(Role::Owner, 0, 0, &mut values);
         assert_eq!(values, [1.0; 4]);
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_finite_leaves_the_residual_alone() {
+    fn non_finite_value_leaves_its_residual_unchanged() {
         let mut residuals = Residuals::new();
         call(&mut residuals, &[0.25; 8]);
         let mut input = [0.25; 8];
@@ -289,14 +289,14 @@ mod tests {
             1.0f32.round() - 1.0 + 0.5f32.round() - 1.0 + sent[0]
         );
         let sent = call(&mut residuals, &[0.5; 8]);
-        // 0.25 was kept twice where all went well, once where it did not.
+        // 0.25 was kept twice at finite elements, once at the others.
         assert_eq!(sent[1], (0.25f32 + 0.5).round());
         assert_eq!(residuals.iter().next().unwrap().2[1], -0.25);
         assert!(residuals.sum_squares().is_finite());
     }
 
     #[test]
-    fn residuals_do_not_overflow_finite_values() {
+    fn residual_that_would_overflow_is_skipped() {
         let mut residuals = Residuals::new();
         residuals.begin(SHAPE);
         residuals.keep(Role::Owner, (1, 1), 0, &[f32::MAX], &[0.0]);
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn another_shape_starts_anew_and_scales_apply() {
+    fn begin_with_another_shape_clears_and_rescale_multiplies() {
         let mut residuals = Residuals::new();
         call(&mut residuals, &[0.25; 8]);
         residuals.rescale(0.5);
@@ -322,14 +322,14 @@ mod tests {
     }
 
     #[test]
-    fn only_those_that_were_put_and_do_not_fit_are_lost() {
+    fn imported_residuals_of_another_shape_are_lost() {
         let other = Shape { chunk: 2, ..SHAPE };
         let mut residuals = Residuals::new();
         assert!(!residuals.are_lost_to(SHAPE));
         residuals.begin(SHAPE);
         residuals.put(Role::Worker, 0, vec![0.5; 4]);
         assert!(residuals.are_lost_to(other) && !residuals.are_lost_to(SHAPE));
-        // From the first call on they are that of the calls here.
+        // The first call takes them over.
         residuals.begin(SHAPE);
         assert!(!residuals.are_lost_to(other));
     }

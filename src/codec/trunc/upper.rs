@@ -1,55 +1,25 @@
-//! ADT's Bitpack and Bitunpack (compression.md 1.4): the upper bytes of each fp32 number, little
-//! endian, element after element, and nothing else. Bits are taken as they are: with one byte
-//! infinity and NaN come back as 1.7e38, with more a NaN that had its bits below as infinity.
+//! The upper bytes of fp32 numbers, moved without a look at their values: ADT's Bitpack and Bitunpack
+//! (compression.md 1.4), for arrays in the published layout.
 //!
-//! Nothing is read or written past the ends, whatever the count.
+//! With one byte, infinity and NaN decode to 1.7e38; with more, a NaN whose set bits were all below
+//! decodes to infinity.
 
 use super::super::pack::{code_bytes, load, load_part, put, store, store_part, take};
 use super::super::simd::{Available, Kernel, Lanes, WIDEST, launch, load_part as load_floats};
-use super::super::{EncodeStats, Random};
-use super::Published;
-use crate::error::{Error, Result};
+use crate::cpu::Isa;
 
-/// Arrays of `BITS` bits an element.
-#[derive(Debug)]
-pub(super) struct Bitpack<const BITS: usize> {
-    isa: Available,
+/// Writes the upper `BITS` bits of each number: 8, 16 or 24.
+///
+/// An `isa` beyond the machine's runs the scalar form, with the same result.
+pub(crate) fn pack_upper<const BITS: usize>(isa: Isa, x: &[f32], to: &mut [u8]) {
+    let isa = Available::new(isa).unwrap_or(Available::SCALAR);
+    launch(isa, Pack::<BITS> { x, to });
 }
 
-impl<const BITS: usize> Bitpack<BITS> {
-    pub fn new(isa: Available) -> Bitpack<BITS> {
-        Bitpack { isa }
-    }
-}
-
-impl<const BITS: usize> Published for Bitpack<BITS> {
-    fn bytes(&self, n: usize) -> usize {
-        code_bytes(n, BITS)
-    }
-
-    fn count(&self, bytes: &[u8]) -> Result<usize> {
-        let each = BITS / 8;
-        if !bytes.len().is_multiple_of(each) {
-            return Err(Error::invalid_argument(format!(
-                "{} bytes are no whole number of elements of {each} bytes",
-                bytes.len()
-            )));
-        }
-        Ok(bytes.len() / each)
-    }
-
-    /// Statistics are not taken: packing moves bytes and looks at none.
-    fn encode(&self, x: &[f32], _: Random, to: &mut [u8], _: &mut EncodeStats) {
-        launch(self.isa, Pack::<BITS> { x, to });
-    }
-
-    fn decode(&self, from: &[u8], y: &mut [f32]) {
-        launch(self.isa, Unpack::<BITS> { from, y });
-    }
-
-    fn packed_bytes(&self) -> Option<usize> {
-        Some(BITS / 8)
-    }
+/// Reads numbers that [`pack_upper`] wrote; their lower bits are 0.
+pub(crate) fn unpack_upper<const BITS: usize>(isa: Isa, from: &[u8], y: &mut [f32]) {
+    let isa = Available::new(isa).unwrap_or(Available::SCALAR);
+    launch(isa, Unpack::<BITS> { from, y });
 }
 
 struct Pack<'a, const BITS: usize> {

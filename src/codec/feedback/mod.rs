@@ -1,14 +1,20 @@
-//! The residuals of all tensors of one rank, and how they are stored with a checkpoint.
+//! Error feedback: the residuals of all tensors of one rank, and their checkpoint format.
+//!
+//! The engine drives it for calls that name a tensor (`Call::feedback`): it adds the residual to the
+//! input of each lossy encode and keeps what that encode dropped. [`Residuals`] holds one tensor.
 
-use super::residuals::{BY_ELEMENT, Residuals, Role, Shape};
+mod residuals;
+
+pub use residuals::{BY_ELEMENT, Residuals, Role, Shape};
+
 use crate::error::{Error, Result};
 use std::collections::{HashMap, HashSet};
 
-/// Most tensors with residuals.
-const MOST_TENSORS: usize = 65_536;
+/// Largest number of tensors that may have residuals.
+const MAX_TENSORS: usize = 65_536;
 
-/// Most chunks of a tensor whose residuals are imported.
-const MOST_CHUNKS: u64 = 1 << 20;
+/// Largest number of chunks of one tensor that [`Feedback::import`] accepts.
+const MAX_CHUNKS: u64 = 1 << 20;
 
 /// First bytes of exported residuals; the last digit is the format's version.
 const MAGIC: &[u8; 8] = b"cinchEF1";
@@ -20,22 +26,23 @@ pub struct Feedback {
 }
 
 impl Feedback {
-    /// None.
+    /// Returns a value without residuals.
     pub fn new() -> Feedback {
         Feedback::default()
     }
 
-    /// Whether there is room for the tensors of calls that run together.
+    /// Checks that the tensors of calls that run together fit beside the known ones.
     ///
     /// # Errors
-    /// Invalid usage beyond 65,536 tensors: residuals only help a tensor that comes again under
+    /// Invalid usage beyond 65,536 tensors: residuals only help a tensor that is passed again under
     /// its id.
     pub fn admit(&self, ids: impl IntoIterator<Item = u64>) -> Result<()> {
         let is_known = |tensor| self.tensors.contains_key(&tensor);
         Feedback::admit_to(self.tensors.len(), is_known, ids)
     }
 
-    /// The same where `tensors` of them have residuals, and some of these do.
+    /// Checks [`Feedback::admit`]'s limit for residuals that are stored elsewhere: `tensors` of them
+    /// exist, and `is_known` returns whether an id is one of these.
     ///
     /// # Errors
     /// As [`Feedback::admit`].
@@ -46,9 +53,9 @@ impl Feedback {
     ) -> Result<()> {
         let mut new = HashSet::new();
         for tensor in ids {
-            if !is_known(tensor) && new.insert(tensor) && tensors + new.len() > MOST_TENSORS {
+            if !is_known(tensor) && new.insert(tensor) && tensors + new.len() > MAX_TENSORS {
                 return Err(Error::invalid_usage(format!(
-                    "{MOST_TENSORS} tensors have residuals of error feedback or get them with \
+                    "{MAX_TENSORS} tensors have residuals of error feedback or get them with \
                      this group, and tensor {tensor} is one more: give a tensor the same id in \
                      every step, or forget residuals first"
                 )));
@@ -57,31 +64,35 @@ impl Feedback {
         Ok(())
     }
 
-    /// Takes the residuals of `tensor` for a call; none at first.
+    /// Takes the residuals of `tensor` out for a call; they are empty before its first call.
     pub fn take(&mut self, tensor: u64) -> Residuals {
         self.tensors.remove(&tensor).unwrap_or_default()
     }
 
-    /// Gives them back after the call.
+    /// Puts the residuals of `tensor` back after the call.
     pub fn give_back(&mut self, tensor: u64, residuals: Residuals) {
         self.tensors.insert(tensor, residuals);
     }
 
-    /// Residuals of `tensor`, if it has any.
+    /// Returns the residuals of `tensor`, if it has any.
     pub fn residuals(&self, tensor: u64) -> Option<&Residuals> {
         self.tensors.get(&tensor)
     }
 
+    /// Checks that a communicator on host memory can use these residuals.
+    ///
     /// # Errors
-    /// Invalid argument if there are residuals of a communicator on a GPU, which lie element by
+    /// Invalid argument if some come from a communicator on a GPU, which stores them element by
     /// element.
     pub fn check_chunks(&self) -> Result<()> {
         self.check_kind(BY_ELEMENT, "GPU, which keeps them element by element")
     }
 
+    /// Checks that a communicator on a GPU can use these residuals.
+    ///
     /// # Errors
-    /// Invalid argument if there are residuals of a communicator on host memory, which lie in
-    /// chunks, or other than one array of as many elements as the shape says.
+    /// Invalid argument if some come from a communicator on host memory, which stores them in chunks,
+    /// or if a tensor is not one array with the element count of its shape.
     pub fn check_elements(&self) -> Result<()> {
         self.check_kind(0, "communicator on host memory, which keeps them in chunks")?;
         for (tensor, residuals) in self.iter() {
@@ -109,12 +120,12 @@ impl Feedback {
         )))
     }
 
-    /// All tensors that have residuals.
+    /// Iterates over the tensors that have residuals, in no particular order.
     pub fn iter(&self) -> impl Iterator<Item = (u64, &Residuals)> {
         self.tensors.iter().map(|(id, residuals)| (*id, residuals))
     }
 
-    /// Forgets the residuals of one tensor, or of all.
+    /// Drops the residuals of one tensor, or of all tensors for `None`.
     pub fn forget(&mut self, tensor: Option<u64>) {
         match tensor {
             Some(tensor) => drop(self.tensors.remove(&tensor)),
@@ -122,7 +133,7 @@ impl Feedback {
         }
     }
 
-    /// Multiplies all residuals by `factor`, as when the scale of the loss changes.
+    /// Multiplies all residuals by `factor`, for example when the loss scale changes.
     ///
     /// # Errors
     /// Invalid argument if the factor is negative or not finite.
@@ -138,17 +149,17 @@ impl Feedback {
         Ok(())
     }
 
-    /// All residuals as bytes that [`Feedback::import`] takes on the same rank of as many.
+    /// Serialises all residuals for [`Feedback::import`] on the same rank of as many ranks.
     ///
     /// Little endian: magic, rank and ranks (u32), tensors (u64); per tensor its id, the four
-    /// numbers of its shape, the number of arrays; per array role, chunk, elements, and those as
-    /// fp32.
+    /// numbers of its shape, the number of arrays; per array its role, chunk, element count and
+    /// elements as fp32.
     pub fn export(&self, rank: usize, nranks: usize) -> Vec<u8> {
         let mut bytes = MAGIC.to_vec();
         bytes.extend((rank as u32).to_le_bytes());
         bytes.extend((nranks as u32).to_le_bytes());
         let mut tensors: Vec<_> = self.tensors.iter().collect();
-        // Equal residuals, equal bytes.
+        // A fixed order: equal residuals give equal bytes.
         tensors.sort_unstable_by_key(|(tensor, _)| **tensor);
         bytes.extend((tensors.len() as u64).to_le_bytes());
         for (tensor, residuals) in tensors {
@@ -172,12 +183,13 @@ impl Feedback {
         bytes
     }
 
-    /// The residuals that [`Feedback::export`] wrote.
+    /// Reads residuals that [`Feedback::export`] wrote.
     ///
     /// # Errors
-    /// Invalid argument if they are of another rank or number of ranks, are damaged, or are none.
+    /// Invalid argument if the bytes are not exported residuals, are damaged, or come from another
+    /// rank or another number of ranks.
     pub fn import(bytes: &[u8], rank: usize, nranks: usize) -> Result<Feedback> {
-        let mut reader = Reader { bytes, at: 0 };
+        let mut reader = ResidualReader { bytes, at: 0 };
         if reader.take(8)? != MAGIC {
             return Err(Error::invalid_argument(
                 "these are no residuals of error feedback in the format of this release",
@@ -190,7 +202,7 @@ impl Feedback {
                  {nranks}; start without residuals where the ranks changed"
             )));
         }
-        let tensors = reader.bounded("tensors", MOST_TENSORS as u64)?;
+        let tensors = reader.bounded("tensors", MAX_TENSORS as u64)?;
         let mut feedback = Feedback::new();
         for _ in 0..tensors {
             let (tensor, residuals) = reader.tensor()?;
@@ -205,13 +217,13 @@ impl Feedback {
     }
 }
 
-/// Walks exported bytes, which may be anything.
-struct Reader<'a> {
+/// Reads exported bytes without trusting them.
+struct ResidualReader<'a> {
     bytes: &'a [u8],
     at: usize,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> ResidualReader<'a> {
     fn damaged(&self, why: &str) -> Error {
         Error::invalid_argument(format!(
             "residuals of {} bytes are damaged at byte {}: {why}",
@@ -241,7 +253,7 @@ impl<'a> Reader<'a> {
         Ok(u64::from_le_bytes(word))
     }
 
-    /// A number that what follows must have room for.
+    /// Reads a count and rejects values above `most`, before anything is allocated for it.
     fn bounded(&mut self, what: &str, most: u64) -> Result<usize> {
         let number = self.u64()?;
         if number > most {
@@ -253,9 +265,9 @@ impl<'a> Reader<'a> {
     fn tensor(&mut self) -> Result<(u64, Residuals)> {
         let tensor = self.u64()?;
         let (kind, count, chunk) = (self.u64()?, self.u64()?, self.u64()?);
-        // A chunk without residuals takes no bytes here but some in memory: the bound keeps garbage
-        // from asking for all of it.
-        let chunks = self.bounded("chunks", MOST_CHUNKS)?;
+        // A chunk without residuals takes no bytes here but some in memory: the bound keeps damaged
+        // input from allocating all of it.
+        let chunks = self.bounded("chunks", MAX_CHUNKS)?;
         let arrays = self.bounded("arrays", 2 * chunks as u64)?;
         let mut residuals = Residuals::new();
         residuals.begin(Shape {
@@ -293,9 +305,9 @@ impl<'a> Reader<'a> {
 mod tests {
     use super::*;
 
-    /// Element by element there is one array of all elements.
+    /// Residuals of a GPU are one worker array of all elements.
     #[test]
-    fn arrays_of_other_lengths_than_they_say_are_refused() {
+    fn gpu_residuals_with_wrong_arrays_are_rejected() {
         let of = |roles: &[Role], chunk: u64, values: usize| {
             let (mut feedback, mut residuals) = (Feedback::new(), Residuals::new());
             residuals.begin(Shape {
@@ -343,13 +355,13 @@ mod tests {
         feedback
     }
 
-    /// What is visible of residuals; `next` is not.
+    /// Exports what callers can see; `Slot::next` is not part of it.
     fn visible(feedback: &Feedback) -> Vec<u8> {
         feedback.export(0, 1)
     }
 
     #[test]
-    fn exported_residuals_come_back() {
+    fn import_of_exported_residuals_restores_them() {
         let feedback = filled();
         let bytes = feedback.export(1, 4);
         assert_eq!(bytes.len(), 24 + 2 * (48 + 2 * 24 + 6 * 4));
@@ -360,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn other_ranks_and_damage_are_named() {
+    fn import_of_foreign_or_damaged_bytes_fails() {
         let bytes = filled().export(1, 4);
         for (rank, nranks) in [(0, 4), (1, 2)] {
             let error = Feedback::import(&bytes, rank, nranks).unwrap_err();
@@ -371,7 +383,7 @@ mod tests {
         }
         let longer: Vec<u8> = bytes.iter().copied().chain([0]).collect();
         assert!(Feedback::import(&longer, 1, 4).is_err());
-        // No damage of a byte makes it panic or ask for the world's memory.
+        // No damaged byte makes it panic or allocate without bound.
         for at in 0..bytes.len() {
             for value in [0x7f, 0xff, 0x80] {
                 let mut bytes = bytes.clone();
@@ -382,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn forgetting_and_rescaling() {
+    fn forget_and_rescale_change_the_named_tensors() {
         let mut feedback = filled();
         feedback.rescale(2.0).unwrap();
         assert_eq!(feedback.residuals(3).unwrap().sum_squares(), 4.0 + 72.0);
@@ -396,24 +408,24 @@ mod tests {
     }
 
     #[test]
-    fn tensors_without_end_are_refused() {
+    fn admit_beyond_the_tensor_limit_fails() {
         let mut feedback = Feedback::new();
-        for tensor in 0..MOST_TENSORS as u64 {
+        for tensor in 0..MAX_TENSORS as u64 {
             feedback.admit([tensor]).unwrap();
             feedback.give_back(tensor, Residuals::new());
         }
         feedback.admit([7]).unwrap();
         assert!(feedback.admit([1 << 40]).is_err());
 
-        // Also those of one group, of which a tensor that comes twice is one.
-        let group = || 0..MOST_TENSORS as u64;
+        // The limit also holds within one group, where a tensor that comes twice counts once.
+        let group = || 0..MAX_TENSORS as u64;
         let feedback = filled();
         feedback.admit(group()).unwrap();
         feedback.admit(group().chain(group())).unwrap();
         let error = feedback.admit(group().chain([1 << 40])).unwrap_err();
         assert!(error.message().contains("tensor 1099511627776"), "{error}");
-        // `filled` has two, of which the first group names one.
-        assert!(feedback.admit(10..10 + MOST_TENSORS as u64 - 2).is_ok());
-        assert!(feedback.admit(10..10 + MOST_TENSORS as u64 - 1).is_err());
+        // `filled` has two tensors, of which the first group names one.
+        assert!(feedback.admit(10..10 + MAX_TENSORS as u64 - 2).is_ok());
+        assert!(feedback.admit(10..10 + MAX_TENSORS as u64 - 1).is_err());
     }
 }

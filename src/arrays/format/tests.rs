@@ -1,4 +1,4 @@
-//! Published bytes, counts that lie, and any length.
+//! Tests of whole arrays: published bytes, wrong counts, and any length.
 
 use super::*;
 use crate::cpu::{self, STRANGE};
@@ -16,7 +16,7 @@ fn published(text: &str, isa: Isa, x: &[f32]) -> Vec<u8> {
 }
 
 #[test]
-fn compll_messages_are_the_source_s() {
+fn compll_message_equals_the_published_bytes() {
     let x = [-5.0, 2.0, -3.0, 7.0, -1.0, 5.0, 3.0];
     let ends = [0x00, 0x00, 0xa0, 0xc0, 0x00, 0x00, 0xe0, 0x40];
     for isa in Isa::available() {
@@ -45,7 +45,7 @@ fn compll_messages_are_the_source_s() {
 }
 
 #[test]
-fn packed_bytes_are_the_source_s() {
+fn bitpack_equals_the_published_bytes() {
     let pi = -std::f32::consts::PI;
     let faint = f32::from_bits(0x7f80_0001);
     for isa in Isa::available() {
@@ -55,7 +55,7 @@ fn packed_bytes_are_the_source_s() {
             [0x9d, 0x3f, 0x49, 0xc0]
         );
         assert_eq!(published("trunc8", isa, &[1.23]), [0x3f]);
-        // Raw bits: what is not finite is not looked after.
+        // Bits are taken unchanged: a NaN may decode to infinity.
         assert_eq!(published("trunc16", isa, &[faint]), [0x80, 0x7f]);
         let codec = stand_alone("trunc8", Layout::Published, isa);
         let mut y = [0.0; 2];
@@ -66,7 +66,7 @@ fn packed_bytes_are_the_source_s() {
 
 /// Every instruction set gives the same bytes for every length, and writes nothing behind them.
 #[test]
-fn any_length_is_packed_and_nothing_more_is_touched() {
+fn array_of_any_length_has_the_bytes_of_the_scalar_form() {
     for text in [
         "minmax1",
         "minmax2",
@@ -97,7 +97,7 @@ fn any_length_is_packed_and_nothing_more_is_touched() {
 }
 
 #[test]
-fn a_message_that_is_not_finite_decodes_to_nan() {
+fn message_with_a_non_finite_element_decodes_to_nan() {
     for isa in Isa::available() {
         let bytes = published("minmax4", isa, &[1.0, f32::NAN, 2.0]);
         let mut y = [0.0; 3];
@@ -108,7 +108,7 @@ fn a_message_that_is_not_finite_decodes_to_nan() {
 }
 
 #[test]
-fn bytes_that_are_no_message_are_errors() {
+fn decoding_of_a_malformed_message_fails() {
     let codec = stand_alone("minmax2", Layout::Published, Isa::detect());
     let good = published("minmax2", Isa::detect(), &[1.0, 2.0, 3.0]);
     let mut y = [5.0; 3];
@@ -133,7 +133,7 @@ fn bytes_that_are_no_message_are_errors() {
 }
 
 #[test]
-fn chunks_stand_alone_too() {
+fn chunk_layout_of_every_codec_round_trips() {
     let x: Vec<f32> = (0..1000).map(|i| (i as f32).sin()).collect();
     for spec in CodecSpec::samples() {
         let codec = StandAlone::new(spec, Layout::Chunk, Isa::detect()).unwrap();
@@ -154,9 +154,9 @@ fn chunks_stand_alone_too() {
     assert!(none.unwrap_err().message().contains("linear8"));
 }
 
-/// Bytes, values and statistics do not depend on what else has set the thread's arithmetic.
+/// Bytes, values and statistics do not depend on the floating-point environment of the caller.
 #[test]
-fn the_callers_arithmetic_changes_nothing() {
+fn floating_point_environment_of_the_caller_changes_nothing() {
     let mut x: Vec<f32> = (0..70_000)
         .map(|i| ((i * 7919) % 997) as f32 * 1e-39)
         .collect();

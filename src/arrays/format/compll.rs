@@ -1,41 +1,31 @@
-//! CompLL's message (compression.md 1.6): a byte with the bits of a code, a byte with the number
-//! of codes that the last byte lacks, smallest and largest element as fp32 without alignment,
+//! CompLL's message layout (compression.md 1.6): a byte with the bits of a code, a byte with the
+//! number of codes that the last byte lacks, smallest and largest element as fp32 without alignment,
 //! then the codes of the whole array, which is one block.
 
-use super::super::blocked::{decode_block, encode_block};
-use super::super::minmax::Range;
-use super::super::pack::code_bytes;
-use super::super::simd::Available;
-use super::super::{EncodeStats, Random};
-use super::Published;
+use super::PublishedLayout;
+use crate::codec::{EncodeStats, Random, decode_range, encode_range};
+use crate::cpu::Isa;
 use crate::error::{Error, Result};
 
-/// Bytes before the codes.
+/// Bytes in front of the codes.
 const HEADER: usize = 10;
 
-/// Messages with codes of `BITS` bits.
+/// Messages with codes of `BITS` bits: 1, 2, 4 or 8.
 #[derive(Debug)]
 pub(super) struct CompLl<const BITS: usize> {
-    /// Whether codes are drawn.
-    draws: bool,
-    isa: Available,
+    /// Whether rounding is stochastic.
+    pub draws: bool,
+    pub isa: Isa,
 }
 
 impl<const BITS: usize> CompLl<BITS> {
-    /// Codes of a byte.
+    /// Number of codes in a byte.
     const PACKED: usize = 8 / BITS;
-
-    pub fn new(seed: u8, isa: Available) -> CompLl<BITS> {
-        CompLl {
-            draws: seed != 0,
-            isa,
-        }
-    }
 }
 
-impl<const BITS: usize> Published for CompLl<BITS> {
+impl<const BITS: usize> PublishedLayout for CompLl<BITS> {
     fn bytes(&self, n: usize) -> usize {
-        HEADER + code_bytes(n, BITS)
+        HEADER + n.div_ceil(Self::PACKED)
     }
 
     fn count(&self, bytes: &[u8]) -> Result<usize> {
@@ -72,7 +62,7 @@ impl<const BITS: usize> Published for CompLl<BITS> {
     fn encode(&self, x: &[f32], random: Random, to: &mut [u8], stats: &mut EncodeStats) {
         let (header, codes) = to.split_at_mut(HEADER);
         let random = self.draws.then_some(random);
-        let [low, high] = encode_block::<Range<BITS>>(self.isa, random, x, codes, stats);
+        let [low, high] = encode_range::<BITS>(self.isa, random, x, codes, stats);
         header[0] = BITS as u8;
         header[1] = (codes.len() * Self::PACKED - x.len()) as u8;
         header[2..6].copy_from_slice(&low.to_le_bytes());
@@ -82,6 +72,6 @@ impl<const BITS: usize> Published for CompLl<BITS> {
     fn decode(&self, from: &[u8], y: &mut [f32]) {
         let number = |at: usize| f32::from_le_bytes([0, 1, 2, 3].map(|i| from[at + i]));
         let numbers = [number(2), number(6)];
-        decode_block::<Range<BITS>>(self.isa, numbers, &from[HEADER..], y);
+        decode_range::<BITS>(self.isa, numbers, &from[HEADER..], y);
     }
 }
