@@ -16,12 +16,12 @@ use super::keys::{self, Authenticator};
 use super::wire::damaged;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::Fault;
-use crate::sys::fork::CloseOnFork;
+use crate::sys::socket::{self, Socket};
 use nix::poll::PollFlags;
+use nix::sys::socket::{Shutdown, shutdown};
 use std::collections::VecDeque;
-use std::io::{ErrorKind as Io, Read, Write};
-use std::net::{Shutdown, TcpStream};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::io::{ErrorKind as Io, IoSlice, IoSliceMut};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -60,7 +60,7 @@ pub(super) struct Frame {
 
 /// One end of a framed connection.
 pub(super) struct FramedStream {
-    stream: CloseOnFork<TcpStream>,
+    socket: Socket,
     sending: Direction,
     receiving: Direction,
     outbox: VecDeque<Piece>,
@@ -91,10 +91,7 @@ impl Piece {
 }
 
 impl FramedStream {
-    pub(super) fn new(peer: Peer) -> Result<FramedStream> {
-        peer.stream
-            .set_nonblocking(true)
-            .map_err(|cause| Error::system("cannot configure a control connection", cause))?;
+    pub(super) fn new(peer: Peer) -> FramedStream {
         let direction = |from_connector: bool| Direction {
             authenticator: keys::authenticator(&keys::derive(
                 &peer.session,
@@ -103,15 +100,15 @@ impl FramedStream {
             )),
             count: 0,
         };
-        Ok(FramedStream {
+        FramedStream {
             sending: direction(peer.connector),
             receiving: direction(!peer.connector),
-            stream: peer.stream,
+            socket: peer.socket,
             outbox: VecDeque::new(),
             sent: 0,
             inbox: Vec::new(),
             broken: None,
-        })
+        }
     }
 
     /// Queues a frame. [`FramedStream::flush`] sends it.
@@ -139,7 +136,7 @@ impl FramedStream {
     /// Sends what the socket takes. A broken connection drops the rest: reading tells the end.
     pub(super) fn flush(&mut self) {
         while let Some(piece) = self.outbox.front() {
-            match self.stream.write(&piece.bytes()[self.sent..]) {
+            match socket::write(&self.socket, &[IoSlice::new(&piece.bytes()[self.sent..])]) {
                 Ok(count) => {
                     self.sent += count;
                     if self.sent == piece.bytes().len() {
@@ -164,7 +161,7 @@ impl FramedStream {
 
     /// Tells the other side that nothing more comes.
     pub(super) fn finish(&mut self) {
-        let _ = self.stream.shutdown(Shutdown::Write);
+        let _ = shutdown(self.socket.as_raw_fd(), Shutdown::Write);
     }
 
     /// Appends the frames that have arrived. `Some` when the connection is over, with the reason;
@@ -177,7 +174,8 @@ impl FramedStream {
             // Beats are small and frequent; a long body grows the buffer step by step.
             let room = if filled == 0 { 4 << 10 } else { 64 << 10 };
             self.inbox.resize(filled + room, 0);
-            let read = self.stream.read(&mut self.inbox[filled..]);
+            let mut parts = [IoSliceMut::new(&mut self.inbox[filled..])];
+            let read = socket::read(&self.socket, &mut parts);
             self.inbox
                 .truncate(filled + read.as_ref().map_or(0, |count| *count));
             match read {
@@ -240,11 +238,11 @@ impl FramedStream {
     }
 
     pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
-        self.stream.as_fd()
+        self.socket.as_fd()
     }
 
-    pub(super) fn stream(&self) -> &TcpStream {
-        &self.stream
+    pub(super) fn socket(&self) -> &Socket {
+        &self.socket
     }
 
     /// Sends everything queued and waits for one frame. For the meeting, before there is a
@@ -293,25 +291,24 @@ fn name_end(error: &std::io::Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::net::TcpListener;
+    use crate::sys::socket::Address;
+    use std::os::fd::OwnedFd;
+    use std::os::unix::net::UnixStream;
 
     fn pair() -> (FramedStream, FramedStream) {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = listener.local_addr().unwrap();
-        let a = TcpStream::connect(address).unwrap();
-        let (b, _) = listener.accept().unwrap();
-        let channel = |stream, connector| {
+        let (a, b) = UnixStream::pair().unwrap();
+        let framed = |stream: UnixStream, connector| {
+            stream.set_nonblocking(true).unwrap();
             FramedStream::new(Peer {
-                stream: CloseOnFork::from(stream),
-                address,
+                socket: Socket::from(OwnedFd::from(stream)),
+                address: Address::Local([0; 16]),
                 rank: 0,
                 word: 0,
                 session: [5; 32],
                 connector,
             })
-            .unwrap()
         };
-        (channel(a, true), channel(b, false))
+        (framed(a, true), framed(b, false))
     }
 
     fn drain(

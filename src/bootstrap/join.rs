@@ -1,6 +1,6 @@
 //! A rank as a guest of the meeting: it comes with what it is, and leaves with what all are.
 
-use super::auth::{HandshakeConfig, Listener, Patience, Peer, PeerIdentity, Role, connect_to_any};
+use super::auth::{HandshakeConfig, Listener, OnRefusal, Peer, PeerIdentity, Role, connect_to_any};
 use super::framed_stream::{Body, FramedStream};
 use super::rank_entry::RankEntry;
 use super::rendezvous_server::{REFUSED, REGISTER, TABLE, margin, serve};
@@ -9,6 +9,7 @@ use super::{UniqueId, address, process};
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::Fault;
+use crate::sys::socket;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Instant;
 
@@ -44,7 +45,7 @@ pub(super) fn meet(
     let terms = HandshakeConfig::new(
         &id.key(b"", "meeting"),
         PeerIdentity {
-            role: Role::Meeting,
+            role: Role::Rendezvous,
             rank,
             word: 0,
         },
@@ -55,7 +56,7 @@ pub(super) fn meet(
     // The meeting, too, counts from here on.
     let patience = deadline.saturating_duration_since(Instant::now());
     let at = peer.address;
-    let mut channel = FramedStream::new(peer)?;
+    let mut channel = FramedStream::new(peer);
 
     // Nobody waits until the deadline for one that can come no further.
     let introduced = introduce((&channel, id), rank, nranks, config);
@@ -103,7 +104,7 @@ fn introduce(
     let ip = match &config.interface {
         Some(_) => address::choose(config)?,
         None => {
-            let own = meeting.stream().local_addr().map_err(|cause| {
+            let own = socket::local_address(meeting.socket()).map_err(|cause| {
                 Error::system("the connection to the meeting has no address", cause)
             })?;
             address_for_all(own.ip(), id)
@@ -114,7 +115,7 @@ fn introduce(
         return Ok((member, None));
     }
     let (mut listener, address) = Listener::bind(ip)?;
-    listener.expect_ranks(nranks);
+    listener.expect_connections(nranks);
     member.control_port = address.port();
     Ok((member, Some(listener)))
 }
@@ -139,24 +140,24 @@ fn reach(
     deadline: Instant,
     fault: &Fault,
 ) -> Result<Peer> {
-    let patience = if id.rank_zero_opens() {
-        Patience::UntilDeadline
+    let on_refusal = if id.rank_zero_opens() {
+        OnRefusal::Retry
     } else {
-        Patience::None
+        OnRefusal::Fail
     };
-    let last = match connect_to_any(addresses, terms, patience, deadline, fault) {
+    let last = match connect_to_any(addresses, terms, on_refusal, deadline, fault) {
         Ok(peer) => return Ok(peer),
         Err(last) => last,
     };
     fault.check()?;
-    Err(match (last.kind(), patience) {
-        (ErrorKind::Remote, Patience::None) => last.context(format!(
+    Err(match (last.kind(), on_refusal) {
+        (ErrorKind::Remote, OnRefusal::Fail) => last.context(format!(
             "nobody holds the meeting of this unique id: it serves one init and may be used up, \
              its ranks did not all come within CINCH_INIT_TIMEOUT (here {:.1} s), or the process \
              that created it has ended",
             config.init_timeout.as_secs_f64()
         )),
-        (_, Patience::UntilDeadline) => last.context("rank 0 did not open the meeting"),
+        (_, OnRefusal::Retry) => last.context("rank 0 did not open the meeting"),
         _ => last,
     })
 }

@@ -1,7 +1,7 @@
 //! How ranks find and trust each other, and how they hear that one of them is gone.
 
 mod address;
-pub mod auth;
+pub(crate) mod auth;
 mod call_log;
 mod control;
 mod discover;

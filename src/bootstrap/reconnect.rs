@@ -76,7 +76,7 @@ impl ShrinkRendezvous {
         let nonce: [u8; 16] = std::array::from_fn(|at| nonce[at]);
         let id = id::assemble(0, &secret, &nonce, &[self.addresses[members[0]]]);
         if members[0] == self.rank {
-            rendezvous_server::serve(&id, self.listener.again()?, config.init_timeout)?;
+            rendezvous_server::serve(&id, self.listener.duplicate()?, config.init_timeout)?;
         }
         Ok(id)
     }

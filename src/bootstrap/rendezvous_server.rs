@@ -98,7 +98,7 @@ pub(super) fn serve(id: &UniqueId, listener: Listener, patience: Duration) -> Re
     let terms = HandshakeConfig::new(
         &id.key(b"", "meeting"),
         PeerIdentity {
-            role: Role::Meeting,
+            role: Role::Rendezvous,
             rank: 0,
             word: 0,
         },
@@ -201,7 +201,7 @@ impl RendezvousServer {
         let now = Instant::now();
         let mut limit = Duration::from_millis(50).min(self.deadline.saturating_duration_since(now));
         if let Some(listener) = &self.listener {
-            limit = limit.min(listener.patience(now));
+            limit = limit.min(listener.poll_limit(now));
         }
         let (guests, strangers) = {
             let guests = self
@@ -236,7 +236,7 @@ impl RendezvousServer {
                 self.fail(error);
             }
             for peer in arrivals {
-                match peer.and_then(|peer| Ok((peer.rank, FramedStream::new(peer)?))) {
+                match peer.map(|peer| (peer.rank, FramedStream::new(peer))) {
                     Ok((rank, channel)) => {
                         self.guests.push(Registrant {
                             channel,
@@ -314,7 +314,7 @@ impl RendezvousServer {
         if self.nranks == 0 {
             self.nranks = nranks;
             if let Some(listener) = &mut self.listener {
-                listener.expect_ranks(nranks.min(MAX_RANKS));
+                listener.expect_connections(nranks.min(MAX_RANKS));
             }
         } else if self.nranks != nranks
             && let Some(first) = first

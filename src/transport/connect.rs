@@ -1,12 +1,13 @@
 //! Connects a rank with all others.
 
 use super::inbox::InboxLayout;
-use super::mesh::{Link, Mesh};
+use super::mesh::{SocketId, SocketMesh};
 use super::rdma::{self, Endpoint, Ports};
 use super::settings::{self, ConnectInfo};
 use super::waiter::RankWaiter;
 use super::{ConnectContext, Links, loopback, shm, tcp};
 use crate::bootstrap::PeerInfo;
+use crate::bootstrap::auth::Listener;
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::{FifoShape, LINE_BYTES, Region, Sleeper};
@@ -14,8 +15,9 @@ use crate::sync::Backoff;
 use crate::sys::cpu;
 use crate::sys::ibverbs::{self, Api};
 use crate::sys::log::{self, Level};
-use crate::sys::socket::{self, Socket};
+use crate::sys::socket::{self, Address};
 use crate::types::{Subsystem, TransportKind};
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
@@ -94,8 +96,8 @@ struct Prepared {
     layout: InboxLayout,
     region: Option<Arc<Region>>,
     offer: Option<loopback::Offer>,
-    local: Option<(Socket, OwnedFd)>,
-    tcp: Option<Socket>,
+    local: Option<(Listener, OwnedFd)>,
+    tcp: Option<Listener>,
     /// What RDMA would go through.
     ports: Option<Ports>,
 }
@@ -134,7 +136,7 @@ impl Prepared {
             let (region, memory) = Region::shareable(layout.bytes())?;
             getrandom::fill(&mut info.local)
                 .map_err(|error| Error::internal(format!("no random numbers: {error}")))?;
-            let listener = socket::listen(&socket::Address::Local(info.local))?;
+            let listener = Listener::bind_local(info.local)?;
             prepared.region = Some(region);
             prepared.local = Some((listener, memory));
         } else if prepared.has(TransportKind::Loopback) {
@@ -145,9 +147,9 @@ impl Prepared {
             info.offer = prepared.offer.as_ref().map_or(0, |offer| offer.number);
         }
         if prepared.has(TransportKind::Tcp) {
-            let (listener, port) = tcp::connect::listen(peers[me].address)?;
+            let (listener, bound) = Listener::bind(peers[me].address)?;
             prepared.tcp = Some(listener);
-            info.port = port;
+            info.port = bound.port();
         }
         let forced = prepared.has(TransportKind::Rdma);
         if forced || prepared.has(TransportKind::Tcp) && config.transport.is_none() {
@@ -270,16 +272,17 @@ impl Prepared {
             regions.push((rank, region));
         }
         if let Some((listener, memory)) = self.local.take() {
-            let (accepts, connects) = self.local_links(me, infos);
-            let mesh = Mesh {
+            let served = self.served(TransportKind::Shm).into_iter();
+            let addresses = served.map(|rank| (rank, Address::Local(infos[rank].local)));
+            let mesh = SocketMesh {
                 purpose: shm::PURPOSE,
                 key: exchange.key(shm::PURPOSE),
                 me,
                 peers,
                 listener,
-                local: true,
-                accepts,
-                connects,
+                addresses: addresses.collect(),
+                channels: 1,
+                sockets: 1,
                 fault: context.fault,
                 deadline: context.deadline,
             };
@@ -312,28 +315,30 @@ impl Prepared {
         let mut pumps = Vec::new();
         if let Some(listener) = self.tcp.take() {
             let served = self.served(TransportKind::Tcp);
-            let mut sockets = tcp::connect::connect(tcp::connect::Plan {
+            let addresses = served.iter().map(|&rank| {
+                let address = SocketAddr::new(peers[rank].address, infos[rank].port);
+                (rank, Address::Tcp(address))
+            });
+            let mut sockets = tcp::open(SocketMesh {
+                purpose: tcp::PURPOSE,
+                key: exchange.key(tcp::PURPOSE),
                 me,
                 peers,
-                ports: served
-                    .iter()
-                    .map(|&rank| (rank, infos[rank].port))
-                    .collect(),
+                listener,
+                addresses: addresses.collect(),
                 channels,
                 sockets: config.tcp_sockets,
-                listener,
-                key: exchange.key(tcp::connect::PURPOSE),
                 fault: context.fault,
                 deadline: context.deadline,
             })?;
             for rank in served {
                 let who = peers[rank].to_string();
                 for channel in 0..channels {
-                    let own = (0..config.tcp_sockets).filter_map(|socket| {
-                        sockets.remove(&Link {
+                    let own = (0..config.tcp_sockets).filter_map(|index| {
+                        sockets.remove(&SocketId {
                             peer: rank,
                             channel,
-                            socket,
+                            index,
                         })
                     });
                     let (send, recv, pump) = tcp::join(self.layout.shape, own.collect(), &who)?;
@@ -366,27 +371,6 @@ impl Prepared {
         (0..self.kinds.len())
             .filter(|&rank| self.kinds[rank] == Some(kind))
             .collect()
-    }
-
-    fn local_links(
-        &self,
-        me: usize,
-        infos: &[ConnectInfo],
-    ) -> (Vec<Link>, Vec<(Link, socket::Address)>) {
-        let link = |peer| Link {
-            peer,
-            channel: 0,
-            socket: 0,
-        };
-        // The higher rank connects.
-        let (lower, higher): (Vec<_>, Vec<_>) = self
-            .served(TransportKind::Shm)
-            .into_iter()
-            .partition(|&rank| rank < me);
-        let connects = lower
-            .into_iter()
-            .map(|rank| (link(rank), socket::Address::Local(infos[rank].local)));
-        (higher.into_iter().map(link).collect(), connects.collect())
     }
 
     /// Descriptors that this rank will hold at once, against the limit of the process.

@@ -1,6 +1,6 @@
 use super::*;
-use crate::sync::Fault;
-use std::io::{Read, Write};
+use crate::bootstrap::auth::{Handshake, Progress};
+use std::io::{IoSlice, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 
@@ -17,18 +17,14 @@ fn peers() -> Vec<PeerInfo> {
     (0..2).map(peer).collect()
 }
 
-fn listener() -> (Socket, SocketAddr) {
-    let any = SocketAddr::from(([127, 0, 0, 1], 0));
-    let listener = socket::listen(&Address::Tcp(any)).unwrap();
-    let port = socket::port(&listener).unwrap();
-    (listener, SocketAddr::from(([127, 0, 0, 1], port)))
+fn listener() -> (Listener, SocketAddr) {
+    Listener::bind([127, 0, 0, 1].into()).unwrap()
 }
 
-fn link(peer: usize, socket: usize) -> Link {
-    Link {
-        peer,
-        channel: 0,
-        socket,
+fn id(peer: usize, index: usize) -> SocketId {
+    SocketId {
+        index,
+        ..SocketId::only(peer)
     }
 }
 
@@ -42,29 +38,44 @@ struct Side<'a> {
 }
 
 impl Side<'_> {
-    fn open(&self, me: usize, at: Socket, to: SocketAddr) -> Result<HashMap<Link, Socket>> {
-        let links = (0..self.count).map(|socket| link(1 - me, socket));
-        let (accepts, connects) = match me {
-            0 => (links.collect(), Vec::new()),
-            _ => (
-                Vec::new(),
-                links.map(|link| (link, Address::Tcp(to))).collect(),
-            ),
-        };
-        Mesh {
+    fn open(&self, me: usize, at: Listener, to: SocketAddr) -> Result<HashMap<SocketId, Socket>> {
+        SocketMesh {
             purpose: "tcp",
             key: [self.key; 32],
             me,
             peers: self.peers,
             listener: at,
-            local: false,
-            accepts,
-            connects,
+            addresses: vec![(1 - me, Address::Tcp(to))],
+            channels: 1,
+            sockets: self.count,
             fault: self.fault,
             deadline: Instant::now() + Duration::from_secs_f64(self.seconds),
         }
         .open()
     }
+}
+
+#[test]
+fn socket_id_of_another_target_is_refused() {
+    let sent = SocketId {
+        peer: 3,
+        channel: 65_535,
+        index: 7,
+    };
+    let peer = |word| {
+        let (socket, _) = std::os::unix::net::UnixStream::pair().unwrap();
+        Peer {
+            socket: Socket::from(std::os::fd::OwnedFd::from(socket)),
+            address: Address::Local([0; 16]),
+            rank: 9,
+            word,
+            session: [0; 32],
+            connector: false,
+        }
+    };
+    let received = SocketId { peer: 9, ..sent };
+    assert_eq!(SocketId::accepted(&peer(sent.word()), 3), Some(received));
+    assert_eq!(SocketId::accepted(&peer(sent.word()), 2), None);
 }
 
 #[test]
@@ -100,9 +111,9 @@ fn strangers_neither_join_nor_stall() {
         assert_eq!((here.len(), there.len()), (6, 6));
         for socket in 0..6 {
             let text = format!("over socket {socket}");
-            let parts = [io::IoSlice::new(text.as_bytes())];
-            socket::write(&there[&link(0, socket)], &parts).unwrap();
-            let mut stream = TcpStream::from(here[&link(1, socket)].try_clone().unwrap());
+            let parts = [IoSlice::new(text.as_bytes())];
+            socket::write(&there[&id(0, socket)], &parts).unwrap();
+            let mut stream = TcpStream::from(here[&id(1, socket)].try_clone().unwrap());
             stream.set_nonblocking(false).unwrap();
             let mut found = vec![0; text.len()];
             stream.read_exact(&mut found).unwrap();
@@ -150,7 +161,7 @@ fn another_key_is_refused() {
         let accepting = scope.spawn(move || accepting.open(0, at, to));
         let error = connecting.open(1, other, to).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Remote);
-        assert!(error.message().contains("key"), "{error}");
+        assert!(error.message().contains("another secret"), "{error}");
         assert!(accepting.join().unwrap().is_err());
     });
 }
@@ -187,15 +198,20 @@ fn a_connector_that_is_late_with_its_proof_is_not_lost() {
     };
     let (at, to) = listener();
     let (other, _) = listener();
-    let key = [3; 32];
+    let identity = PeerIdentity {
+        role: Role::Data,
+        rank: 1,
+        word: id(0, 0).word(),
+    };
+    let config = HandshakeConfig::new(&[3; 32], identity);
     std::thread::scope(|scope| {
         let socket = socket::connect(&Address::Tcp(to)).unwrap();
-        let mut hand = Handshake::connector(&key, 1, link(0, 0)).unwrap();
+        let mut handshake = Handshake::connector(&config).unwrap();
         let mut wait = |write: bool| {
             let mut interest = [socket::interest(&socket, !write, write)];
             socket::poll(&mut interest, Duration::from_secs(10)).unwrap();
             assert!(interest[0].revents != 0);
-            hand.advance(&socket)
+            handshake.advance(&config, &socket)
         };
         // The hello goes, to whom nobody listens yet; the acceptor's proof comes while nobody reads
         // it, and behind it the end.
@@ -203,7 +219,7 @@ fn a_connector_that_is_late_with_its_proof_is_not_lost() {
         let accepting = scope.spawn(|| side.open(0, at, to));
         let mut gone = socket::interest(&socket, false, false);
         gone.events = libc::POLLRDHUP;
-        let limit = 5 * PROOF_LIMIT;
+        let limit = Duration::from_secs(10);
         assert!(socket::poll(std::slice::from_mut(&mut gone), limit).unwrap() > 0);
         let end = loop {
             match wait(false) {

@@ -1,7 +1,11 @@
+use super::handshake::{HandshakeFailure, Progress};
 use super::*;
 use crate::sync::Fault;
-use std::io::{Read, Write};
-use std::net::{IpAddr, Ipv4Addr, TcpListener};
+use crate::sys::socket;
+use std::io::{IoSlice, IoSliceMut, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::time::Instant;
 
 const LOCAL: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
@@ -13,6 +17,40 @@ fn greeting(rank: usize, word: u64) -> PeerIdentity {
         rank,
         word,
     }
+}
+
+/// Connects to a listener that is there.
+fn connect(
+    address: SocketAddr,
+    key: &[u8; 32],
+    me: PeerIdentity,
+    deadline: Instant,
+    fault: &Fault,
+) -> Result<Peer> {
+    let config = HandshakeConfig::new(key, me);
+    connect_to_any(&[address], &config, OnRefusal::Fail, deadline, fault)
+}
+
+/// Waits for one connection; a missing one is an error.
+fn accept(
+    listener: &mut Listener,
+    me: PeerIdentity,
+    deadline: Instant,
+    fault: &Fault,
+) -> Result<Peer> {
+    let accepted = listener.accept_until(&HandshakeConfig::new(&KEY, me), deadline, fault)?;
+    accepted.ok_or_else(|| Error::new(ErrorKind::Timeout, "no connection"))
+}
+
+/// Listens at `address` alone.
+fn listen_at(address: SocketAddr) -> Listener {
+    Listener::bind_to_own(&[address]).unwrap().0
+}
+
+fn blocking(peer: Peer) -> TcpStream {
+    let stream = TcpStream::from(peer.socket.try_clone().unwrap());
+    stream.set_nonblocking(false).unwrap();
+    stream
 }
 
 fn soon(milliseconds: u64) -> Instant {
@@ -44,18 +82,16 @@ fn both_sides_learn_who_the_other_is_and_share_a_session() {
         )
         .unwrap()
     });
-    let mut peer = listener
-        .accept(&KEY, greeting(0, 9), soon(5000), &fault)
-        .unwrap();
-    let mut other = client.join().unwrap();
+    let peer = accept(&mut listener, greeting(0, 9), soon(5000), &fault).unwrap();
+    let other = client.join().unwrap();
     assert_eq!((peer.rank, peer.word), (3, 0x0102_0304_0506_0708));
     assert_eq!((other.rank, other.word), (0, 9));
     assert_eq!(peer.session, other.session);
     assert!(other.connector && !peer.connector);
     // Nothing of what follows was swallowed.
-    other.stream.write_all(b"payload").unwrap();
+    blocking(other).write_all(b"payload").unwrap();
     let mut read = [0; 7];
-    peer.stream.read_exact(&mut read).unwrap();
+    blocking(peer).read_exact(&mut read).unwrap();
     assert_eq!(&read, b"payload");
 }
 
@@ -67,9 +103,7 @@ fn sessions_differ_between_connections() {
         let client = std::thread::spawn(move || {
             connect(address, &KEY, greeting(1, 0), soon(5000), &Fault::new()).unwrap()
         });
-        let peer = listener
-            .accept(&KEY, greeting(0, 0), soon(5000), &Fault::new())
-            .unwrap();
+        let peer = accept(&mut listener, greeting(0, 0), soon(5000), &Fault::new()).unwrap();
         client.join().unwrap();
         sessions.push(peer.session);
     }
@@ -165,16 +199,22 @@ fn nobody_there_is_an_error_at_once_and_a_late_listener_is_awaited() {
     let (listener, address) = Listener::bind(LOCAL).unwrap();
     drop(listener);
     let terms = HandshakeConfig::new(&KEY, greeting(1, 0));
-    let error = connect_with(address, &terms, Patience::None, soon(60_000), &Fault::new());
+    let error = connect_to_any(
+        &[address],
+        &terms,
+        OnRefusal::Fail,
+        soon(60_000),
+        &Fault::new(),
+    );
     assert!(error.unwrap_err().message().contains("refused"));
 
     let server = std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(100));
-        let (mut listener, _) = Listener::bind_to(address).unwrap();
-        listener.accept(&KEY, greeting(0, 0), soon(5000), &Fault::new())
+        let mut listener = listen_at(address);
+        accept(&mut listener, greeting(0, 0), soon(5000), &Fault::new())
     });
     let fault = Fault::new();
-    connect_with(address, &terms, Patience::UntilDeadline, soon(5000), &fault).unwrap();
+    connect_to_any(&[address], &terms, OnRefusal::Retry, soon(5000), &fault).unwrap();
     server.join().unwrap().unwrap();
 }
 
@@ -185,13 +225,13 @@ fn a_listener_has_those_of_its_addresses_that_are_its_hosts() {
     let (listener, bound) = Listener::bind_to_own(&addresses).unwrap();
     let ips: Vec<_> = bound.iter().map(|one| one.ip().to_string()).collect();
     assert_eq!(ips, ["127.0.0.2", "127.0.0.3"]);
-    let mut listener = listener.again().unwrap();
+    let mut listener = listener.duplicate().unwrap();
     let fault = Fault::new();
     for (rank, &address) in bound.iter().enumerate() {
         let me = greeting(rank, 0);
         let other =
             std::thread::spawn(move || connect(address, &KEY, me, soon(5000), &Fault::new()));
-        let peer = listener.accept(&KEY, greeting(9, 0), soon(5000), &fault);
+        let peer = accept(&mut listener, greeting(9, 0), soon(5000), &fault);
         assert_eq!(peer.unwrap().rank, rank);
         other.join().unwrap().unwrap();
     }
@@ -211,17 +251,17 @@ fn all_addresses_of_a_listener_are_tried_within_the_deadline() {
     let fault = Fault::new();
     let server = std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(100));
-        let (mut listener, _) = Listener::bind_to(addresses[2]).unwrap();
-        listener.accept(&KEY, greeting(0, 0), soon(20_000), &Fault::new())
+        let mut listener = listen_at(addresses[2]);
+        accept(&mut listener, greeting(0, 0), soon(20_000), &Fault::new())
     });
-    let patience = Patience::UntilDeadline;
-    let peer = connect_to_any(&addresses, &terms, patience, soon(20_000), &fault).unwrap();
-    assert_eq!(peer.address, addresses[2]);
+    let on_refusal = OnRefusal::Retry;
+    let peer = connect_to_any(&addresses, &terms, on_refusal, soon(20_000), &fault).unwrap();
+    assert_eq!(peer.address, Address::Tcp(addresses[2]));
     server.join().unwrap().unwrap();
-    let late = connect_to_any(&addresses[..2], &terms, patience, soon(300), &fault);
+    let late = connect_to_any(&addresses[..2], &terms, on_refusal, soon(300), &fault);
     let late = late.unwrap_err();
     assert_eq!(late.kind(), ErrorKind::Timeout, "{late}");
-    let refused = connect_to_any(&addresses[..1], &terms, Patience::None, soon(9000), &fault);
+    let refused = connect_to_any(&addresses[..1], &terms, OnRefusal::Fail, soon(9000), &fault);
     assert!(refused.unwrap_err().message().contains("refused"));
 }
 
@@ -235,24 +275,24 @@ fn a_silent_address_does_not_use_up_the_time_of_others() {
     let server = std::thread::spawn(move || {
         // Behind the turns of a second and of two.
         std::thread::sleep(Duration::from_millis(1200));
-        let (mut listener, _) = Listener::bind_to(addresses[1]).unwrap();
-        listener.accept(&KEY, greeting(0, 0), soon(2000), &Fault::new())
+        let mut listener = listen_at(addresses[1]);
+        accept(&mut listener, greeting(0, 0), soon(2000), &Fault::new())
     });
-    let patience = Patience::UntilDeadline;
+    let on_refusal = OnRefusal::Retry;
     let fault = Fault::new();
-    let peer = connect_to_any(&addresses, &terms, patience, soon(2800), &fault).unwrap();
-    assert_eq!(peer.address, addresses[1]);
+    let peer = connect_to_any(&addresses, &terms, on_refusal, soon(2800), &fault).unwrap();
+    assert_eq!(peer.address, Address::Tcp(addresses[1]));
     server.join().unwrap().unwrap();
 }
 
 #[test]
 fn waits_end_at_the_deadline_and_with_the_fault() {
     let (mut listener, address) = Listener::bind(LOCAL).unwrap();
-    let timeout = listener.accept(&KEY, greeting(0, 0), soon(30), &Fault::new());
+    let timeout = accept(&mut listener, greeting(0, 0), soon(30), &Fault::new());
     assert_eq!(timeout.unwrap_err().kind(), ErrorKind::Timeout);
     let fault = Fault::new();
     fault.raise(Error::new(ErrorKind::Aborted, "enough"));
-    let aborted = listener.accept(&KEY, greeting(0, 0), soon(60_000), &fault);
+    let aborted = accept(&mut listener, greeting(0, 0), soon(60_000), &fault);
     assert_eq!(aborted.unwrap_err().message(), "enough");
     // The listener exists, and nobody serves it.
     let aborted = connect(address, &KEY, greeting(1, 0), soon(60_000), &fault);
@@ -281,18 +321,16 @@ fn silent_and_slow_strangers_hold_nobody_up() {
             connector,
             acceptor: *input.first_chunk().unwrap(),
         };
-        for byte in terms.proof(Side::Connector, &transcript) {
+        for byte in terms.prove(Side::Connector, &transcript) {
             stream.write_all(&[byte]).unwrap();
         }
         stream.read_exact(&mut input[..1]).unwrap();
         assert_eq!(input[0], WELCOME);
         stream
     });
-    let peer = listener
-        .accept(&KEY, greeting(0, 0), soon(5000), &Fault::new())
-        .unwrap();
+    let peer = accept(&mut listener, greeting(0, 0), soon(5000), &Fault::new()).unwrap();
     assert_eq!(peer.rank, 1);
-    assert!(listener.waiting.len() <= 64);
+    assert!(listener.pending.len() <= 64);
     client.join().unwrap();
     drop(crowd);
     // Their time is up after two seconds at most; those who hung up are gone at once.
@@ -302,7 +340,7 @@ fn silent_and_slow_strangers_hold_nobody_up() {
         &Fault::new(),
     );
     assert!(nothing.unwrap().is_none());
-    assert_eq!(listener.waiting.len(), 0);
+    assert_eq!(listener.pending.len(), 0);
 }
 
 /// A rank that has said hello keeps its place while strangers who say nothing flood the door.
@@ -327,10 +365,95 @@ fn a_flood_of_silence_does_not_displace_a_rank() {
         acceptor: *input.first_chunk().unwrap(),
     };
     stream
-        .write_all(&mine.proof(Side::Connector, &transcript))
+        .write_all(&mine.prove(Side::Connector, &transcript))
         .unwrap();
     let peer = listener.accept_until(&terms, soon(5000), &Fault::new());
     assert_eq!(peer.unwrap().unwrap().rank, 1);
+}
+
+fn local_sockets() -> (OwnedFd, OwnedFd) {
+    let (one, two) = UnixStream::pair().unwrap();
+    one.set_nonblocking(true).unwrap();
+    two.set_nonblocking(true).unwrap();
+    (one.into(), two.into())
+}
+
+#[test]
+fn handshake_over_a_local_socket_authenticates_both_sides() {
+    let [mine, theirs] = [1, 0].map(|rank| HandshakeConfig::new(&KEY, greeting(rank, 5)));
+    let (here, there) = local_sockets();
+    let mut connector = Handshake::connector(&mine).unwrap();
+    let mut acceptor = Handshake::acceptor();
+    let mut ends = [false; 2];
+    while ends != [true; 2] {
+        ends = [
+            connector.advance(&mine, &here).unwrap() == Progress::Done,
+            acceptor.advance(&theirs, &there).unwrap() == Progress::Done,
+        ];
+    }
+    let local = Address::Local([0; 16]);
+    let connected = connector.into_peer(&mine, here.into(), local).unwrap();
+    let accepted = acceptor.into_peer(&theirs, there.into(), local).unwrap();
+    assert_eq!((connected.rank, accepted.rank), (0, 1));
+    assert_eq!(connected.session, accepted.session);
+}
+
+#[test]
+fn connector_without_its_welcome_is_not_done() {
+    let [mine, theirs] = [1, 0].map(|rank| HandshakeConfig::new(&KEY, greeting(rank, 0)));
+    for (welcome, right) in [(&[][..], false), (&[WELCOME], true), (b"x", false)] {
+        let (here, there) = local_sockets();
+        let mut connector = Handshake::connector(&mine).unwrap();
+        let mut acceptor = Handshake::acceptor();
+        let pending = Progress::Pending { write: false };
+        assert_eq!(connector.advance(&mine, &here).unwrap(), pending);
+        assert_eq!(acceptor.advance(&theirs, &there).unwrap(), pending);
+        // The connector sends its proof, which nobody has read yet.
+        assert_eq!(connector.advance(&mine, &here).unwrap(), pending);
+        if !welcome.is_empty() {
+            socket::write(&there, &[IoSlice::new(welcome)]).unwrap();
+        }
+        drop(there);
+        match connector.advance(&mine, &here) {
+            Ok(progress) => assert!(right && progress == Progress::Done),
+            // A closed connection is tried again; a wrong welcome is refused.
+            Err(HandshakeFailure::Refused(_)) => assert!(!right && !welcome.is_empty()),
+            Err(_) => assert!(!right && welcome.is_empty()),
+        }
+    }
+}
+
+/// Reflects every byte that it reads, and a part of them as a proof.
+#[test]
+fn mirror_of_a_local_socket_is_refused() {
+    let config = HandshakeConfig::new(&KEY, greeting(1, 0));
+    let mut connector = Handshake::connector(&config).unwrap();
+    let (here, there) = local_sockets();
+    let failure = loop {
+        if let Err(failure) = connector.advance(&config, &here) {
+            break failure;
+        }
+        let mut bytes = [0; 200];
+        if let Ok(count) = socket::read(&there, &mut [IoSliceMut::new(&mut bytes)]) {
+            socket::write(&there, &[IoSlice::new(&bytes[..count])]).unwrap();
+            socket::write(&there, &[IoSlice::new(&bytes[..PROOF_BYTES])]).unwrap();
+        }
+    };
+    assert!(
+        matches!(failure, HandshakeFailure::Refused(_)),
+        "{failure:?}"
+    );
+}
+
+#[test]
+fn garbage_is_dropped_after_one_hello() {
+    let config = HandshakeConfig::new(&KEY, greeting(0, 0));
+    let (here, there) = local_sockets();
+    socket::write(&here, &[IoSlice::new(&[65; 1000])]).unwrap();
+    let mut acceptor = Handshake::acceptor();
+    let failure = acceptor.advance(&config, &there).unwrap_err();
+    assert!(matches!(failure, HandshakeFailure::Refused(_)));
+    assert_eq!(acceptor.received, HELLO_BYTES);
 }
 
 #[test]
@@ -341,7 +464,7 @@ fn no_more_than_a_hello_is_read_from_a_stranger() {
     stream.write_all(&[0xff; 4096]).unwrap();
     let nothing = listener.accept_until(&terms, soon(50), &Fault::new());
     assert!(nothing.unwrap().is_none());
-    assert_eq!(listener.waiting.len(), 0, "garbage is dropped at once");
+    assert_eq!(listener.pending.len(), 0, "garbage is dropped at once");
 }
 
 /// A socket that is there before descriptors run out, and a way to connect it.

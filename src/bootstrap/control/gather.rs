@@ -152,9 +152,7 @@ impl Told {
     }
 
     fn tell(&mut self, peer: Peer) {
-        if let Ok(channel) = FramedStream::new(peer) {
-            self.tell_on(channel);
-        }
+        self.tell_on(FramedStream::new(peer));
     }
 
     pub(super) fn tell_on(&mut self, mut channel: FramedStream) {
@@ -201,8 +199,9 @@ mod tests {
     use crate::bootstrap::auth::wait_ready;
     use crate::sys::fork::tests::in_child;
     use crate::sys::fork::tests::limit_descriptors;
+    use crate::sys::socket;
     use nix::poll::PollFlags;
-    use std::io::Read;
+    use std::io::IoSliceMut;
 
     const FAR: [u8; 16] = [9; 16];
 
@@ -231,7 +230,7 @@ mod tests {
     fn hear(hub: &RankEntry, terms: &HandshakeConfig, deadline: Instant) -> Error {
         let fault = Fault::new();
         let peer = reach_hub(hub, terms, deadline, &fault).unwrap();
-        let mut channel = FramedStream::new(peer).unwrap();
+        let mut channel = FramedStream::new(peer);
         // What it sends is not read before it is told.
         channel.queue(control_thread::BEAT, &Body::new(vec![0]));
         let told = channel.exchange(deadline, &fault).unwrap();
@@ -239,11 +238,11 @@ mod tests {
         while !wait_ready(channel.descriptor(), PollFlags::POLLIN, LINGER) {
             assert!(Instant::now() < deadline);
         }
-        let end = channel.stream().read(&mut [0]);
+        let end = socket::read(channel.socket(), &mut [IoSliceMut::new(&mut [0])]);
         assert_eq!(end.unwrap(), 0, "the connection ends in good order");
         std::thread::sleep(Duration::from_millis(50));
-        let reset = channel.stream().take_error().unwrap();
-        assert!(reset.is_none(), "the hub reads what it was sent: {reset:?}");
+        let reset = socket::outcome(channel.socket());
+        assert!(reset.is_ok(), "the root reads what it was sent: {reset:?}");
         crate::bootstrap::wire::read_error(&told.body).unwrap()
     }
 

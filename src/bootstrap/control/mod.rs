@@ -21,7 +21,7 @@ mod gather;
 mod member;
 mod root;
 
-use super::auth::{HandshakeConfig, Listener, Patience, Peer, PeerIdentity, Role, connect_with};
+use super::auth::{HandshakeConfig, Listener, OnRefusal, Peer, PeerIdentity, Role, connect_to_any};
 use super::call_log::{self, CallLog};
 use super::framed_stream::{Body, FramedStream};
 use super::join::{self, PeerTable};
@@ -420,7 +420,7 @@ fn begin(
     let who = format!("{} reports", members[rank].info);
     let mut channels = Vec::with_capacity(links.len());
     for (rank, peer) in links {
-        channels.push((rank, FramedStream::new(peer)?));
+        channels.push((rank, FramedStream::new(peer)));
     }
     let (error, channels) = match share(members) {
         Ok(shared) => match start_monitor(Arc::new(shared), channels) {
@@ -478,7 +478,7 @@ fn reach_hub(
 ) -> Result<Peer> {
     let address = SocketAddr::new(hub.info.address, hub.control_port);
     let name = || format!("the control connection to {}", hub.info);
-    let peer = connect_with(address, terms, Patience::None, deadline, fault)
+    let peer = connect_to_any(&[address], terms, OnRefusal::Fail, deadline, fault)
         .map_err(|error| error.context(name()))?;
     if peer.rank != 0 {
         let error = Error::internal(format!("rank {} answered", peer.rank));
@@ -510,11 +510,11 @@ fn is_visible(me: &RankEntry, member: &RankEntry) -> bool {
 /// counts a full buffer as cut too, and on one host a stopped process would look like that.
 fn watch_link(peer: &Peer) {
     use nix::sys::socket::{setsockopt, sockopt};
-    let _ = setsockopt(&peer.stream, sockopt::KeepAlive, &true);
-    let _ = setsockopt(&peer.stream, sockopt::TcpKeepIdle, &1);
-    let _ = setsockopt(&peer.stream, sockopt::TcpKeepInterval, &1);
-    let _ = setsockopt(&peer.stream, sockopt::TcpKeepCount, &3);
-    let _ = setsockopt(&peer.stream, sockopt::TcpUserTimeout, &3000);
+    let _ = setsockopt(&peer.socket, sockopt::KeepAlive, &true);
+    let _ = setsockopt(&peer.socket, sockopt::TcpKeepIdle, &1);
+    let _ = setsockopt(&peer.socket, sockopt::TcpKeepInterval, &1);
+    let _ = setsockopt(&peer.socket, sockopt::TcpKeepCount, &3);
+    let _ = setsockopt(&peer.socket, sockopt::TcpUserTimeout, &3000);
 }
 
 #[cfg(test)]

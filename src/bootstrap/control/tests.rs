@@ -567,14 +567,14 @@ fn a_verdict_that_is_late_is_heard() {
             join::meet(&id, 1, 2, &config(60.0), deadline, &fault).map(drop)
         });
         let me = PeerIdentity {
-            role: Role::Meeting,
+            role: Role::Rendezvous,
             rank: 0,
             word: 0,
         };
         let terms = HandshakeConfig::new(&id.key(b"", "meeting"), me);
         let fault = Fault::new();
         let peer = listener.accept_until(&terms, deadline, &fault).unwrap();
-        let mut channel = FramedStream::new(peer.unwrap()).unwrap();
+        let mut channel = FramedStream::new(peer.unwrap());
         channel.exchange(deadline, &fault).unwrap();
         std::thread::sleep(deadline - Instant::now() + Duration::from_millis(20));
         channel.queue(
