@@ -1,4 +1,4 @@
-//! Frames over a proven connection: bounded, numbered, sealed; never blocking.
+//! Frames over an authenticated connection: bounded, numbered, sealed; never blocking.
 //!
 //! | bytes | content |
 //! | --- | --- |
@@ -8,15 +8,15 @@
 //! | 16.. | body |
 //! | last 16 | start of HMAC-SHA256(session key of the direction, header, SHA-256(body)) |
 //!
-//! The seal covers the body's digest, not the body, so that a hub that sends one body to a
-//! thousand ranks hashes it once.
+//! The seal covers the digest of the body, not the body. A root that sends one body to a thousand
+//! ranks hashes it once.
 
 use super::auth::{Peer, wait_ready};
 use super::keys::{self, Authenticator};
-use super::wire::damaged;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::Fault;
 use crate::sys::socket::{self, Socket};
+use crate::wire::Damaged;
 use nix::poll::PollFlags;
 use nix::sys::socket::{Shutdown, shutdown};
 use std::collections::VecDeque;
@@ -25,24 +25,26 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Longest body of a frame.
+/// Most bytes of a body.
 pub(super) const MAX_BODY: usize = 2 << 20;
 const HEADER: usize = 16;
 const SEAL: usize = 16;
-/// Bodies up to this size are copied behind their header: one packet instead of three.
+/// Longest poll between two checks of the fault.
+const FAULT_POLL_INTERVAL: Duration = Duration::from_millis(50);
+/// Most bytes of a body that is copied behind its header: one packet instead of three.
 const SMALL: usize = 16 << 10;
-/// Bytes read from one connection before the others get their turn.
-const TURN: usize = 1 << 20;
+/// Bytes read from one connection before other connections get their turn.
+const READ_LIMIT: usize = 1 << 20;
 
-/// The end of a connection whose other side closed it.
+/// Describes the end of a connection that the other side closed.
 pub(super) const CLOSED: &str = "closed";
-/// The end of a connection whose other side's kernel no longer answers.
+/// Describes the end of a connection whose remote kernel no longer answers.
 pub(super) const UNREACHABLE: &str = "unreachable";
 
-/// What a frame carries. Shared between connections.
+/// Contents of a frame, shared between connections.
 pub(super) struct Body {
     bytes: Vec<u8>,
-    digest: keys::Key,
+    digest: keys::DerivedKey,
 }
 
 impl Body {
@@ -52,47 +54,47 @@ impl Body {
     }
 }
 
-/// A frame that arrived.
+/// A received frame.
 pub(super) struct Frame {
     pub(super) kind: u8,
     pub(super) body: Vec<u8>,
 }
 
-/// One end of a framed connection.
+/// An end of a framed connection.
 pub(super) struct FramedStream {
     socket: Socket,
-    sending: Direction,
-    receiving: Direction,
-    outbox: VecDeque<Piece>,
-    /// Bytes of the first piece that are sent.
+    sending: SealedDirection,
+    receiving: SealedDirection,
+    outbox: VecDeque<OutboxPiece>,
+    /// Bytes of the first piece that have been sent.
     sent: usize,
     inbox: Vec<u8>,
-    /// Why nothing can be sent any more.
+    /// Error after which nothing can be sent.
     broken: Option<String>,
 }
 
-struct Direction {
+struct SealedDirection {
     authenticator: Authenticator,
     count: u64,
 }
 
-enum Piece {
+enum OutboxPiece {
     Owned(Vec<u8>),
     Shared(Arc<Body>),
 }
 
-impl Piece {
+impl OutboxPiece {
     fn bytes(&self) -> &[u8] {
         match self {
-            Piece::Owned(bytes) => bytes,
-            Piece::Shared(body) => &body.bytes,
+            OutboxPiece::Owned(bytes) => bytes,
+            OutboxPiece::Shared(body) => &body.bytes,
         }
     }
 }
 
 impl FramedStream {
     pub(super) fn new(peer: Peer) -> FramedStream {
-        let direction = |from_connector: bool| Direction {
+        let direction = |from_connector: bool| SealedDirection {
             authenticator: keys::authenticator(&keys::derive(
                 &peer.session,
                 &[u8::from(from_connector)],
@@ -125,15 +127,16 @@ impl FramedStream {
         let seal = keys::seal(&self.sending.authenticator, &[&header, &body.digest]);
         if body.bytes.len() <= SMALL {
             let frame = [&header, body.bytes.as_slice(), &seal[..SEAL]].concat();
-            self.outbox.push_back(Piece::Owned(frame));
+            self.outbox.push_back(OutboxPiece::Owned(frame));
         } else {
-            self.outbox.push_back(Piece::Owned(header.to_vec()));
-            self.outbox.push_back(Piece::Shared(body.clone()));
-            self.outbox.push_back(Piece::Owned(seal[..SEAL].to_vec()));
+            self.outbox.push_back(OutboxPiece::Owned(header.to_vec()));
+            self.outbox.push_back(OutboxPiece::Shared(body.clone()));
+            self.outbox
+                .push_back(OutboxPiece::Owned(seal[..SEAL].to_vec()));
         }
     }
 
-    /// Sends what the socket takes. A broken connection drops the rest: reading tells the end.
+    /// Sends as much as the socket takes. A broken connection drops the rest; reading reports it.
     pub(super) fn flush(&mut self) {
         while let Some(piece) = self.outbox.front() {
             match socket::write(&self.socket, &[IoSlice::new(&piece.bytes()[self.sent..])]) {
@@ -154,24 +157,24 @@ impl FramedStream {
         }
     }
 
-    /// Whether all queued frames are with the kernel, or lost with the connection.
+    /// Whether the kernel has taken all queued frames, or the connection has lost them.
     pub(super) fn is_flushed(&self) -> bool {
         self.outbox.is_empty()
     }
 
-    /// Tells the other side that nothing more comes.
+    /// Ends this direction of the stream.
     pub(super) fn finish(&mut self) {
         let _ = shutdown(self.socket.as_raw_fd(), Shutdown::Write);
     }
 
-    /// Appends the frames that have arrived. `Some` when the connection is over, with the reason;
-    /// the frames before its end are there all the same.
+    /// Appends the frames that have arrived. Returns the reason once the connection has ended; the
+    /// frames before its end are still appended.
     pub(super) fn receive(&mut self, frames: &mut Vec<Frame>) -> Option<String> {
         let mut end = None;
-        let mut budget = TURN;
+        let mut budget = READ_LIMIT;
         while budget > 0 && end.is_none() {
             let filled = self.inbox.len();
-            // Beats are small and frequent; a long body grows the buffer step by step.
+            // Heartbeats are small and frequent; a long body grows the buffer step by step.
             let room = if filled == 0 { 4 << 10 } else { 64 << 10 };
             self.inbox.resize(filled + room, 0);
             let mut parts = [IoSliceMut::new(&mut self.inbox[filled..])];
@@ -203,7 +206,7 @@ impl FramedStream {
             let length = u32::from_le_bytes([header[0], header[1], header[2], header[3]]) as usize;
             let count = u64::from_le_bytes(std::array::from_fn(|i| header[8 + i]));
             if length > MAX_BODY || count != self.receiving.count {
-                return Err(damaged());
+                return Err(Damaged.into());
             }
             let rest = &self.inbox[at + HEADER..];
             let (Some(body), Some(seal)) = (rest.get(..length), rest.get(length..length + SEAL))
@@ -228,7 +231,7 @@ impl FramedStream {
         Ok(())
     }
 
-    /// The events to poll for.
+    /// Returns the events to poll for.
     pub(super) fn events(&self) -> PollFlags {
         if self.outbox.is_empty() {
             PollFlags::POLLIN
@@ -245,16 +248,16 @@ impl FramedStream {
         &self.socket
     }
 
-    /// Sends everything queued and waits for one frame. For the meeting, before there is a
-    /// monitor.
+    /// Sends everything queued and waits for one frame: for the rendezvous, before there is a
+    /// control thread.
     ///
     /// # Errors
-    /// Timeout, remote at the end of the connection (sentences without a subject, for
-    /// [`Error::context`]); the fault's reason.
+    /// Timeout; remote at the end of the connection; the fault's reason. The caller adds the other
+    /// side's name.
     pub(super) fn exchange(&mut self, deadline: Instant, fault: &Fault) -> Result<Frame> {
         let mut frames = Vec::new();
         loop {
-            // Before the look at what has come: nothing is late that is there.
+            // The time before the check: a frame that has arrived by then is in time.
             let now = Instant::now();
             self.flush();
             let end = self.receive(&mut frames);
@@ -271,7 +274,7 @@ impl FramedStream {
             if now >= deadline {
                 return Err(Error::new(ErrorKind::Timeout, "no answer came in time"));
             }
-            let limit = Duration::from_millis(50).min(deadline - now);
+            let limit = FAULT_POLL_INTERVAL.min(deadline - now);
             wait_ready(self.descriptor(), self.events(), limit);
         }
     }
@@ -282,7 +285,7 @@ fn name_end(error: &std::io::Error) -> String {
         Io::TimedOut | Io::HostUnreachable | Io::NetworkUnreachable | Io::NetworkDown => {
             UNREACHABLE.into()
         }
-        // It died with unread data: the same to everybody else.
+        // A process that ends with unread data resets its connections.
         Io::ConnectionReset | Io::BrokenPipe => CLOSED.into(),
         _ => error.to_string(),
     }
@@ -350,9 +353,9 @@ mod tests {
         assert_eq!(end, "closed");
     }
 
-    /// A frame with each byte flipped in turn, a frame twice, and one of the other direction.
+    /// Covers a frame with each byte flipped in turn, a repeated frame, and a reflected frame.
     #[test]
-    fn damaged_repeated_and_reflected_frames_are_refused() {
+    fn damaged_repeated_or_reflected_frame_is_refused() {
         let (mut a, _) = pair();
         a.queue(3, &Body::new(vec![1, 2, 3]));
         let good = a.outbox[0].bytes().to_vec();
@@ -363,7 +366,7 @@ mod tests {
             } else {
                 (&mut b, &mut a)
             };
-            from.outbox.push_back(Piece::Owned(bytes.to_vec()));
+            from.outbox.push_back(OutboxPiece::Owned(bytes.to_vec()));
             from.flush();
             from.finish();
             let mut frames = Vec::new();

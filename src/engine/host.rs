@@ -13,7 +13,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::mem::UserBuffers;
 use crate::plan::{Limits, Machine, MeasuredCosts, Planner, Request};
 use crate::schedule::{Hosts, Step};
-use crate::sync::{Fault, GRACE};
+use crate::sync::{CAUSE_TIMEOUT, Fault};
 use crate::transport::Links;
 use crate::types::{CallSignature, Collective, SIGNATURE_WORDS, TransportKind};
 use std::collections::{HashMap, VecDeque};
@@ -292,7 +292,7 @@ impl HostEngine {
         }
         let waited = clock.waited(Instant::now());
         let expired = waited >= self.timeout;
-        if !expired && waited < GRACE {
+        if !expired && waited < CAUSE_TIMEOUT {
             return Ok(());
         }
         let missing = waiting(&mut self.links);
@@ -364,7 +364,7 @@ impl HostEngine {
 
     /// The control side's account of what went wrong, or `error` if there is none in time.
     fn await_cause(&self, error: Error) -> Error {
-        self.fault.reason_within(GRACE).unwrap_or(error)
+        self.fault.reason_within(CAUSE_TIMEOUT).unwrap_or(error)
     }
 }
 
@@ -398,12 +398,12 @@ pub(super) struct WaitClock {
 }
 
 impl WaitClock {
-    /// Looks at the clock. Of the time between two looks [`GRACE`] counts at most: a thread that
+    /// Looks at the clock. Of the time between two looks [`CAUSE_TIMEOUT`] counts at most: a thread that
     /// did not run for longer, because its process was stopped, waited for nobody meanwhile, and
     /// what has come it has yet to read.
     fn waited(&mut self, now: Instant) -> Duration {
         let last = self.looked.replace(now).unwrap_or(now);
-        self.waited += now.duration_since(last).min(GRACE);
+        self.waited += now.duration_since(last).min(CAUSE_TIMEOUT);
         self.waited
     }
 }

@@ -17,6 +17,7 @@ use crate::sys::ibverbs::{self, Api};
 use crate::sys::log::{self, Level};
 use crate::sys::socket::{self, Address};
 use crate::types::{Subsystem, TransportKind};
+use crate::wire::Wire;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -72,7 +73,7 @@ fn connect(context: &ConnectContext<'_>, pairs: Pairs) -> Result<Links> {
         // Told to the others instead of leaving them to wait.
         info.trouble = error.to_string();
     }
-    let blobs = exchange.all_gather(&info.encode())?;
+    let blobs = exchange.all_gather(&info.to_bytes())?;
     let compared = settings::compare(&blobs, peers, &names);
     // Settings that differ explain more than what they led to here.
     let (mut prepared, infos) = match (prepared, compared) {
@@ -209,12 +210,11 @@ impl Prepared {
         let ports = self.ports.as_ref().map(|ports| ports.with(kind));
         let ports = ports.ok_or_else(|| Error::internal("no ports were looked for"))?;
         let prepared = rdma::connect::Prepared::new(plan, &ports);
-        // A rank that cannot says so; what it could not is worth a retreat only where it was not
-        // asked for.
-        let said = exchange.all_gather(&answer(&prepared, rdma::connect::Prepared::offer))?;
-        let offers = match all_can("use RDMA", said, peers) {
+        let offer = prepared.as_ref().map(rdma::connect::Prepared::offer);
+        let offers = exchange.gather_results("use RDMA", &offer.map_err(Error::clone))?;
+        let offers: Vec<Vec<u8>> = match offers.into_iter().collect() {
             Ok(offers) => offers,
-            Err(why) => return retreat(forced, prepared.err(), why).map(|()| None),
+            Err(why) => return fall_back(forced, prepared.err(), why).map(|()| None),
         };
         // Whether an active port reaches another one, the system finds out only here, if it has no
         // route, or when a packet has to arrive.
@@ -226,9 +226,10 @@ impl Prepared {
                 let proven = endpoint.prove(context.fault, Instant::now() + left / 2);
                 connected = proven.and(connected);
             }
-            let said = exchange.all_gather(&answer(&connected, |_| Vec::new()))?;
-            if let Err(why) = all_can("reach others by RDMA", said, peers) {
-                return retreat(forced, connected.err(), why).map(|()| None);
+            let outcome = connected.as_ref().map(|_| ()).map_err(Error::clone);
+            let outcomes = exchange.gather_results("reach others by RDMA", &outcome)?;
+            if let Some(why) = outcomes.into_iter().find_map(Result::err) {
+                return fall_back(forced, connected.err(), why).map(|()| None);
             }
         }
         let connected = connected?;
@@ -406,41 +407,15 @@ pub(super) fn find_ports(
     Ports::find(&api, config)
 }
 
-/// What a rank tells the others: what it has to offer, or why it cannot go on.
-fn answer<T>(outcome: &Result<T>, offer: impl Fn(&T) -> Vec<u8>) -> Vec<u8> {
-    match outcome {
-        Ok(outcome) => [&[1][..], &offer(outcome)].concat(),
-        Err(error) => [&[0][..], error.message().as_bytes()].concat(),
-    }
-}
-
-/// What all ranks offer, or which one cannot do `what`, and why.
-fn all_can(
-    what: &str,
-    mut said: Vec<Vec<u8>>,
-    peers: &[PeerInfo],
-) -> std::result::Result<Vec<Vec<u8>>, String> {
-    for (rank, text) in said.iter_mut().enumerate() {
-        let can = text.first() == Some(&1);
-        let rest = text.split_off(text.len().min(1));
-        if !can {
-            let why = String::from_utf8_lossy(&rest);
-            return Err(format!("{} cannot {what}: {why}", peers[rank]));
-        }
-        *text = rest;
-    }
-    Ok(said)
-}
-
-/// Goes back to TCP, which all ranks do together, unless RDMA was asked for.
-fn retreat(forced: bool, own: Option<Error>, why: String) -> Result<()> {
+/// Falls back to TCP on all ranks together, unless RDMA is forced.
+fn fall_back(forced: bool, own: Option<Error>, why: Error) -> Result<()> {
     if forced {
-        return Err(own.unwrap_or(Error::new(ErrorKind::Remote, why)));
+        return Err(own.unwrap_or(why));
     }
     log::line_of(
         Subsystem::Net,
         Level::Warn,
-        format_args!("TCP between hosts, because {why}"),
+        format_args!("TCP between hosts, because {}", why.message()),
     );
     Ok(())
 }

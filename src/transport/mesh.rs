@@ -1,13 +1,13 @@
 //! Opens all data sockets of a rank at once: connects to some peers while others connect to it.
 //!
-//! One thread polls them all, so that no rank waits for one peer while another waits for it. Every
+//! A single thread polls them all, so that no rank waits for one peer while another waits for it. Every
 //! socket is authenticated by [`crate::bootstrap::auth`] under the communicator's key for the
 //! transport.
 
 use crate::bootstrap::PeerInfo;
 use crate::bootstrap::auth::{
-    ConnectFailure, Connector, FailureKind, HandshakeConfig, Listener, Peer, PeerIdentity, Role,
-    poll_for,
+    ConnectFailure, ConnectionRole, Connector, FailureKind, HandshakeConfig, Listener, Peer,
+    PeerIdentity, poll_for,
 };
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::Fault;
@@ -142,7 +142,7 @@ impl SocketMesh<'_> {
 
     fn begin(&self) -> Opening {
         let identity = PeerIdentity {
-            role: Role::Data,
+            role: ConnectionRole::Data,
             rank: self.me,
             word: 0,
         };

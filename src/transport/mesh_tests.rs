@@ -1,5 +1,5 @@
 use super::*;
-use crate::bootstrap::auth::{Handshake, Progress};
+use crate::bootstrap::auth::{Handshake, HandshakeProgress};
 use std::io::{IoSlice, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
@@ -28,7 +28,7 @@ fn id(peer: usize, index: usize) -> SocketId {
     }
 }
 
-/// Rank 0 accepts `count` sockets of rank 1 at `to`.
+/// Opens `count` sockets, which rank 0 accepts from rank 1.
 struct Side<'a> {
     peers: &'a [PeerInfo],
     fault: &'a Fault,
@@ -79,7 +79,7 @@ fn socket_id_of_another_target_is_refused() {
 }
 
 #[test]
-fn strangers_neither_join_nor_stall() {
+fn unauthenticated_connections_neither_join_nor_delay() {
     let (peers, fault) = (peers(), Fault::new());
     let side = Side {
         peers: &peers,
@@ -90,18 +90,18 @@ fn strangers_neither_join_nor_stall() {
     };
     let (at, to) = listener();
     let (other, _) = listener();
-    // Silent ones, chatty ones, hasty ones; more than may wait at once, all before the ranks.
-    let mut strangers = Vec::new();
+    // Silent, garbage and closed connections before the ranks, more than there are places.
+    let mut crowd = Vec::new();
     for index in 0..120 {
-        let mut stranger = TcpStream::connect(to).unwrap();
+        let mut stream = TcpStream::connect(to).unwrap();
         match index % 3 {
             0 => {}
             1 => {
-                let _ = stranger.write_all(&[b'G'; 500]);
+                let _ = stream.write_all(&[b'G'; 500]);
             }
             _ => continue,
         }
-        strangers.push(stranger);
+        crowd.push(stream);
     }
     std::thread::scope(|scope| {
         let accepting = scope.spawn(|| side.open(0, at, to));
@@ -123,7 +123,7 @@ fn strangers_neither_join_nor_stall() {
 }
 
 #[test]
-fn a_rank_that_does_not_come_is_named_at_the_deadline() {
+fn missing_rank_is_named_at_the_deadline() {
     let (peers, fault) = (peers(), Fault::new());
     let side = Side {
         peers: &peers,
@@ -137,7 +137,7 @@ fn a_rank_that_does_not_come_is_named_at_the_deadline() {
     assert_eq!(error.kind(), ErrorKind::Timeout);
     assert!(error.message().contains("rank 1 (host here"), "{error}");
     assert!(error.message().contains("0 of 2 sockets"), "{error}");
-    // Nobody listens there any more.
+    // The listener is closed by now.
     let (at, _) = listener();
     let error = side.open(1, at, to).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Timeout);
@@ -145,7 +145,7 @@ fn a_rank_that_does_not_come_is_named_at_the_deadline() {
 }
 
 #[test]
-fn another_key_is_refused() {
+fn listener_of_another_key_is_refused() {
     let (peers, fault) = (peers(), Fault::new());
     let side = |key| Side {
         peers: &peers,
@@ -167,7 +167,7 @@ fn another_key_is_refused() {
 }
 
 #[test]
-fn the_fault_ends_the_wait() {
+fn raised_fault_ends_the_attempts() {
     let (peers, fault) = (peers(), Arc::clone(&Fault::new()));
     let side = Side {
         peers: &peers,
@@ -184,10 +184,10 @@ fn the_fault_ends_the_wait() {
     });
 }
 
-/// Stopped, or starved, between its hello and its proof, for longer than a visitor may take: it
-/// learns that it was dropped, and comes again.
+/// A rank that is stopped between hello and proof beyond the timeout learns that its connection was
+/// dropped, and connects again.
 #[test]
-fn a_connector_that_is_late_with_its_proof_is_not_lost() {
+fn connector_with_a_late_proof_connects_again() {
     let (peers, fault) = (peers(), Fault::new());
     let side = Side {
         peers: &peers,
@@ -199,7 +199,7 @@ fn a_connector_that_is_late_with_its_proof_is_not_lost() {
     let (at, to) = listener();
     let (other, _) = listener();
     let identity = PeerIdentity {
-        role: Role::Data,
+        role: ConnectionRole::Data,
         rank: 1,
         word: id(0, 0).word(),
     };
@@ -213,9 +213,12 @@ fn a_connector_that_is_late_with_its_proof_is_not_lost() {
             assert!(interest[0].revents != 0);
             handshake.advance(&config, &socket)
         };
-        // The hello goes, to whom nobody listens yet; the acceptor's proof comes while nobody reads
-        // it, and behind it the end.
-        assert_eq!(wait(true).unwrap(), Progress::Pending { write: false });
+        // The hello waits in the kernel's queue. The acceptor's proof arrives unread, and behind it
+        // the end of the stream.
+        assert_eq!(
+            wait(true).unwrap(),
+            HandshakeProgress::Pending { write: false }
+        );
         let accepting = scope.spawn(|| side.open(0, at, to));
         let mut gone = socket::interest(&socket, false, false);
         gone.events = libc::POLLRDHUP;
@@ -223,7 +226,7 @@ fn a_connector_that_is_late_with_its_proof_is_not_lost() {
         assert!(socket::poll(std::slice::from_mut(&mut gone), limit).unwrap() > 0);
         let end = loop {
             match wait(false) {
-                Ok(Progress::Pending { .. }) => {}
+                Ok(HandshakeProgress::Pending { .. }) => {}
                 end => break end,
             }
         };
@@ -234,9 +237,9 @@ fn a_connector_that_is_late_with_its_proof_is_not_lost() {
     });
 }
 
-/// Strangers who come all the time, faster than one can look at them.
+/// Opens unauthenticated connections faster than they can be accepted.
 #[test]
-fn a_flood_of_strangers_displaces_no_rank() {
+fn flood_of_unauthenticated_connections_displaces_no_rank() {
     use std::sync::atomic::{AtomicBool, Ordering};
     let (peers, fault) = (peers(), Fault::new());
     for round in 0..5 {

@@ -1,6 +1,6 @@
 //! Outgoing connections: [`Connector`] never blocks, [`connect_to_any`] waits until a deadline.
 
-use super::handshake::{HandshakeFailure, Progress};
+use super::handshake::{HandshakeFailure, HandshakeProgress};
 use super::*;
 use crate::sync::Fault;
 use crate::sys::socket;
@@ -110,7 +110,7 @@ impl Connector {
             });
         }
         match self.handshake.advance(config, &self.socket) {
-            Ok(progress) => Ok(progress == Progress::Done),
+            Ok(progress) => Ok(progress == HandshakeProgress::Done),
             Err(HandshakeFailure::Closed) => Err(FailureKind::Closed.remote(format!(
                 "{address} closed the connection during the handshake: it holds another secret, or \
                  is no rank of this job"
@@ -132,7 +132,7 @@ impl Connector {
 }
 
 /// Connects to the first of the `addresses` of a listener that answers. Waits for several addresses
-/// in turn, so that a silent address leaves time for the others.
+/// in turn, so that a silent address costs the others no time.
 ///
 /// # Errors
 /// Remote if nothing listens there, or if the listener does not know the key; mismatch if it runs

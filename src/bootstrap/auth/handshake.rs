@@ -10,7 +10,7 @@ const INPUT_BYTES: usize = HELLO_BYTES + PROOF_BYTES + 1;
 
 /// Next step of a handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Progress {
+pub(crate) enum HandshakeProgress {
     /// The handshake goes on once the socket is readable, or writable if `write` is set.
     Pending { write: bool },
     /// Both sides have proven that they know the key.
@@ -30,7 +30,7 @@ pub(crate) enum HandshakeFailure {
 
 /// Bytes that this side waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
+enum HandshakeStage {
     /// The connector's hello.
     Hello,
     /// The other side's proof, behind its hello.
@@ -40,10 +40,10 @@ enum Stage {
     Done,
 }
 
-/// One side of a handshake.
+/// A handshake of this side.
 pub(crate) struct Handshake {
-    side: Side,
-    stage: Stage,
+    side: HandshakeSide,
+    stage: HandshakeStage,
     own: [u8; HELLO_BYTES],
     input: [u8; INPUT_BYTES],
     pub(super) received: usize,
@@ -58,10 +58,10 @@ impl Handshake {
     /// # Errors
     /// System if there are no random numbers.
     pub(crate) fn connector(config: &HandshakeConfig) -> Result<Handshake> {
-        let own = config.hello(Side::Connector)?;
+        let own = config.hello(HandshakeSide::Connector)?;
         Ok(Handshake {
-            side: Side::Connector,
-            stage: Stage::Proof,
+            side: HandshakeSide::Connector,
+            stage: HandshakeStage::Proof,
             own,
             input: [0; INPUT_BYTES],
             received: 0,
@@ -74,8 +74,8 @@ impl Handshake {
     /// Starts the side that was connected to.
     pub(crate) fn acceptor() -> Handshake {
         Handshake {
-            side: Side::Acceptor,
-            stage: Stage::Hello,
+            side: HandshakeSide::Acceptor,
+            stage: HandshakeStage::Hello,
             own: [0; HELLO_BYTES],
             input: [0; INPUT_BYTES],
             received: 0,
@@ -108,23 +108,23 @@ impl Handshake {
         &mut self,
         config: &HandshakeConfig,
         socket: &OwnedFd,
-    ) -> std::result::Result<Progress, HandshakeFailure> {
+    ) -> std::result::Result<HandshakeProgress, HandshakeFailure> {
         loop {
             while self.sent < self.output.len() {
                 match socket::write(socket, &[IoSlice::new(&self.output[self.sent..])]) {
                     Ok(count) => self.sent += count,
                     Err(error) if is_pending(&error) => {
-                        return Ok(Progress::Pending { write: true });
+                        return Ok(HandshakeProgress::Pending { write: true });
                     }
                     Err(error) => return Err(HandshakeFailure::Broken(error)),
                 }
             }
             // Not a byte beyond the stage: later bytes belong to the owner of the connection.
             let due = match self.stage {
-                Stage::Done => return Ok(Progress::Done),
-                Stage::Hello => HELLO_BYTES,
-                Stage::Proof => HELLO_BYTES + PROOF_BYTES,
-                Stage::Welcome => HELLO_BYTES + PROOF_BYTES + 1,
+                HandshakeStage::Done => return Ok(HandshakeProgress::Done),
+                HandshakeStage::Hello => HELLO_BYTES,
+                HandshakeStage::Proof => HELLO_BYTES + PROOF_BYTES,
+                HandshakeStage::Welcome => HELLO_BYTES + PROOF_BYTES + 1,
             };
             while self.received < due {
                 let mut parts = [IoSliceMut::new(&mut self.input[self.received..due])];
@@ -132,7 +132,7 @@ impl Handshake {
                     Ok(0) => return Err(HandshakeFailure::Closed),
                     Ok(count) => self.received += count,
                     Err(error) if is_pending(&error) => {
-                        return Ok(Progress::Pending { write: false });
+                        return Ok(HandshakeProgress::Pending { write: false });
                     }
                     Err(error) => return Err(HandshakeFailure::Broken(error)),
                 }
@@ -146,31 +146,31 @@ impl Handshake {
         config: &HandshakeConfig,
     ) -> std::result::Result<(), HandshakeFailure> {
         match self.stage {
-            Stage::Hello => {
+            HandshakeStage::Hello => {
                 self.parse_hello(config)?;
                 let no_random = |error: Error| HandshakeFailure::Broken(io::Error::other(error));
-                self.own = config.hello(Side::Acceptor).map_err(no_random)?;
+                self.own = config.hello(HandshakeSide::Acceptor).map_err(no_random)?;
                 self.output.extend_from_slice(&self.own);
-                let proof = config.prove(Side::Acceptor, &self.transcript());
+                let proof = config.prove(HandshakeSide::Acceptor, &self.transcript());
                 self.output.extend_from_slice(&proof);
-                self.stage = Stage::Proof;
+                self.stage = HandshakeStage::Proof;
             }
-            Stage::Proof if self.side == Side::Connector => {
+            HandshakeStage::Proof if self.side == HandshakeSide::Connector => {
                 self.parse_hello(config)?;
-                self.check_proof(config, Side::Acceptor)?;
-                let proof = config.prove(Side::Connector, &self.transcript());
+                self.check_proof(config, HandshakeSide::Acceptor)?;
+                let proof = config.prove(HandshakeSide::Connector, &self.transcript());
                 self.output.extend_from_slice(&proof);
-                self.stage = Stage::Welcome;
+                self.stage = HandshakeStage::Welcome;
             }
-            Stage::Proof => {
-                self.check_proof(config, Side::Connector)?;
+            HandshakeStage::Proof => {
+                self.check_proof(config, HandshakeSide::Connector)?;
                 self.output.push(WELCOME);
-                self.stage = Stage::Done;
+                self.stage = HandshakeStage::Done;
             }
-            Stage::Welcome if self.input[HELLO_BYTES + PROOF_BYTES] != WELCOME => {
+            HandshakeStage::Welcome if self.input[HELLO_BYTES + PROOF_BYTES] != WELCOME => {
                 return Err(HandshakeFailure::Refused("does not speak cinch's protocol"));
             }
-            Stage::Welcome | Stage::Done => self.stage = Stage::Done,
+            HandshakeStage::Welcome | HandshakeStage::Done => self.stage = HandshakeStage::Done,
         }
         Ok(())
     }
@@ -180,8 +180,8 @@ impl Handshake {
         config: &HandshakeConfig,
     ) -> std::result::Result<(), HandshakeFailure> {
         let other = match self.side {
-            Side::Connector => Side::Acceptor,
-            Side::Acceptor => Side::Connector,
+            HandshakeSide::Connector => HandshakeSide::Acceptor,
+            HandshakeSide::Acceptor => HandshakeSide::Connector,
         };
         let hello = config.parse(&self.other_hello(), other);
         self.peer = Some(hello.map_err(HandshakeFailure::Refused)?);
@@ -191,7 +191,7 @@ impl Handshake {
     fn check_proof(
         &self,
         config: &HandshakeConfig,
-        prover: Side,
+        prover: HandshakeSide,
     ) -> std::result::Result<(), HandshakeFailure> {
         let proof = &self.input[HELLO_BYTES..HELLO_BYTES + PROOF_BYTES];
         match config.accepts(prover, &self.transcript(), proof) {
@@ -208,8 +208,8 @@ impl Handshake {
 
     fn transcript(&self) -> Transcript {
         let (connector, acceptor) = match self.side {
-            Side::Connector => (self.own, self.other_hello()),
-            Side::Acceptor => (self.other_hello(), self.own),
+            HandshakeSide::Connector => (self.own, self.other_hello()),
+            HandshakeSide::Acceptor => (self.other_hello(), self.own),
         };
         Transcript {
             connector,
@@ -217,7 +217,7 @@ impl Handshake {
         }
     }
 
-    /// Turns a handshake that is [`Progress::Done`] into the authenticated connection.
+    /// Turns a handshake that is [`HandshakeProgress::Done`] into the authenticated connection.
     ///
     /// # Errors
     /// Mismatch, naming both versions, if the peer runs another version of the library.
@@ -228,8 +228,8 @@ impl Handshake {
         address: Address,
     ) -> Result<Peer> {
         let session = config.session(&self.transcript());
-        let connector = self.side == Side::Connector;
-        let hello = self.peer.filter(|_| self.stage == Stage::Done);
+        let connector = self.side == HandshakeSide::Connector;
+        let hello = self.peer.filter(|_| self.stage == HandshakeStage::Done);
         let hello = hello.ok_or_else(|| Error::internal("a handshake ended without proof"))?;
         config.check_version(&hello, address)?;
         Ok(Peer {

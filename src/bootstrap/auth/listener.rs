@@ -1,6 +1,6 @@
 //! Accepted connections: any number of pending handshakes at once, none of which delays another.
 
-use super::handshake::Progress;
+use super::handshake::HandshakeProgress;
 use super::*;
 use crate::sync::Fault;
 use crate::sys::socket;
@@ -219,11 +219,11 @@ impl Listener {
     /// Advances one pending connection, and keeps it unless it fails or is too late.
     fn advance(&mut self, mut peer: PendingPeer, config: &HandshakeConfig, now: Instant) {
         match peer.handshake.advance(config, &peer.socket) {
-            Ok(Progress::Done) => {
+            Ok(HandshakeProgress::Done) => {
                 let peer = peer.handshake.into_peer(config, peer.socket, peer.address);
                 self.authenticated.push_back(peer);
             }
-            Ok(Progress::Pending { .. }) if now < peer.deadline => {
+            Ok(HandshakeProgress::Pending { .. }) if now < peer.deadline => {
                 if self.pending.len() >= self.places {
                     self.displace();
                 }
@@ -277,7 +277,7 @@ impl Listener {
         self.pending.remove(oldest.unwrap_or(0));
     }
 
-    /// Leaves a connection in the kernel's queue: descriptors or memory may come back soon.
+    /// Keeps a connection in the kernel's queue: descriptors or memory may come back soon.
     fn fall_short(&mut self, now: Instant, cause: io::Error) -> Result<()> {
         // A shortage without recent attempts is over; this is a new one.
         let known = self.shortage.as_ref();

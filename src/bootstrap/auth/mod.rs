@@ -29,10 +29,10 @@ pub(crate) use connect::{ConnectFailure, Connector, FailureKind};
 pub(super) use connect::{OnRefusal, connect_to_any};
 pub(crate) use handshake::Handshake;
 #[cfg(all(test, not(loom)))]
-pub(crate) use handshake::Progress;
+pub(crate) use handshake::HandshakeProgress;
 pub(crate) use listener::Listener;
 
-use super::keys::{self, Authenticator, Key};
+use super::keys::{self, Authenticator, DerivedKey};
 use crate::error::{Error, ErrorKind, Result};
 use crate::sys::socket::{Address, Socket};
 use crate::types::FORMAT_VERSION;
@@ -51,7 +51,7 @@ const FAULT_POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// Purpose of a connection. Each role has its own keys: a proof for one role is invalid for another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(crate) enum Role {
+pub(crate) enum ConnectionRole {
     /// Registration with the rendezvous server.
     Rendezvous = 1,
     /// Control connection of a rank to the root.
@@ -64,7 +64,7 @@ pub(crate) enum Role {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PeerIdentity {
     /// Purpose of the connection.
-    pub role: Role,
+    pub role: ConnectionRole,
     /// Rank of the sender.
     pub rank: usize,
     /// Eight bytes for the owner of the connection, such as a channel and a socket index.
@@ -128,7 +128,7 @@ impl std::fmt::Display for Version {
 #[derive(Clone)]
 pub(crate) struct HandshakeConfig {
     proof: Authenticator,
-    session: Key,
+    session: DerivedKey,
     fingerprint: [u8; 4],
     identity: PeerIdentity,
     version: Version,
@@ -160,7 +160,7 @@ impl HandshakeConfig {
         self
     }
 
-    fn hello(&self, side: Side) -> Result<[u8; HELLO_BYTES]> {
+    fn hello(&self, side: HandshakeSide) -> Result<[u8; HELLO_BYTES]> {
         let mut bytes = [0; HELLO_BYTES];
         bytes[..8].copy_from_slice(&MAGIC);
         bytes[8] = self.version.wire;
@@ -176,17 +176,17 @@ impl HandshakeConfig {
         Ok(bytes)
     }
 
-    fn prove(&self, prover: Side, transcript: &Transcript) -> Key {
+    fn prove(&self, prover: HandshakeSide, transcript: &Transcript) -> DerivedKey {
         keys::seal(&self.proof, &transcript.parts(prover))
     }
 
     /// Compares in constant time.
-    fn accepts(&self, prover: Side, transcript: &Transcript, proof: &[u8]) -> bool {
+    fn accepts(&self, prover: HandshakeSide, transcript: &Transcript, proof: &[u8]) -> bool {
         keys::opens(&self.proof, &transcript.parts(prover), proof)
     }
 
-    fn session(&self, transcript: &Transcript) -> Key {
-        let hash = keys::digest(&transcript.parts(Side::Connector));
+    fn session(&self, transcript: &Transcript) -> DerivedKey {
+        let hash = keys::digest(&transcript.parts(HandshakeSide::Connector));
         keys::derive(&self.session, &hash, "session")
     }
 
@@ -213,7 +213,7 @@ impl HandshakeConfig {
     fn parse(
         &self,
         bytes: &[u8; HELLO_BYTES],
-        side: Side,
+        side: HandshakeSide,
     ) -> std::result::Result<Hello, &'static str> {
         let number = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
         if bytes[..8] != MAGIC || bytes[10] != side as u8 {
@@ -238,7 +238,7 @@ impl HandshakeConfig {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-enum Side {
+enum HandshakeSide {
     Connector = 0,
     Acceptor = 1,
 }
@@ -251,10 +251,10 @@ struct Transcript {
 impl Transcript {
     /// Returns the bytes under the HMAC. They name the prover, so that a proof reflected to its
     /// maker is invalid.
-    fn parts(&self, prover: Side) -> [&[u8]; 3] {
+    fn parts(&self, prover: HandshakeSide) -> [&[u8]; 3] {
         let direction: &[u8] = match prover {
-            Side::Connector => b"connector",
-            Side::Acceptor => b"acceptor",
+            HandshakeSide::Connector => b"connector",
+            HandshakeSide::Acceptor => b"acceptor",
         };
         [direction, &self.connector, &self.acceptor]
     }

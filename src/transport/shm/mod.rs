@@ -44,7 +44,7 @@ pub(crate) fn exchange(
 }
 
 /// One peer on the way.
-struct Peer {
+struct SharingPeer {
     rank: usize,
     socket: Socket,
     told: bool,
@@ -61,8 +61,8 @@ fn exchange_by(
 ) -> Result<Vec<(usize, Arc<Region>)>> {
     let (peers, fault, deadline) = (mesh.peers, mesh.fault, mesh.deadline);
     let sockets = mesh.open()?.into_iter();
-    let mut open: Vec<Peer> = sockets
-        .map(|(id, socket)| Peer {
+    let mut open: Vec<SharingPeer> = sockets
+        .map(|(id, socket)| SharingPeer {
             rank: id.peer,
             socket,
             told: false,
