@@ -15,6 +15,7 @@ pub mod schedule;
 pub mod sync;
 #[allow(unsafe_code)]
 pub mod sys;
+mod wire;
 // Layer 2
 pub mod bootstrap;
 pub mod codec;

@@ -521,7 +521,7 @@ fn a_death_that_cuts_no_call_short_fails_no_rank_that_retires() {
         let retires = scope.spawn(|| comms[0].close());
         std::thread::sleep(Duration::from_millis(50));
         let died = Error::new(ErrorKind::Remote, "rank 1 died");
-        comms[0].fault().hear(died, Instant::now() + WAIT);
+        comms[0].fault().raise_at(died, Instant::now() + WAIT);
         bench.process.hang(false);
         retires.join().unwrap().unwrap();
     });

@@ -339,7 +339,7 @@ pub(super) fn split_again(
 ) -> Result<Option<Communicator>> {
     let (rank, nranks) = (comm.rank(), comm.nranks());
     let all: Vec<usize> = (0..nranks).collect();
-    let id = shrink_rendezvous(comm)?.meeting(&all, &config)?;
+    let id = shrink_rendezvous(comm)?.rendezvous(&all, &config)?;
     // What ends the new communicator ends this meeting of all ranks, not the other way around.
     let exchange = ControlPlane::join(&id, rank, nranks, &config, fault.child())
         .inspect_err(|error| cancel(&id, &comm.peers()[rank], error))?;
@@ -467,7 +467,7 @@ pub(super) fn shrink(
     }
     let members: Vec<usize> = (0..nranks).filter(|rank| !exclude.contains(rank)).collect();
     let own = members.iter().take_while(|&&other| other < rank).count();
-    let id = shrink_rendezvous(comm)?.meeting(&members, &config)?;
+    let id = shrink_rendezvous(comm)?.rendezvous(&members, &config)?;
     by_id(&id, own, members.len(), config, fault)
         .inspect_err(|error| cancel(&id, &comm.peers()[rank], error))
 }

@@ -31,7 +31,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::mem::UserBuffers;
 use crate::plan::{Limits, MeasuredCosts};
 use crate::schedule::Hosts;
-use crate::sync::{Fault, GRACE};
+use crate::sync::{CAUSE_TIMEOUT, Fault};
 use crate::sys::fork::{ForkOwned, ProcessId};
 use crate::types::TransportKind;
 use gpu::GpuState;
@@ -278,7 +278,7 @@ impl Communicator {
         if let Err(error) = &made
             && error.kind() == ErrorKind::Remote
         {
-            self.fault.reason_within(GRACE);
+            self.fault.reason_within(CAUSE_TIMEOUT);
         }
         // A rank that fails to split leaves the others waiting for it: all of them fail.
         self.fail_on_error(made)

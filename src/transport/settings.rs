@@ -8,6 +8,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::mem::{FifoShape, LINE_BYTES};
 use crate::sys::cpu::{self, CoreSet};
 use crate::types::TransportKind;
+use crate::wire::{Reader, Wire, WireResult, Writer};
 
 /// Slots do not shrink below this.
 const SMALLEST_SLOT: usize = 4 << 10;
@@ -166,54 +167,27 @@ pub(super) struct ConnectInfo {
     pub trouble: String,
 }
 
-/// Behind the settings and the offer, which are words.
-const LOCAL: usize = 8 * (SHARED + 1);
-const PORT: usize = LOCAL + 16;
-const CORES: usize = PORT + 2;
-const RDMA: usize = CORES + size_of::<CoreSet>();
-/// The kinds of addresses, and the length of the note that follows the fixed part.
-const CARD: usize = RDMA + 1 + 2;
-/// Longer notes are cut.
-const LONGEST_NOTE: usize = 1000;
+/// Most characters of [`ConnectInfo::rdma_note`] on the wire.
+const LONGEST_NOTE: usize = 250;
 
-impl ConnectInfo {
-    /// As it travels.
-    pub fn encode(&self) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(CARD + self.trouble.len());
-        for value in self.settings {
-            bytes.extend(value.to_le_bytes());
-        }
-        bytes.extend(self.offer.to_le_bytes());
-        bytes.extend(self.local);
-        bytes.extend(self.port.to_le_bytes());
-        bytes.extend(self.cores.iter().flat_map(|word| word.to_le_bytes()));
-        let note: String = self.rdma_note.chars().take(LONGEST_NOTE / 4).collect();
-        bytes.push(self.rdma);
-        bytes.extend((note.len() as u16).to_le_bytes());
-        bytes.extend(note.as_bytes());
-        bytes.extend(self.trouble.as_bytes());
-        bytes
+impl Wire for ConnectInfo {
+    fn write(&self, writer: &mut Writer) {
+        let note: String = self.rdma_note.chars().take(LONGEST_NOTE).collect();
+        writer.put(&self.settings).u64(self.offer).put(&self.local);
+        writer.u16(self.port).put(&self.cores).u8(self.rdma);
+        writer.text(&note).text(&self.trouble);
     }
 
-    /// From what travelled; None if it is no info.
-    pub fn decode(bytes: &[u8]) -> Option<ConnectInfo> {
-        let (fixed, texts) = bytes.split_at_checked(CARD)?;
-        let note = usize::from(u16::from_le_bytes([fixed[RDMA + 1], fixed[RDMA + 2]]));
-        let (rdma_note, trouble) = texts.split_at_checked(note)?;
-        let long_at = |at: usize| {
-            let bytes = fixed[at..at + 8].try_into();
-            u64::from_le_bytes(bytes.unwrap_or_default())
-        };
-        let long = |index: usize| long_at(8 * index);
-        Some(ConnectInfo {
-            settings: std::array::from_fn(long),
-            offer: long(SHARED),
-            local: fixed[LOCAL..PORT].try_into().ok()?,
-            port: u16::from_le_bytes([fixed[PORT], fixed[PORT + 1]]),
-            cores: std::array::from_fn(|word| long_at(CORES + 8 * word)),
-            rdma: fixed[RDMA],
-            rdma_note: std::str::from_utf8(rdma_note).ok()?.into(),
-            trouble: std::str::from_utf8(trouble).ok()?.into(),
+    fn read(reader: &mut Reader<'_>) -> WireResult<ConnectInfo> {
+        Ok(ConnectInfo {
+            settings: reader.take()?,
+            offer: reader.u64()?,
+            local: reader.take()?,
+            port: reader.u16()?,
+            cores: reader.take()?,
+            rdma: reader.u8()?,
+            rdma_note: reader.text()?,
+            trouble: reader.text()?,
         })
     }
 }
@@ -279,7 +253,7 @@ pub(super) fn compare(
 ) -> Result<Vec<ConnectInfo>> {
     let mut infos = Vec::with_capacity(blobs.len());
     for (blob, peer) in blobs.iter().zip(peers) {
-        infos.push(ConnectInfo::decode(blob).ok_or_else(|| {
+        infos.push(ConnectInfo::from_bytes(blob).map_err(|_| {
             Error::new(
                 ErrorKind::Mismatch,
                 format!("{peer} described its connections in another format: use one version"),

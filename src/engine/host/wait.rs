@@ -3,7 +3,7 @@
 use super::engine::{HostEngine, RECENT, is_collective};
 use crate::error::{Error, ErrorKind, Result};
 use crate::schedule::Step;
-use crate::sync::GRACE;
+use crate::sync::CAUSE_TIMEOUT;
 use crate::transport::Links;
 use crate::types::{CallSignature, SIGNATURE_WORDS, TransportKind};
 use std::time::{Duration, Instant};
@@ -29,11 +29,11 @@ pub(super) struct WaitClock {
 }
 
 impl WaitClock {
-    /// Returns the time waited until `now`. Between two readings at most [`GRACE`] counts: a process that was
+    /// Returns the time waited until `now`. Between two readings at most [`CAUSE_TIMEOUT`] counts: a process that was
     /// stopped for longer must first read the messages that arrived meanwhile.
     fn waited(&mut self, now: Instant) -> Duration {
         let last = self.last_reading.replace(now).unwrap_or(now);
-        self.waited += now.duration_since(last).min(GRACE);
+        self.waited += now.duration_since(last).min(CAUSE_TIMEOUT);
         self.waited
     }
 }
@@ -63,7 +63,7 @@ impl HostEngine {
         }
         let waited = clock.waited(Instant::now());
         let expired = waited >= self.timeout;
-        if !expired && waited < GRACE {
+        if !expired && waited < CAUSE_TIMEOUT {
             return Ok(());
         }
         let missing = missing(&mut self.links);
@@ -170,8 +170,8 @@ impl HostEngine {
         }
     }
 
-    /// Returns the fault that the control plane reports within [`GRACE`], or `error`.
+    /// Returns the fault that the control plane reports within [`CAUSE_TIMEOUT`], or `error`.
     fn root_cause(&self, error: Error) -> Error {
-        self.fault.reason_within(GRACE).unwrap_or(error)
+        self.fault.reason_within(CAUSE_TIMEOUT).unwrap_or(error)
     }
 }

@@ -195,7 +195,7 @@ fn interleaved_captures_keep_separate_orders() {
     let engine = &mut ranks[0].engine;
     let memory = bench.memory(4096);
     let problem = Problem::new(Collective::AllReduce, DType::F32, 2, 1000);
-    let mut run = |stream: &Stream| {
+    let mut run = |stream: &Stream| -> Result<usize> {
         let before = bench.process.calls("cuStreamWaitEvent");
         let call = call(request(&problem, "raw"), &memory, &memory, stream);
         engine.run(&[call]).map(drop)?;
