@@ -537,7 +537,7 @@ impl Communicator {
     /// Whether `call` can go this way.
     ///
     /// # Errors
-    /// As for [`Communicator::ways`].
+    /// As for [`Communicator::variants`].
     pub fn supports(&self, call: &Call, way: &KernelVariant) -> Result<bool> {
         check::shape(self, call)?;
         let request = call.request(self.choose(call)?.codec);

@@ -112,7 +112,7 @@ impl<'a> GpuLane<'a> {
         call_of(row, rank, nranks)
     }
 
-    /// As [`Communicator::ways`].
+    /// As [`Communicator::variants`].
     ///
     /// # Errors
     /// As there.
