@@ -164,7 +164,7 @@ pub struct Line {
 
 impl Table {
     /// Returns the variant for calls of `collective` whose larger buffer has `bytes`. Sizes up to
-    /// [`BEYOND`] times outside the measured range take the nearest line; sizes further out, and
+    /// 16 times outside the measured range take the nearest line; sizes further out, and
     /// sizes left to the model, take none. Raw elements of a size that was not measured take lines
     /// of another size, because wire and waits take most of the time.
     pub fn choice(&self, collective: Collective, wire: WireClass, bytes: usize) -> Option<Choice> {
