@@ -553,7 +553,7 @@ pub(super) fn variants(
                 && (known.channels, known.geometry) == (candidate.channels, candidate.geometry)
         };
         match ways.iter().position(same) {
-            // Of variants with equal plans, the one with the fewest blocks stays.
+            // The variant with the fewest blocks stays where plans are equal.
             Some(at) if ways[at].0.chunk == way.chunk => ways[at].0 = way,
             Some(_) => {}
             None if candidate.seconds <= TRIED * least => ways.push((way, candidate)),

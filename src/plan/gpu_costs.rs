@@ -87,7 +87,7 @@ pub(super) fn seconds(
             (LAUNCH[1], HOP_FUSED128[usize::from(nranks == 2)], 0.9)
         }
     };
-    // Of the five lines of an encoded tile, about four are full.
+    // About four of the five lines of an encoded tile are full.
     let share = if is_fused && is_coded { 0.8 } else { share };
     let hop = match (is_fused, is_coded) {
         (true, true) => hop + HOP_FUSED_CODED,
@@ -150,7 +150,7 @@ pub(super) fn network_seconds(
     let bytes = wire_bytes as f64;
     let messages = (counts.crossing[0] + counts.crossing[1]) as f64;
     let link = super::cost::between_hosts(limits.machine);
-    // One thread carries all messages that a rank sends to other hosts and receives from them.
+    // A single thread carries all messages that a rank sends to other hosts and receives from them.
     let proxy = messages * (link.message + (link.byte + costs::PROXY_BYTE) * bytes);
     candidate.hops.between as f64 * (link.hop + costs::HOP_PROXY)
         + candidate.geometry.passes() as f64 * proxy.max(leaving as f64 * bytes * link.host_byte)

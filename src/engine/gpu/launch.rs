@@ -135,7 +135,7 @@ fn launch_flag(begin: Launch) -> u8 {
     }
 }
 
-/// One call of a fused kernel.
+/// A call of a fused kernel.
 pub(super) struct FusedLaunch {
     at: Addresses,
     combine: u8,

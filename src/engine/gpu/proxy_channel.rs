@@ -1,4 +1,4 @@
-//! One channel between this rank's kernels and a rank on another host, as the proxy serves it. Both
+//! A channel between this rank's kernels and a rank on another host, as the proxy serves it. Both
 //! directions move messages between peer buffers in pinned memory and a connection of a host transport.
 
 use super::message_cursor::{MessageCursor, MessageDirection, MessageSizesCache};

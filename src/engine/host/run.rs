@@ -17,7 +17,7 @@ use crate::transport::{Header, Links};
 use crate::types::{CallSignature, Collective, SIGNATURE_WORDS, ScaleRule, TransportKind};
 use std::sync::Arc;
 
-/// One call that is bound to a plan, before or while it runs.
+/// A call that is bound to a plan, before or while it runs.
 #[derive(Debug)]
 pub struct Run<'a> {
     index: usize,

@@ -175,7 +175,7 @@ impl InputStats {
     }
 }
 
-/// One channel of a running call: every `channels`-th pass, over its own connections.
+/// A channel of a running call: every `channels`-th pass, over its own connections.
 #[derive(Debug)]
 pub(super) struct ChannelRun {
     pub channel: usize,

@@ -74,7 +74,7 @@ pub struct CodecWords {
     pub word: [u32; 8],
 }
 
-/// One step of a packed schedule (`cinch_step`).
+/// A step of a packed schedule (`cinch_step`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct KernelStep {
@@ -119,7 +119,7 @@ pub struct ResidualsHeader {
     pub arrived: u32,
 }
 
-/// One call, or one message of a group (`cinch_work`).
+/// A call, or a message of a group (`cinch_work`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct KernelWork {

@@ -16,7 +16,7 @@ use crate::transport::{Header, Links, RecvEnd, SendEnd};
 use crate::types::ReduceOp;
 use tile::Operand;
 
-/// One step of a call, with everything that its tiles need.
+/// A step of a call, with everything that its tiles need.
 pub(super) struct StepWork<'r, 'b> {
     pub plan: &'r Plan,
     pub step: &'r Step,

@@ -27,7 +27,7 @@ use crate::types::ReduceOp;
 enum SumPath {
     /// Source of a raw broadcast or allgather: the "sum" is the input.
     CopyInput,
-    /// One message and the input, both raw: the most frequent sum.
+    /// Adds one message and the input, both raw: the most frequent sum.
     AddPair,
     /// Any sum, tile by tile.
     Tiles,
