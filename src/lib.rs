@@ -48,7 +48,7 @@ pub use bootstrap::UniqueId;
 pub use comm::{Communicator, Report};
 pub use config::Config;
 pub use error::{Error, ErrorKind, Result};
-pub use types::{Algorithm, CodecSpec, Collective, DType, ReduceOp};
+pub use types::{Algorithm, CodecSetting, CodecSpec, Collective, DType, ReduceOp};
 
 /// The library's version, `major.minor.patch`.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");

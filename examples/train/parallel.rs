@@ -150,7 +150,7 @@ fn share_batch(
         for (tensor, place) in network.tensors().into_iter().enumerate() {
             let call = Call {
                 op: ReduceOp::Avg,
-                codec: Some(setup.codec),
+                codec: Some(setup.codec.into()),
                 tensor: Some(tensor as u64),
                 feedback: setup.feedback.then_some(tensor as u64),
                 // The same for all codecs, so that their wire bytes compare.

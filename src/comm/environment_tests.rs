@@ -49,7 +49,7 @@ fn sums(word: Option<u32>) -> Vec<Vec<Vec<u32>>> {
 fn call(codec: CodecSpec, algorithm: Algorithm) -> Call {
     Call {
         op: ReduceOp::Avg,
-        codec: Some(codec),
+        codec: Some(codec.into()),
         algorithm: Some(algorithm),
         ..Call::new(Collective::AllReduce, DType::F32, COUNT)
     }

@@ -20,9 +20,9 @@ use crate::codec::{self, EncodeStats};
 use crate::cpu::Isa;
 use crate::error::{Error, Result};
 use crate::mem::UserBuffers;
-use crate::plan::{self, Request};
+use crate::plan;
 use crate::reduce::{Reducer, Tile};
-use crate::types::{CodecChoice, Collective, DType, Fused, ReduceOp};
+use crate::types::{CodecSetting, Collective, DType, Fused, ReduceOp, ResolvedCall};
 use std::ops::Range;
 
 /// Most bytes that travel as one. More of them gain nothing: the work is in the bytes by then.
@@ -39,7 +39,7 @@ pub(super) struct FusedCall {
     /// Where the elements of each are.
     ranges: Vec<Range<usize>>,
     dtype: DType,
-    codec: CodecChoice,
+    codec: CodecSetting,
     rules: FusionRules,
     /// What is known of each member's input, once it was gathered: what an encode pass would have
     /// learnt, were it alone. Empty if nothing is to be learnt.
@@ -60,7 +60,7 @@ struct FusionRules {
 }
 
 impl FusionRules {
-    fn of(dtype: DType, codec: CodecChoice) -> Result<FusionRules> {
+    fn of(dtype: DType, codec: CodecSetting) -> Result<FusionRules> {
         let mut rules = FusionRules {
             granule: plan::granule(dtype, None),
             whole: 1,
@@ -68,7 +68,7 @@ impl FusionRules {
             largest: None,
         };
         // Which of them a call uses is known when it is planned, by its padded length.
-        for spec in [codec.spec, codec.intra.unwrap_or(codec.spec)] {
+        for spec in [codec.inter, codec.intra] {
             let Some(codec) = codec::build(spec, Isa::Scalar)? else {
                 continue;
             };
@@ -86,8 +86,8 @@ impl FusionRules {
 }
 
 /// What is the same for calls that travel together.
-fn alike(a: (&Call, CodecChoice), b: (&Call, CodecChoice)) -> bool {
-    let key = |(call, codec): (&Call, CodecChoice)| (call.dtype, call.op, codec, call.algorithm);
+fn alike(a: (&Call, CodecSetting), b: (&Call, CodecSetting)) -> bool {
+    let key = |(call, codec): (&Call, CodecSetting)| (call.dtype, call.op, codec, call.algorithm);
     key(a) == key(b)
 }
 
@@ -107,12 +107,12 @@ fn is_small(call: &Call, bytes: usize) -> bool {
 /// Invalid argument if a codec has impossible parameters.
 pub(super) fn fused_calls(
     comm: &Communicator,
-    calls: &[(usize, &Call, CodecChoice)],
+    calls: &[(usize, &Call, CodecSetting)],
 ) -> Result<Vec<FusedCall>> {
     let bytes = comm.config.fuse_bytes;
     let mut calls_fused: Vec<FusedCall> = Vec::new();
     // The call before, and whether the last fused is open for the next one.
-    let mut open: Option<(&Call, CodecChoice)> = None;
+    let mut open: Option<(&Call, CodecSetting)> = None;
     for &(index, call, codec) in calls {
         if bytes == 0 || !is_small(call, bytes) {
             open = None;
@@ -138,7 +138,7 @@ pub(super) fn fused_calls(
 }
 
 impl FusedCall {
-    fn new(dtype: DType, codec: CodecChoice) -> Result<FusedCall> {
+    fn new(dtype: DType, codec: CodecSetting) -> Result<FusedCall> {
         Ok(FusedCall {
             members: Vec::new(),
             ranges: Vec::new(),
@@ -171,11 +171,11 @@ impl FusedCall {
     }
 
     /// The call that stands for all: one of them, as long as all together.
-    pub(super) fn request(&self, one: &Call) -> Request {
-        Request {
+    pub(super) fn resolve(&self, one: &Call) -> ResolvedCall {
+        ResolvedCall {
             count: self.count(),
             fused: Fused::of(self.ranges.iter().map(Range::len)),
-            ..one.request(self.codec)
+            ..one.resolve(self.codec)
         }
     }
 
@@ -382,14 +382,14 @@ mod tests {
 
     #[test]
     fn tensors_begin_at_whole_blocks_and_parcels_end() {
-        let codec: CodecChoice = "linear8:block=64".parse().unwrap();
+        let codec: CodecSetting = "linear8:block=64".parse().unwrap();
         let mut fused = FusedCall::new(DType::F32, codec).unwrap();
         for (index, count) in [100, 64, 1].into_iter().enumerate() {
             assert!(fused.try_add(index, &all_reduce(count)));
         }
         assert_eq!(fused.ranges, [0..100, 128..192, 192..193]);
         assert_eq!(
-            (fused.count(), fused.request(&all_reduce(1)).count),
+            (fused.count(), fused.resolve(&all_reduce(1)).count),
             (256, 256)
         );
         let mut taken = 0;
@@ -407,8 +407,7 @@ mod tests {
             fused.try_add(0, &all_reduce(count));
         }
         let all = Report {
-            codec: crate::types::CodecSpec::RAW,
-            intra: crate::types::CodecSpec::RAW,
+            codec: CodecSetting::RAW,
             algorithm: crate::types::Algorithm::Direct,
             transport: None,
             channels: 1,

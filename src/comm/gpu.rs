@@ -22,7 +22,7 @@ use crate::sync::Fault;
 use crate::sys::fork_safe::First;
 use crate::sys::log::{self, Level};
 use crate::transport::ConnectContext;
-use crate::types::{Collective, DType, ReduceOp, Scalar};
+use crate::types::{CodecSetting, Collective, DType, ReduceOp, Scalar};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
@@ -128,7 +128,7 @@ fn try_connect(
     table: Option<Arc<Table>>,
 ) -> Result<(CommInfo, GpuState)> {
     let default = Call::new(Collective::AllReduce, DType::F32, 1);
-    kernels::check(&default.request(policy.codec))
+    kernels::check(&default.resolve(policy.codec))
         .map_err(|error| error.context(format!("the codec of this communicator ({policy})")))?;
     if let Some(why) = without_effect(config) {
         static SAID: First<()> = First::new();
@@ -191,7 +191,10 @@ fn try_connect(
 /// What was set and means nothing to buffers on GPUs.
 fn without_effect(config: &Config) -> Option<String> {
     let names = ["CINCH_SLOT_BYTES", "CINCH_SLOTS"];
-    let set: Vec<&str> = names.into_iter().filter(|name| config.says(name)).collect();
+    let set: Vec<&str> = names
+        .into_iter()
+        .filter(|name| config.is_set(name))
+        .collect();
     (!set.is_empty()).then(|| {
         format!(
             "without effect on buffers on GPUs, whose slots are as large as CINCH_BUFFER_BYTES lets \
@@ -261,13 +264,10 @@ fn resident(
 
 /// A kernel has one codec for all of a call. On one host there is one level.
 fn refuse_codec_by_level(hosts: &Hosts, policy: &CodecPolicy) -> Result<()> {
-    let inter = policy.codec.spec;
-    let Some(intra) = policy.codec.intra.filter(|&intra| intra != inter) else {
-        return Ok(());
-    };
-    if hosts.count() == 1 {
+    if hosts.count() == 1 || !policy.codec.is_by_level() {
         return Ok(());
     }
+    let CodecSetting { intra, inter, .. } = policy.codec;
     Err(Error::new(
         ErrorKind::Unsupported,
         format!(
@@ -405,7 +405,7 @@ impl Communicator {
         let mut engine = gpu.engine()?;
         let _guard = PanicGuard(self);
         let queued = GpuCall {
-            request: call.request(admission.decision.codec),
+            request: call.resolve(admission.decision.codec),
             buffers,
         };
         let parts = self
@@ -530,7 +530,7 @@ impl Communicator {
     /// Invalid usage on a communicator of host memory; invalid argument if the call is impossible.
     pub fn variants(&self, call: &Call) -> Result<Vec<KernelVariant>> {
         check::shape(self, call)?;
-        let request = call.request(self.choose(call)?.codec);
+        let request = call.resolve(self.choose(call)?.codec);
         self.gpu_state()?.engine()?.variants(&request)
     }
 
@@ -540,7 +540,7 @@ impl Communicator {
     /// As for [`Communicator::ways`].
     pub fn supports(&self, call: &Call, way: &KernelVariant) -> Result<bool> {
         check::shape(self, call)?;
-        let request = call.request(self.choose(call)?.codec);
+        let request = call.resolve(self.choose(call)?.codec);
         self.gpu_state()?.engine()?.supports(&request, *way)
     }
 

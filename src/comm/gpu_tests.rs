@@ -10,7 +10,7 @@ use crate::mem::UserBuffers;
 use crate::sys::cuda::CuResult;
 use crate::sys::fork::{ForkOwned, ProcessId};
 use crate::testing::try_local_world;
-use crate::types::{Algorithm, CodecSpec, TransportKind};
+use crate::types::{Algorithm, TransportKind};
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
@@ -60,7 +60,7 @@ fn communicators_with(bench: &Bench, timeout: Duration) -> Vec<Communicator> {
 /// A sum that has a kernel in fp32, and none in fp16.
 fn sum(dtype: DType) -> Call {
     Call {
-        codec: Some("linear8".parse::<CodecSpec>().unwrap()),
+        codec: Some("linear8".parse().unwrap()),
         algorithm: Some(Algorithm::Direct),
         ..Call::new(Collective::AllReduce, dtype, 1000)
     }

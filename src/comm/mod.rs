@@ -1,6 +1,6 @@
 //! Communicators: what a program holds.
 
-mod call;
+mod agreement;
 mod check;
 mod choice;
 mod costs;
@@ -13,11 +13,13 @@ mod group;
 mod init;
 mod launch_interleave;
 mod sample;
+mod split;
 mod stats;
 mod teardown;
 mod typed;
 
-pub use call::{Call, Report};
+pub use crate::engine::Report;
+pub use crate::types::Call;
 use check::BufferRanges;
 pub use choice::RawReason;
 pub use group::Group;
@@ -192,7 +194,7 @@ impl Communicator {
         check::call(self, call, &BufferRanges::from(&buffers))?;
         check::alone(self, call)?;
         let admission = self.admit(call, true)?;
-        let request = call.request(admission.decision.codec);
+        let request = call.resolve(admission.decision.codec);
         let mut engine = self.engine()?;
         let _guard = PanicGuard(self);
         let run = engine
@@ -228,7 +230,7 @@ impl Communicator {
     pub fn explain(&self, call: &Call) -> Result<String> {
         let _environment = FloatEnvironment::standard();
         check::shape(self, call)?;
-        let request = call.request(self.choose(call)?.codec);
+        let request = call.resolve(self.choose(call)?.codec);
         match &self.state {
             DeviceState::Host(_) => self.engine()?.explain(&request),
             DeviceState::Gpu(gpu) => gpu.engine()?.explain(&request),
@@ -242,7 +244,7 @@ impl Communicator {
     pub fn predict(&self, call: &Call) -> Result<f64> {
         let _environment = FloatEnvironment::standard();
         check::shape(self, call)?;
-        let request = call.request(self.choose(call)?.codec);
+        let request = call.resolve(self.choose(call)?.codec);
         match &self.state {
             DeviceState::Host(_) => self.engine()?.predict(&request),
             DeviceState::Gpu(gpu) => gpu.engine()?.predict(&request),
@@ -272,7 +274,7 @@ impl Communicator {
         fault: Arc<Fault>,
     ) -> Result<Option<Communicator>> {
         self.check_fault()?;
-        let made = init::split(self, color, key, config, fault);
+        let made = split::split(self, color, key, config, fault);
         // Who aborts this communicator ends its part in the split at once, and that may be seen here
         // before the news of the abort comes.
         if let Err(error) = &made
@@ -312,7 +314,7 @@ impl Communicator {
         config: Config,
         fault: Arc<Fault>,
     ) -> Result<Communicator> {
-        init::shrink(self, exclude, config, fault)
+        split::shrink(self, exclude, config, fault)
     }
 
     /// As [`Communicator::split_watched`], for a communicator that has failed although all its ranks
@@ -327,7 +329,7 @@ impl Communicator {
         config: Config,
         fault: Arc<Fault>,
     ) -> Result<Option<Communicator>> {
-        init::split_again(self, color, key, config, fault)
+        split::split_again(self, color, key, config, fault)
     }
 
     /// What every wait of this communicator watches.

@@ -87,7 +87,7 @@ impl Communicator {
         let _environment = FloatEnvironment::standard();
         let decision = self.choose(call)?;
         let every = u64::from(self.policy.sample);
-        let request = call.request(decision.codec);
+        let request = call.resolve(decision.codec);
         let admission = |slice, counted| Admission {
             decision,
             slice,

@@ -15,16 +15,13 @@ pub use host::HostEngine;
 pub use run::Run;
 
 use crate::codec::EncodeStats;
-use crate::types::{Algorithm, CodecSpec, LevelCodecs, TransportKind};
+use crate::types::{Algorithm, CodecSetting, TransportKind};
 
 /// What a call did.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Report {
-    /// The codec that ran.
-    pub codec: CodecSpec,
-    /// The codec of contributions inside hosts: `codec`, but for hierarchical calls whose settings
-    /// name one.
-    pub intra: CodecSpec,
+    /// The codecs that ran: equal, but for hierarchical calls whose setting has one for each level.
+    pub codec: CodecSetting,
     /// The algorithm that ran.
     pub algorithm: Algorithm,
     /// The slowest transport that carried data; `None` if none did.
@@ -40,14 +37,4 @@ pub struct Report {
     pub input: Option<EncodeStats>,
     /// Calls of a group that travelled as one with this one, itself included; 1 if it went alone.
     pub fused: usize,
-}
-
-impl Report {
-    /// The codecs that ran: one, or that of each level, as settings name them.
-    pub fn codecs(&self) -> LevelCodecs {
-        LevelCodecs {
-            intra: self.intra,
-            inter: self.codec,
-        }
-    }
 }

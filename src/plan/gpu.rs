@@ -133,7 +133,7 @@ impl GpuLimits {
     /// Most channels of a call. Both ends of a message must arrive at one number.
     fn channels(&self, request: &Request, protocol: Protocol, nranks: usize) -> usize {
         // Encoding takes instructions, and so multiprocessors, whatever the size.
-        let all = request.codec.is_lossy() || bytes(request, nranks) >= LARGE_BYTES;
+        let all = request.codec.inter.is_lossy() || bytes(request, nranks) >= LARGE_BYTES;
         let cap = if all { usize::MAX } else { RAW_CHANNELS };
         let resident = match request.collective {
             Collective::SendRecv => self.message_channels(bytes(request, nranks), nranks),
@@ -152,7 +152,7 @@ impl GpuLimits {
     fn strands(&self, request: &Request, limits: &Limits, way: KernelVariant) -> usize {
         let is_simple_ring = (way.algorithm, way.protocol) == (Algorithm::Ring, Protocol::Simple)
             && schedule::has_strands(request.collective);
-        let is_open = !request.codec.is_lossy() && !request.crosses(&limits.hosts);
+        let is_open = !request.codec.inter.is_lossy() && !request.crosses(&limits.hosts);
         if !is_simple_ring || !is_open || self.depth <= RING_ABREAST {
             return 1;
         }
@@ -222,7 +222,7 @@ fn possible(
     if limits.nranks == 1 || request.crosses(&limits.hosts) {
         return protocol == Protocol::Simple;
     }
-    if let Some(codec) = codec.filter(|_| request.codec.is_lossy()) {
+    if let Some(codec) = codec.filter(|_| request.codec.inter.is_lossy()) {
         // A codec's chunks travel in slots, or as the images of a fused kernel.
         return match protocol {
             Protocol::Simple => true,
@@ -277,7 +277,7 @@ fn fits_coded(
     codec: &dyn Codec,
     algorithm: Algorithm,
 ) -> bool {
-    let (spec, trips) = (request.codec, trips(request.collective, algorithm));
+    let (spec, trips) = (request.codec.inter, trips(request.collective, algorithm));
     let is_known = FUSED.contains(&(request.collective, algorithm))
         && request.collective != Collective::AllToAll
         && FUSED_CODECS.contains(&spec.kind)
@@ -312,7 +312,7 @@ pub(super) fn cut(
     parts: usize,
 ) -> Result<(Geometry, usize)> {
     // A tile that is not whole goes by a slower way: only the message's last one may be such.
-    let granule = match request.codec.is_lossy() {
+    let granule = match request.codec.inter.is_lossy() {
         true => granule(request.dtype, codec).max(CODED_TILE),
         false => granule(request.dtype, codec),
     };
@@ -321,7 +321,7 @@ pub(super) fn cut(
         let part = request.count.div_ceil(parts).max(1);
         let whole = part.next_multiple_of(granule);
         let geometry = Geometry::new(request.count, parts, granule, whole);
-        let blocks = match codec.filter(|_| request.codec.is_lossy()) {
+        let blocks = match codec.filter(|_| request.codec.inter.is_lossy()) {
             Some(codec) => {
                 let images = EncodedTiles::new(codec, part).count;
                 images.div_ceil(coded_share(way.algorithm, limits.nranks))
@@ -334,12 +334,15 @@ pub(super) fn cut(
             .min(way.channels);
         return Ok((geometry, blocks.clamp(1, most.max(1))));
     }
-    let slot = match (gpu.fifos[protocol as usize].0, request.codec.is_lossy()) {
+    let slot = match (
+        gpu.fifos[protocol as usize].0,
+        request.codec.inter.is_lossy(),
+    ) {
         (slot, true) => slot.min(CODED_BYTES),
         (slot, false) => slot,
     };
-    let most = chunk_max(slot, request.dtype, request.codec, codec)?;
-    let (granule, least, most) = match request.codec.is_lossy() {
+    let most = chunk_max(slot, request.dtype, request.codec.inter, codec)?;
+    let (granule, least, most) = match request.codec.inter.is_lossy() {
         true => (granule, granule, most / granule * granule),
         // Whole lines: 2 MB of an all_to_all over 4 H200 took 15.3 us in chunks of 8,128 bytes, and 12.9
         // in chunks of 8,192.
@@ -384,7 +387,7 @@ pub(super) fn coded_share(algorithm: Algorithm, nranks: usize) -> usize {
 /// Elements of a chunk in multiples of which the warps of a block have as many tiles each: with 12
 /// tiles for 16 warps 64 MiB raw over 4 H200 take 5 % longer than with 16.
 fn even_load(request: &Request, protocol: Protocol) -> usize {
-    let tile = match (protocol, request.codec.is_lossy()) {
+    let tile = match (protocol, request.codec.inter.is_lossy()) {
         (Protocol::Simple, true) => CODED_TILE,
         (Protocol::Simple, false) => RAW_TILE_BYTES / request.dtype.size(),
         // Messages of the others are small.

@@ -1,7 +1,7 @@
 //! The slice of a coded sum that is also run exactly: where it lies, and what runs it.
 
 use super::Request;
-use crate::types::{CodecSpec, Collective, DType, Fused, ReduceOp};
+use crate::types::{CodecSetting, Collective, DType, Fused, ReduceOp};
 
 /// Elements of a slice at most, over all blocks.
 pub const SAMPLE_WINDOW_ELEMENTS: usize = 4096;
@@ -97,9 +97,7 @@ impl SampleWindow {
             count,
             root: 0,
             peer: 0,
-            codec: CodecSpec::RAW,
-            intra: CodecSpec::RAW,
-            auto: false,
+            codec: CodecSetting::RAW,
             algorithm: None,
             tensor: None,
             feedback: None,
@@ -121,8 +119,6 @@ mod tests {
             root: 0,
             peer: 0,
             codec: "linear8".parse().unwrap(),
-            intra: "linear8".parse().unwrap(),
-            auto: false,
             algorithm: None,
             tensor: Some(3),
             feedback: None,

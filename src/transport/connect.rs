@@ -59,9 +59,7 @@ fn connect(context: &ConnectContext<'_>, pairs: Pairs) -> Result<Links> {
         return Ok(alone(shape?, config.channels));
     }
 
-    let names = settings::shared(config);
     let mut info = ConnectInfo {
-        settings: names.map(|(_, value)| value),
         cores: cpu::allowed(),
         ..ConnectInfo::default()
     };
@@ -71,8 +69,8 @@ fn connect(context: &ConnectContext<'_>, pairs: Pairs) -> Result<Links> {
         info.trouble = error.to_string();
     }
     let blobs = exchange.all_gather(&info.encode())?;
-    let compared = settings::compare(&blobs, peers, &names);
-    // Settings that differ explain more than what they led to here.
+    let compared = settings::compare(&blobs, peers);
+    // This rank's own error says more than the other ranks' report of it.
     let (mut prepared, infos) = match (prepared, compared) {
         (Err(own), Err(other)) if other.kind() == crate::error::ErrorKind::Remote => {
             return Err(own);

@@ -180,7 +180,7 @@ impl Kernels {
 /// # Errors
 /// Unsupported if the codec has no kernels or keeps scales from call to call.
 pub fn check(request: &Request) -> Result<()> {
-    let spec = request.codec;
+    let spec = request.codec.inter;
     let why = if spec.is_lossy() && !KERNEL_CODECS.contains(&spec.kind) {
         format!(
             "{} has no kernels and works on host buffers only; take one of raw, {}",
@@ -209,7 +209,7 @@ pub fn name_for(plan: &Plan) -> String {
         Protocol::Ll => "_ll",
         Protocol::Ll128 => "_ll128",
         Protocol::Fused128 if plan.codec.is_some() => {
-            let family = kernel_family(plan.spec.kind);
+            let family = kernel_family(plan.specs.inter.kind);
             return format!("cinch_oneshot_{family}_{}_ll128", plan.dtype);
         }
         Protocol::Fused | Protocol::Fused128 => {
@@ -233,7 +233,7 @@ pub fn name_for(plan: &Plan) -> String {
     if plan.codec.is_some() {
         format!(
             "cinch_coded_{}_{}",
-            kernel_family(plan.spec.kind),
+            kernel_family(plan.specs.inter.kind),
             plan.dtype
         )
     } else if plan.collective.reduces() {

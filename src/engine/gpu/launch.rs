@@ -98,7 +98,7 @@ impl Prepared {
         }
         work.codec = codec_words(&self.plan, signature[3]);
         // All replays have the numbers of one operation.
-        if captured && self.plan.spec.kind.has_seed() {
+        if captured && self.plan.specs.inter.kind.has_seed() {
             work.flags |= abi::REDRAW;
         }
         work.flags |= lets_next_begin(begin);
@@ -283,8 +283,8 @@ fn codec_words(plan: &Plan, operation: u64) -> abi::CodecWords {
     match plan.codec {
         // Scales are of blocks: tensor scales were refused.
         Some(_) => {
-            let draws = Plan::draws(plan.spec, operation, plan.schedule.rank);
-            word = codec::kernel_params(plan.spec, 0.0, draws);
+            let draws = Plan::draws(plan.specs.inter, operation, plan.schedule.rank);
+            word = codec::kernel_params(plan.specs.inter, 0.0, draws);
         }
         None => word[0] = plan.dtype.size() as u32,
     }
@@ -365,7 +365,9 @@ pub(super) fn own_context(context: &Arc<Context>, stream: &Stream) -> Result<()>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::types::{Algorithm, CodecSpec, Collective, DType, Fused as Together, ReduceOp};
+    use crate::types::{
+        Algorithm, CodecSetting, CodecSpec, Collective, DType, Fused as Together, ReduceOp,
+    };
     use std::collections::HashMap;
 
     /// Packets have 12 bits of a mark: of so many small calls each has about one in 4,096 for a namesake
@@ -383,9 +385,7 @@ mod tests {
                     count,
                     root,
                     peer: 0,
-                    codec: CodecSpec::RAW,
-                    auto: false,
-                    intra: CodecSpec::RAW,
+                    codec: CodecSetting::RAW,
                     algorithm: None,
                     tensor: None,
                     feedback: None,

@@ -53,7 +53,7 @@ impl WireClass {
     /// That of a request.
     pub fn of(request: &Request) -> WireClass {
         WireClass {
-            codec: request.codec.kind,
+            codec: request.codec.inter.kind,
             element_bytes: request.dtype.size(),
         }
     }
