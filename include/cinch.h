@@ -530,7 +530,7 @@ typedef struct {
      */
     uint32_t slots;
     /**
-     * Parallel lanes through all ranks: 1 to 16.
+     * Parallel channels through all ranks: 1 to 16.
      */
     uint32_t channels;
     /**
@@ -603,7 +603,7 @@ typedef struct {
      */
     cinch_transport_t transport;
     /**
-     * Lanes used.
+     * Channels used.
      */
     uint32_t channels;
     /**

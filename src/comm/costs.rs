@@ -25,7 +25,7 @@ const TRIPS: usize = 6;
 /// connected: both ranks of a pair send the same messages, and all ranks take part in two exchanges.
 ///
 /// # Errors
-/// Those of a message between two ranks; mismatch if a rank sends no costs.
+/// Errors of a message between two ranks; mismatch if a rank sends no costs.
 pub(super) fn measure(
     exchange: &OutOfBandRef,
     spec: CodecSpec,

@@ -78,7 +78,7 @@ enum Verdict {
     },
 }
 
-/// One rule on names of communicators.
+/// A rule on names of communicators.
 #[derive(Clone, Debug, PartialEq)]
 struct Rule {
     pattern: String,
@@ -213,7 +213,7 @@ pub fn call_codec(text: &str) -> crate::Result<CodecSpec> {
 fn fits(pattern: &str, name: &str) -> bool {
     let (pattern, name): (Vec<char>, Vec<char>) =
         (pattern.chars().collect(), name.chars().collect());
-    // Where to resume if the text after the last star does not fit here.
+    // Where to resume if the text after the last `*` does not fit here.
     let (mut at, mut seen, mut retry) = (0, 0, None);
     while seen < name.len() {
         match pattern.get(at) {
@@ -226,9 +226,9 @@ fn fits(pattern: &str, name: &str) -> bool {
                 seen += 1;
             }
             _ => match retry {
-                Some((star, from)) => {
-                    retry = Some((star, from + 1));
-                    (at, seen) = (star, from + 1);
+                Some((wildcard, from)) => {
+                    retry = Some((wildcard, from + 1));
+                    (at, seen) = (wildcard, from + 1);
                 }
                 None => return false,
             },
@@ -486,7 +486,7 @@ mod tests {
         assert_eq!(policy.codec.to_string(), "dynamic8:block=64");
         assert_eq!(policy.min_bytes, 64 << 10);
         assert_eq!(policy.collectives.to_string(), "all_gather,reduce_scatter");
-        // What is printed is what may be written.
+        // Printed rules parse to the same rules.
         let text = config.codec_rules.to_string();
         assert_eq!(CodecRules::parse(&text), Ok(config.codec_rules.clone()));
         config.comm_name = "other".into();

@@ -7,15 +7,17 @@ use super::kinds::{
     ValueKind, WholeNumber, Word, non_empty,
 };
 use super::{Note, Origin, TuningChoice};
-use crate::types::{Algorithm, CodecSetting, DeviceChoice, Protocol, Subsystems, TransportKind};
+use crate::types::{
+    Algorithm, CodecSetting, DeviceChoice, Kernel, Protocol, Subsystems, TransportKind,
+};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// One setting.
+/// A setting.
 pub struct Knob {
     /// Environment variable.
     pub name: &'static str,
-    /// What it does.
+    /// Its effect, as a phrase.
     pub help: &'static str,
     /// Ranks that must have one value.
     pub shared: Sharing,
@@ -165,9 +167,11 @@ knobs! {
     CINCH_ALGO algorithm: Option<Algorithm> = None, Auto(Member(&Algorithm::ALL, Algorithm::name)), Always,
         "algorithm to use where the collective has it; auto takes the cheapest by the cost model";
     CINCH_PROTO protocol: Option<Protocol> = None, Auto(Member(&Protocol::ALL, Protocol::name)), Always,
-        "how kernels carry messages, where they can that way; with a codec simple or fused128";
+        "protocol of kernels, where they have it";
+    CINCH_KERNEL kernel: Option<Kernel> = None, Auto(Member(&Kernel::ALL, Kernel::name)), Always,
+        "kernels that interpret a schedule, or fused ones for small messages where there is one";
     CINCH_TUNING tuning: TuningChoice = TuningChoice::Auto, Custom("auto, off or the path of a table of `cinch tune`", TuningChoice::parse), Effect,
-        "measured choices of algorithm, protocol and blocks on GPUs: the library's where it has a table for them, none, or a file; CINCH_ALGO, CINCH_PROTO and CINCH_GPU_CHANNELS win";
+        "measured choices of algorithm, protocol and blocks on GPUs: the library's where it has a table for them, none, or a file; CINCH_ALGO, CINCH_KERNEL, CINCH_PROTO and CINCH_GPU_CHANNELS win";
     CINCH_CODEC codec: CodecSetting = CodecSetting::RAW, DefaultCodec, Effect,
         "codec of calls that name none and admit it: sums and averages of f16, bf16, f32; with auto only where measured costs say that it pays; off is final for rules and calls";
     CINCH_CODEC_RULES codec_rules: CodecRules = CodecRules::default(), Custom("PATTERN=off or PATTERN=CODEC[:min=BYTES][:for=COLLECTIVE+...], commas between", CodecRules::parse), No,
@@ -211,7 +215,7 @@ knobs! {
     CINCH_IB_QPS ib_qps: usize = 1, WholeNumber(1, 8, ""), HostLinks,
         "RDMA queue pairs for each connected pair and channel; messages take turns";
     CINCH_IB_SL ib_service_level: u8 = 0, WholeNumber(0, 15, ""), No,
-        "InfiniBand service level; RoCE priority where the network goes by it";
+        "InfiniBand service level; RoCE priority where the network uses it";
     CINCH_IB_TC ib_traffic_class: u8 = 0, WholeNumber(0, 255, ""), No,
         "traffic class of RoCE packets, by which switches choose queues";
     CINCH_HOST_ID host_id: Option<String> = None, FreeText("any text"), No,

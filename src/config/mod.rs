@@ -17,6 +17,7 @@ pub use nccl::{NCCL_NAMES, NcclName};
 pub use test_devices::on_rdma_devices;
 
 use crate::error::{Error, Result};
+use crate::types::KernelProtocol;
 use std::ffi::OsString;
 use std::fmt;
 use std::path::PathBuf;
@@ -89,6 +90,13 @@ impl Config {
             let least = self.gpu_channels_most.unwrap_or(most).min(most);
             self.gpu_channels_most = Some(least);
         }
+    }
+
+    /// Asks for a kernel and its protocol where a call has them; `None` leaves the choice to the cost
+    /// model.
+    pub fn force_kernel(&mut self, kernel: Option<KernelProtocol>) {
+        self.kernel = kernel.map(|kernel| kernel.kernel);
+        self.protocol = kernel.map(|kernel| kernel.protocol);
     }
 
     /// Reads the settings of the process environment.

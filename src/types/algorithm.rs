@@ -1,6 +1,7 @@
 //! Names and facts of algorithms, levels, transports and protocols.
 
 use super::named_enum::named_enum;
+use std::fmt;
 
 named_enum! {
     /// A family of schedules. Numbers travel in call signatures.
@@ -42,7 +43,7 @@ named_enum! {
 }
 
 named_enum! {
-    /// What carries slots between two ranks.
+    /// The kind of connection that carries slots between two ranks.
     TransportKind {
         /// Threads of one process.
         Loopback = 0, "loopback";
@@ -69,25 +70,78 @@ impl TransportKind {
 }
 
 named_enum! {
-    /// How a kernel carries the messages of a call. Host memory has [`Protocol::Simple`] only.
+    /// How payload and the news of its arrival travel. Host memory has [`Protocol::Simple`] alone.
     Protocol {
-        /// Payload, then a counter.
+        /// Payload in a slot, then a counter: full bandwidth.
         Simple = 0, "simple";
-        /// Packets of 8 payload and 8 flag bytes: half the bandwidth, least latency.
+        /// Packets of 8 payload bytes and 8 flag bytes: half the bandwidth, the least latency.
         Ll = 1, "ll";
-        /// Lines of 120 payload and 8 flag bytes, where a line of 128 bytes arrives whole.
+        /// Lines of 120 payload bytes and 8 flag bytes, where a line of 128 bytes arrives whole.
         Ll128 = 2, "ll128";
-        /// A fused kernel in packets of [`Protocol::Ll`]: small all-to-all exchanges of one or two
-        /// steps.
-        Fused = 3, "fused";
-        /// A fused kernel in lines of [`Protocol::Ll128`]: exchanges, broadcast and reduce.
-        Fused128 = 4, "fused128";
     }
 }
 
-impl Protocol {
-    /// Returns whether a fused kernel does the call, not a kernel that interprets a schedule.
+named_enum! {
+    /// Which kind of GPU kernel runs a call.
+    Kernel {
+        /// Interprets the steps of a schedule.
+        Schedule = 0, "schedule";
+        /// Is written for one collective and algorithm, and sends in flagged packets or lines.
+        Fused = 1, "fused";
+    }
+}
+
+/// A kind of kernel and its protocol. Fused kernels have no slots, and so no [`Protocol::Simple`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct KernelProtocol {
+    /// The kernel.
+    pub kernel: Kernel,
+    /// Its protocol.
+    pub protocol: Protocol,
+}
+
+impl KernelProtocol {
+    /// The schedule interpreter with slots and counters.
+    pub const SIMPLE: KernelProtocol = KernelProtocol::new(Kernel::Schedule, Protocol::Simple);
+    /// The schedule interpreter with packets.
+    pub const LL: KernelProtocol = KernelProtocol::new(Kernel::Schedule, Protocol::Ll);
+    /// The schedule interpreter with lines.
+    pub const LL128: KernelProtocol = KernelProtocol::new(Kernel::Schedule, Protocol::Ll128);
+    /// A fused kernel with packets.
+    pub const FUSED_LL: KernelProtocol = KernelProtocol::new(Kernel::Fused, Protocol::Ll);
+    /// A fused kernel with lines.
+    pub const FUSED_LL128: KernelProtocol = KernelProtocol::new(Kernel::Fused, Protocol::Ll128);
+
+    /// All pairs that exist. A kernel reports its pair by the index.
+    pub const ALL: [KernelProtocol; 5] = [
+        KernelProtocol::SIMPLE,
+        KernelProtocol::LL,
+        KernelProtocol::LL128,
+        KernelProtocol::FUSED_LL,
+        KernelProtocol::FUSED_LL128,
+    ];
+
+    const fn new(kernel: Kernel, protocol: Protocol) -> KernelProtocol {
+        KernelProtocol { kernel, protocol }
+    }
+
+    /// Returns whether the kernel is fused.
     pub const fn is_fused(self) -> bool {
-        matches!(self, Protocol::Fused | Protocol::Fused128)
+        matches!(self.kernel, Kernel::Fused)
+    }
+
+    /// Returns the index in [`KernelProtocol::ALL`].
+    pub const fn number(self) -> u32 {
+        match self.kernel {
+            Kernel::Schedule => self.protocol as u32,
+            Kernel::Fused => 2 + self.protocol as u32,
+        }
+    }
+}
+
+impl fmt::Display for KernelProtocol {
+    /// Writes the words of a tuning table, as in `schedule simple`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.kernel.name(), self.protocol)
     }
 }

@@ -25,7 +25,7 @@ pub struct Call {
     /// Receiver of a send/recv; ignored by collectives.
     pub peer: usize,
     /// Codec, the same on both levels; `None` takes the communicator's codec where that admits the
-    /// call, else none. `auto` goes by costs that a communicator has measured if its own codec is
+    /// call, else none. `auto` uses costs that a communicator has measured if its own codec is
     /// optional, too.
     pub codec: Option<CodecSetting>,
     /// Algorithm; `None` takes the communicator's choice, else the cheapest.

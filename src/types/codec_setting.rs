@@ -31,7 +31,7 @@ impl CodecSetting {
     /// No codec.
     pub const RAW: CodecSetting = CodecSetting::of(CodecSpec::RAW);
 
-    /// One codec for both levels, whatever it costs.
+    /// Sets the same codec for both levels, whatever it costs.
     pub const fn of(codec: CodecSpec) -> CodecSetting {
         CodecSetting {
             intra: codec,

@@ -66,7 +66,7 @@ impl ExtentByRole {
     }
 }
 
-/// One line of the table.
+/// A line of the table.
 struct CollectiveFacts {
     /// Whether contributions are combined.
     reduces: bool,
@@ -108,7 +108,7 @@ use ExtentByRole::{AtRoot, Everywhere, ExceptAtRoot};
 use NamedRanks::{Nothing, Root, SenderAndReceiver};
 
 named_enum! {
-    /// What a call does. Numbers travel in call signatures and are those of `cinch_collective_t`.
+    /// The operation of a call. Numbers travel in call signatures and are those of `cinch_collective_t`.
     Collective as CollectiveFacts {
         /// Every rank gets the reduction of all inputs.
         AllReduce = 0, "all_reduce",
@@ -134,7 +134,7 @@ named_enum! {
         /// Rank r gets block r of every rank's input, in rank order.
         AllToAll = 7, "all_to_all",
             moves(Nothing, Everywhere(CountPerRank), Everywhere(CountPerRank), InPlace::Same);
-        /// One rank's input goes to one peer.
+        /// The sender's input goes to one peer.
         SendRecv = 8, "send_recv",
             moves(SenderAndReceiver, AtRoot(Count), ExceptAtRoot(Count), InPlace::Never);
     }

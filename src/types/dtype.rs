@@ -2,7 +2,7 @@
 
 use super::named_enum::named_enum;
 
-/// One line of the table.
+/// A line of the table.
 struct DTypeFacts {
     size: usize,
     is_float: bool,

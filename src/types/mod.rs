@@ -15,7 +15,7 @@ mod reduce_op;
 mod signature;
 mod subsystem;
 
-pub use algorithm::{Algorithm, Level, Protocol, TransportKind};
+pub use algorithm::{Algorithm, Kernel, KernelProtocol, Level, Protocol, TransportKind};
 pub use call::{Call, ResolvedCall};
 pub use codec_setting::CodecSetting;
 pub(crate) use codec_spec::is_threshold;

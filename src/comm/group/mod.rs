@@ -18,7 +18,7 @@ pub struct Group<'a> {
     calls: Vec<GroupCall<'a>>,
 }
 
-/// One call of a group.
+/// A call of a group.
 #[derive(Debug)]
 struct GroupCall<'a> {
     comm: &'a Communicator,
