@@ -203,7 +203,7 @@ fn measure<const K: usize>(coding: &Coding, nranks: usize, algorithms: [Algorith
     let outputs = local_world(nranks, &config, |comm| {
         algorithms.map(|algorithm| {
             let call = Call {
-                codec: Some(codec),
+                codec: Some(codec.into()),
                 algorithm: Some(algorithm),
                 ..Call::new(Collective::AllReduce, DType::F32, COUNT)
             };
@@ -211,7 +211,7 @@ fn measure<const K: usize>(coding: &Coding, nranks: usize, algorithms: [Algorith
             let input = mem::bytes_of(&inputs[comm.rank()]);
             let buffers = mem::UserBuffers::new(input, mem::bytes_of_mut(&mut output));
             let report = comm.call(&call, buffers).unwrap();
-            assert_eq!((report.codec, report.algorithm), (codec, algorithm));
+            assert_eq!((report.codec, report.algorithm), (codec.into(), algorithm));
             output
         })
     });

@@ -91,7 +91,7 @@ impl Wire<'_> {
         output: &mut [f32],
     ) -> Result<()> {
         let call = Call {
-            codec: Some(self.codec),
+            codec: Some(self.codec.into()),
             tensor: Some(count as u64),
             ..Call::new(collective, DType::F32, count)
         };

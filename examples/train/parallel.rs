@@ -153,7 +153,7 @@ fn share_batch(
         for (tensor, place) in network.tensors().into_iter().enumerate() {
             let call = Call {
                 op: ReduceOp::Avg,
-                codec: Some(setup.codec),
+                codec: Some(setup.codec.into()),
                 tensor: Some(tensor as u64),
                 feedback: setup.feedback.then_some(tensor as u64),
                 // All codecs use one algorithm, so that their wire bytes are comparable.

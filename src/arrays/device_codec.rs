@@ -249,7 +249,7 @@ impl DeviceCodec {
             count,
             dtype,
         } = *elements;
-        if !matches!(dtype, DType::F32 | DType::F16 | DType::BF16) {
+        if !dtype.has_codecs() {
             return Err(Error::new(
                 ErrorKind::Unsupported,
                 format!("codecs encode f32, f16 and bf16, not {dtype}"),

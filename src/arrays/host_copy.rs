@@ -200,7 +200,7 @@ impl HostCopier {
                 "{bytes} bytes at {address:#x} are no whole, aligned elements of {dtype}"
             )));
         }
-        if !matches!(dtype, DType::F32 | DType::F16 | DType::BF16) {
+        if !dtype.has_codecs() {
             return Err(Error::new(
                 ErrorKind::Unsupported,
                 format!("codecs encode f32, f16 and bf16, not {dtype}"),

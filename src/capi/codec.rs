@@ -265,7 +265,7 @@ impl HostElements {
     fn new(count: usize, dtype: dtype_number) -> Result<HostElements> {
         check_count(count)?;
         let dtype = types::dtype(dtype)?;
-        if !matches!(dtype, DType::F32 | DType::F16 | DType::BF16) {
+        if !dtype.has_codecs() {
             return Err(Error::new(
                 ErrorKind::Unsupported,
                 format!("codecs encode f32, f16 and bf16, not {dtype}"),

@@ -8,15 +8,13 @@ mod numbers;
 pub use host::{Batch, Caller, HostEngine, Progress, Run};
 
 use crate::codec::EncodeStats;
-use crate::types::{Algorithm, CodecSpec, LevelCodecs, TransportKind};
+use crate::types::{Algorithm, CodecSetting, TransportKind};
 
 /// What a call did.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Report {
-    /// The codec that ran.
-    pub codec: CodecSpec,
-    /// The codec inside hosts. It differs from `codec` only for hierarchical calls whose settings name one.
-    pub intra: CodecSpec,
+    /// The codecs that ran: equal, but for hierarchical calls whose setting has one for each level.
+    pub codec: CodecSetting,
     /// The algorithm that ran.
     pub algorithm: Algorithm,
     /// The slowest transport that carried data; `None` if no data travelled.
@@ -32,14 +30,4 @@ pub struct Report {
     pub input: Option<EncodeStats>,
     /// Calls of a group that were fused with this call, itself included; 1 if it ran alone.
     pub fused: usize,
-}
-
-impl Report {
-    /// Returns the codec of each level, as settings name them.
-    pub fn codecs(&self) -> LevelCodecs {
-        LevelCodecs {
-            intra: self.intra,
-            inter: self.codec,
-        }
-    }
 }

@@ -5,7 +5,6 @@
 
 use super::paths::LinkClass;
 use crate::bootstrap::{OutOfBand, PeerInfo};
-use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::IPC_HANDLE_BYTES;
 use crate::wire::{Damaged, Reader, WireResult, Writer};
@@ -35,33 +34,9 @@ pub(super) fn foreign(peer: &PeerInfo) -> Error {
     )
 }
 
-/// A setting that all ranks must share: its name, and how it is read.
-type Shared = (&'static str, fn(&Config) -> u64);
-
-/// A setting that is left to cinch; none can be asked for by this number.
-const AUTO: u64 = 0;
-
-/// All of them.
-const SHARED: [Shared; 3] = [
-    ("CINCH_BUFFER_BYTES", |config| config.buffer_bytes as u64),
-    ("CINCH_GPU_CHANNELS", |config| {
-        config.gpu_channels.map_or(AUTO, |number| number as u64)
-    }),
-    (
-        "the bound of NCCL_MAX_CTAS, NCCL_MAX_NCHANNELS and maxCTAs",
-        |config| {
-            config
-                .gpu_channels_most
-                .map_or(AUTO, |number| number as u64)
-        },
-    ),
-];
-
-/// Which GPU a rank sits on, and what it was told.
+/// Describes the GPU of a rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct GpuInfo {
-    /// In the order of [`SHARED`].
-    pub settings: [u64; SHARED.len()],
     /// The GPU's identity, the same in every process.
     pub uuid: [u8; 16],
     /// The GPU's number in the rank's process.
@@ -75,15 +50,10 @@ pub(super) struct GpuInfo {
 const MAGIC: &[u8; 8] = b"cinchgpu";
 
 impl GpuInfo {
-    /// The settings that [`GpuInfo::settings`] holds.
-    pub fn settings_of(config: &Config) -> [u64; SHARED.len()] {
-        SHARED.map(|(_, read)| read(config))
-    }
-
     /// As it travels.
     pub fn encode(&self) -> Vec<u8> {
         let mut writer = Writer::default();
-        writer.bytes(MAGIC).put(&self.settings).put(&self.uuid);
+        writer.bytes(MAGIC).put(&self.uuid);
         let (major, minor) = self.capability;
         writer.u32(self.ordinal).u32(major).u32(minor);
         writer.put(&self.p2p_disable);
@@ -96,7 +66,6 @@ impl GpuInfo {
             return Err(Damaged);
         }
         Ok(GpuInfo {
-            settings: reader.take()?,
             uuid: reader.take()?,
             ordinal: reader.u32()?,
             capability: (reader.u32()?, reader.u32()?),
@@ -104,37 +73,13 @@ impl GpuInfo {
         })
     }
 
-    /// Everybody's gpus, if these ranks can be connected.
+    /// Reads the GPUs of all ranks.
     ///
     /// # Errors
-    /// Mismatch, naming two ranks and both values. The same on all ranks.
-    pub fn compare(parts: &[Vec<u8>], peers: &[PeerInfo]) -> Result<Vec<GpuInfo>> {
-        let gpus: Result<Vec<GpuInfo>> = parts
-            .iter()
-            .zip(peers)
-            .map(|(bytes, peer)| GpuInfo::decode(bytes).map_err(|_| foreign(peer)))
-            .collect();
-        let gpus = gpus?;
-        for (gpu_info, peer) in gpus.iter().zip(peers) {
-            for (index, (name, _)) in SHARED.iter().enumerate() {
-                let (first, other) = (gpus[0].settings[index], gpu_info.settings[index]);
-                if first != other {
-                    let [first, other] = [first, other].map(|value| match value {
-                        AUTO => "auto".to_string(),
-                        value => value.to_string(),
-                    });
-                    return Err(Error::new(
-                        ErrorKind::Mismatch,
-                        format!(
-                            "{name} is {first} on {} and {other} on {peer}: set it alike on all \
-                             ranks",
-                            peers[0]
-                        ),
-                    ));
-                }
-            }
-        }
-        Ok(gpus)
+    /// Mismatch, naming a rank, if its bytes are no description of a GPU. The same on all ranks.
+    pub fn read_all(parts: &[Vec<u8>], peers: &[PeerInfo]) -> Result<Vec<GpuInfo>> {
+        let gpu = |(bytes, peer): (&Vec<u8>, _)| GpuInfo::decode(bytes).map_err(|_| foreign(peer));
+        parts.iter().zip(peers).map(gpu).collect()
     }
 }
 
@@ -245,7 +190,6 @@ mod tests {
 
     fn gpu_info() -> GpuInfo {
         GpuInfo {
-            settings: GpuInfo::settings_of(&Config::default()),
             uuid: std::array::from_fn(|at| at as u8),
             ordinal: 3,
             capability: (9, 0),
@@ -293,25 +237,14 @@ mod tests {
     }
 
     #[test]
-    fn ranks_that_do_not_fit_are_named() {
+    fn gpu_of_another_format_names_its_rank() {
         let peers = [peer(0, 1), peer(1, 1)];
-        let mut other = gpu_info();
-        other.settings[1] = 8;
-        let parts = [gpu_info().encode(), other.encode()];
-        let error = GpuInfo::compare(&parts, &peers).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Mismatch);
-        for part in [
-            "CINCH_GPU_CHANNELS is auto on rank 0",
-            "8 on rank 1 (host h1, pid 100)",
-        ] {
-            assert!(error.message().contains(part), "{error}");
-        }
         let parts = [gpu_info().encode(), gpu_info().encode()];
         assert_eq!(
-            GpuInfo::compare(&parts, &peers).unwrap(),
+            GpuInfo::read_all(&parts, &peers).unwrap(),
             [gpu_info(), gpu_info()]
         );
-        let error = GpuInfo::compare(&[gpu_info().encode(), vec![0; 200]], &peers).unwrap_err();
+        let error = GpuInfo::read_all(&[gpu_info().encode(), vec![0; 200]], &peers).unwrap_err();
         assert!(error.message().contains("rank 1"), "{error}");
     }
 }

@@ -474,19 +474,6 @@ fn one_rank_in_trouble_is_heard_by_all() {
     assert_eq!(job.machine.left(), [0; 5]);
 
     let mut job = Job::on(Machine::new(2));
-    let other = Config {
-        gpu_channels: Some(7),
-        ..job.config.clone()
-    };
-    job.configs.insert(1, other);
-    for error in self::errors(job.connect(&[(1, 0), (1, 1)])) {
-        assert_eq!(error.kind(), ErrorKind::Mismatch);
-        assert!(
-            error
-                .message()
-                .contains("CINCH_GPU_CHANNELS is auto on rank 0")
-        );
-    }
     let tcp = Config {
         transport: Some(TransportKind::Tcp),
         ..job.config.clone()

@@ -3,7 +3,7 @@
 use super::select::no_hierarchy;
 use super::{Candidate, Limits, Planner, Request, Tuning, candidates};
 use crate::error::Result;
-use crate::types::{Algorithm, CodecSpec};
+use crate::types::{Algorithm, CodecSetting, CodecSpec};
 use std::fmt::Write;
 
 impl Planner {
@@ -38,16 +38,19 @@ impl Planner {
             let text = explain(request, &self.limits, &candidates, best);
             Ok(text + &self.source(&measured))
         };
-        if !request.auto {
+        if !request.codec.auto {
             return table(request);
         }
-        let (coded, raw) = (self.best(request)?.0, self.best(&request.plain())?.0);
+        let (coded, raw) = (
+            self.best(request)?.0,
+            self.best(&request.without_codec())?.0,
+        );
         let pays = coded.seconds < raw.seconds;
         let mut text = match pays {
-            true => table(request)? + &table(&request.plain())?,
-            false => table(&request.plain())? + &table(request)?,
+            true => table(request)? + &table(&request.without_codec())?,
+            false => table(&request.without_codec())? + &table(request)?,
         };
-        let spec = request.codec;
+        let spec = request.codec.inter;
         text += &format!(
             "  auto:{spec}: raw {:.2} us, {spec} {:.2} us, so {} runs\n",
             raw.seconds * 1e6,
@@ -86,9 +89,9 @@ pub fn explain(
         .min_by(f64::total_cmp)
         .filter(|_| measured.is_none());
     let candidates: Vec<&Candidate> = measured.into_iter().chain(candidates).collect();
-    let codec = match request.intra == request.codec {
-        true => request.codec.to_string(),
-        false => format!("intra={},inter={}", request.intra, request.codec),
+    let codec = CodecSetting {
+        auto: false,
+        ..request.codec
     };
     let hosts = match limits.hosts.count() {
         1 => String::new(),

@@ -161,7 +161,7 @@ impl GpuLimits {
     /// Returns the most channels of a call. Both ends of a message compute the same number.
     fn channels(&self, request: &Request, protocol: Protocol, nranks: usize) -> usize {
         // Encoding takes instructions, and so multiprocessors, at every size.
-        let all = request.codec.is_lossy() || bytes(request, nranks) >= LARGE_BYTES;
+        let all = request.codec.inter.is_lossy() || bytes(request, nranks) >= LARGE_BYTES;
         let cap = if all { usize::MAX } else { RAW_CHANNELS };
         let resident = match request.collective {
             Collective::SendRecv => self.message_channels(bytes(request, nranks), nranks),
@@ -181,7 +181,7 @@ impl GpuLimits {
         let is_simple_ring = (way.algorithm, way.kernel)
             == (Algorithm::Ring, KernelProtocol::SIMPLE)
             && schedule::has_several_rings(request.collective);
-        let is_open = !request.codec.is_lossy() && !request.crosses(&limits.hosts);
+        let is_open = !request.codec.inter.is_lossy() && !request.crosses(&limits.hosts);
         if !is_simple_ring || !is_open || self.depth <= RING_ABREAST {
             return 1;
         }
@@ -255,7 +255,7 @@ fn possible(
     if limits.nranks == 1 || request.crosses(&limits.hosts) {
         return kernel == KernelProtocol::SIMPLE;
     }
-    if let Some(codec) = codec.filter(|_| request.codec.is_lossy()) {
+    if let Some(codec) = codec.filter(|_| request.codec.inter.is_lossy()) {
         // Encoded chunks travel in slots, or as encoded tiles of a fused kernel.
         return match kernel {
             KernelProtocol::SIMPLE => true,
@@ -314,7 +314,7 @@ fn fits_coded(
     codec: &dyn Codec,
     algorithm: Algorithm,
 ) -> bool {
-    let (spec, trips) = (request.codec, trips(request.collective, algorithm));
+    let (spec, trips) = (request.codec.inter, trips(request.collective, algorithm));
     let is_known = FUSED.contains(&(request.collective, algorithm))
         && request.collective != Collective::AllToAll
         && FUSED_CODECS.contains(&spec.kind)
@@ -349,7 +349,7 @@ pub(super) fn cut(
     parts: usize,
 ) -> Result<(Geometry, usize)> {
     // Partial tiles take a slower path, so only the last tile of a message may be partial.
-    let granule = match request.codec.is_lossy() {
+    let granule = match request.codec.inter.is_lossy() {
         true => granule(request.dtype, codec).max(CODED_TILE),
         false => granule(request.dtype, codec),
     };
@@ -358,7 +358,7 @@ pub(super) fn cut(
         let part = request.count.div_ceil(parts).max(1);
         let whole = part.next_multiple_of(granule);
         let geometry = Geometry::new(request.count, parts, granule, whole);
-        let blocks = match codec.filter(|_| request.codec.is_lossy()) {
+        let blocks = match codec.filter(|_| request.codec.inter.is_lossy()) {
             Some(codec) => {
                 let images = EncodedTiles::new(codec, part).count;
                 images.div_ceil(coded_share(way.algorithm, limits.nranks))
@@ -371,12 +371,15 @@ pub(super) fn cut(
             .min(way.channels);
         return Ok((geometry, blocks.clamp(1, most.max(1))));
     }
-    let slot = match (gpu.fifos[protocol as usize].0, request.codec.is_lossy()) {
+    let slot = match (
+        gpu.fifos[protocol as usize].0,
+        request.codec.inter.is_lossy(),
+    ) {
         (slot, true) => slot.min(CODED_BYTES),
         (slot, false) => slot,
     };
-    let most = chunk_max(slot, request.dtype, request.codec, codec)?;
-    let (granule, least, most) = match request.codec.is_lossy() {
+    let most = chunk_max(slot, request.dtype, request.codec.inter, codec)?;
+    let (granule, least, most) = match request.codec.inter.is_lossy() {
         true => (granule, granule, most / granule * granule),
         // Chunks are whole 128-byte lines, so that stores are not split.
         false => {
@@ -421,7 +424,7 @@ pub(super) fn coded_share(algorithm: Algorithm, nranks: usize) -> usize {
 /// Returns the elements that give each warp of a block equally many tiles. Chunks are multiples of
 /// it, so that no warp idles.
 fn even_load(request: &Request, protocol: Protocol) -> usize {
-    let tile = match (protocol, request.codec.is_lossy()) {
+    let tile = match (protocol, request.codec.inter.is_lossy()) {
         (Protocol::Simple, true) => CODED_TILE,
         (Protocol::Simple, false) => RAW_TILE_BYTES / request.dtype.size(),
         // Messages of the other protocols are small.

@@ -73,7 +73,7 @@ pub(super) fn seconds(
     use costs::*;
     let ring = candidate.algorithm == Algorithm::Ring;
     let is_fused = candidate.kernel.is_fused();
-    let is_coded = request.codec.is_lossy();
+    let is_coded = request.codec.inter.is_lossy();
     let (launch, hop, share) = match (candidate.kernel.kernel, candidate.kernel.protocol) {
         (Kernel::Schedule, Protocol::Simple) => (
             [LAUNCH[0], LAUNCH_CODED][usize::from(is_coded)],
@@ -114,7 +114,7 @@ pub(super) fn seconds(
     let messages = counts.sends.max(counts.recvs);
     let passes = candidate.geometry.passes() as f64;
     let chunk = candidate.geometry.chunk() as f64;
-    let (encode, decode) = codec_seconds(request.codec.kind);
+    let (encode, decode) = codec_seconds(request.codec.inter.kind);
     let touched = (counts.encodes + counts.decodes + counts.reduces) as f64;
     let waits = launch + candidate.hops.total() as f64 * hop;
     let travels = passes * messages as f64 * wire_bytes as f64 / wire;

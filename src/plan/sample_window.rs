@@ -2,7 +2,7 @@
 //! error.
 
 use super::Request;
-use crate::types::{CodecSpec, Collective, DType, Fused, ReduceOp};
+use crate::types::{CodecSetting, Collective, DType, Fused, ReduceOp};
 
 /// Most elements of a window, over all blocks.
 pub const SAMPLE_WINDOW_ELEMENTS: usize = 4096;
@@ -100,9 +100,7 @@ impl SampleWindow {
             count,
             root: 0,
             peer: 0,
-            codec: CodecSpec::RAW,
-            intra: CodecSpec::RAW,
-            auto: false,
+            codec: CodecSetting::RAW,
             algorithm: None,
             tensor: None,
             feedback: None,
@@ -124,8 +122,6 @@ mod tests {
             root: 0,
             peer: 0,
             codec: "linear8".parse().unwrap(),
-            intra: "linear8".parse().unwrap(),
-            auto: false,
             algorithm: None,
             tensor: Some(3),
             feedback: None,

@@ -7,7 +7,7 @@ use super::{Geometry, Request, chunk_max, granule};
 use crate::codec::{Codec, Reencode};
 use crate::error::{Error, ErrorKind, Result};
 use crate::schedule::{self, CostCounts, Hops, Hosts, Pattern};
-use crate::types::{Algorithm, KernelProtocol, Level, ScaleRule, TransportKind};
+use crate::types::{Algorithm, CodecSetting, KernelProtocol, Level, ScaleRule, TransportKind};
 
 /// Facts by which the planner selects, besides the request. They are equal on all ranks.
 #[derive(Clone, Debug, PartialEq)]
@@ -90,7 +90,7 @@ pub fn candidates(
                 format!(
                     "{} by oneshot with codec {}: a tensor scale needs an owner for each \
                          chunk; use ring, tree or direct",
-                    request.collective, request.codec
+                    request.collective, request.codec.inter
                 ),
             ));
         }
@@ -111,7 +111,7 @@ pub fn candidates(
 /// Whether `tensor=` scales are kept from call to call. One-shot needs each rank to decode its own
 /// contribution as its peers do, which a scale that is refreshed now and then does not guarantee.
 fn keeps(request: &Request, codec: Option<&dyn Codec>) -> bool {
-    matches!(request.codec.scale, ScaleRule::Tensor { .. }) && codec.is_some()
+    matches!(request.codec.inter.scale, ScaleRule::Tensor { .. }) && codec.is_some()
 }
 
 /// Returns the algorithms with one level that can run `request`.
@@ -144,12 +144,12 @@ pub(super) fn algorithms(
 /// Returns why no hierarchical schedule can run `request`, as a sentence.
 pub(super) fn no_hierarchy(request: &Request, limits: &Limits) -> Option<String> {
     Pattern::no_hierarchy(request.collective, &limits.hosts).or_else(|| {
-        let two_codecs = limits.gpu.is_some() && request.intra != request.codec;
+        let two_codecs = limits.gpu.is_some() && request.codec.intra != request.codec.inter;
         two_codecs.then(|| {
             format!(
                 "{} by hierarchical with codecs intra={},inter={} is for host buffers: a kernel has \
                  one codec for all of a call",
-                request.collective, request.intra, request.codec
+                request.collective, request.codec.intra, request.codec.inter
             )
         })
     })
@@ -261,14 +261,14 @@ fn cut(request: &Request, limits: &Limits, codecs: Codecs<'_>) -> Result<(usize,
     let granule = whole(Level::Intra).max(whole(Level::Inter));
     let mut most = usize::MAX;
     for level in Level::ALL {
-        let (spec, codec) = (request.codec_of(level), codecs[level as usize]);
+        let (spec, codec) = (request.codec.at(level), codecs[level as usize]);
         most = most.min(chunk_max(limits.slot_bytes, request.dtype, spec, codec)?);
     }
     match most / granule * granule {
         0 => Err(Error::invalid_argument(format!(
             "a slot of {} bytes holds {most} elements in one of codecs intra={} and inter={}, but \
              they can only be cut every {granule}; raise CINCH_SLOT_BYTES or CINCH_BUFFER_BYTES",
-            limits.slot_bytes, request.intra, request.codec
+            limits.slot_bytes, request.codec.intra, request.codec.inter
         ))),
         most => Ok((granule, most)),
     }
@@ -291,7 +291,10 @@ fn cheapest_cut(
     let two_levels = algorithm == Algorithm::Hierarchical;
     // A schedule with one level has one codec.
     let one = Request {
-        intra: request.codec,
+        codec: CodecSetting {
+            intra: request.codec.inter,
+            ..request.codec
+        },
         ..*request
     };
     let (request, codecs) = match two_levels {
@@ -354,7 +357,7 @@ fn candidate(
             chunk,
             element_bytes: request.dtype.size(),
             wire_bytes,
-            codecs: Level::ALL.map(|level| request.codec_of(level).kind),
+            codecs: Level::ALL.map(|level| request.codec.at(level).kind),
             leaving,
             hosts: limits.hosts.count(),
         };

@@ -62,9 +62,7 @@ fn connect(context: &ConnectContext<'_>, pairs: Pairs) -> Result<Links> {
         return Ok(alone(shape?, config.channels));
     }
 
-    let names = settings::shared(config);
     let mut info = ConnectInfo {
-        settings: names.map(|(_, value)| value),
         cores: cpu::allowed(),
         ..ConnectInfo::default()
     };
@@ -74,7 +72,7 @@ fn connect(context: &ConnectContext<'_>, pairs: Pairs) -> Result<Links> {
         info.trouble = error.to_string();
     }
     let blobs = exchange.all_gather(&info.to_bytes())?;
-    let compared = settings::compare(&blobs, peers, &names);
+    let compared = settings::compare(&blobs, peers);
     // Settings that differ explain more than what they led to here.
     let (mut prepared, infos) = match (prepared, compared) {
         (Err(own), Err(other)) if other.kind() == crate::error::ErrorKind::Remote => {

@@ -13,39 +13,6 @@ use crate::wire::{Reader, Wire, WireResult, Writer};
 /// Slots do not shrink below this.
 const SMALLEST_SLOT: usize = 4 << 10;
 
-/// Number of settings that all ranks must share.
-const SHARED: usize = 8;
-
-/// Their names and values.
-pub(super) type Shared = [(&'static str, u64); SHARED];
-
-/// The shared settings of `config`.
-pub(super) fn shared(config: &Config) -> Shared {
-    [
-        ("CINCH_SLOT_BYTES", config.slot_bytes as u64),
-        ("CINCH_SLOTS", config.slots as u64),
-        ("CINCH_CHANNELS", config.channels as u64),
-        ("CINCH_BUFFER_BYTES", config.buffer_bytes as u64),
-        ("CINCH_TCP_SOCKETS", config.tcp_sockets as u64),
-        (
-            "CINCH_TRANSPORT",
-            config.transport.map_or(0, |kind| kind as u64 + 1),
-        ),
-        ("CINCH_SHM_DISABLE", config.shm_disable.into()),
-        ("CINCH_IB_QPS", config.ib_qps as u64),
-    ]
-}
-
-fn show(name: &str, value: u64) -> String {
-    if name != "CINCH_TRANSPORT" {
-        return value.to_string();
-    }
-    let kind = TransportKind::ALL
-        .into_iter()
-        .find(|&kind| kind as u64 + 1 == value);
-    kind.map_or("auto", TransportKind::name).into()
-}
-
 /// The slots of a connection: as configured, or smaller where the budget demands it.
 ///
 /// # Errors
@@ -149,8 +116,6 @@ pub(super) fn kinds(
 /// One rank's part of the exchange.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct ConnectInfo {
-    /// In the order of [`shared`].
-    pub settings: [u64; SHARED],
     /// Under which its region is offered to threads of its process.
     pub offer: u64,
     /// Where its region is handed to other processes.
@@ -173,14 +138,13 @@ const LONGEST_NOTE: usize = 250;
 impl Wire for ConnectInfo {
     fn write(&self, writer: &mut Writer) {
         let note: String = self.rdma_note.chars().take(LONGEST_NOTE).collect();
-        writer.put(&self.settings).u64(self.offer).put(&self.local);
+        writer.u64(self.offer).put(&self.local);
         writer.u16(self.port).put(&self.cores).u8(self.rdma);
         writer.text(&note).text(&self.trouble);
     }
 
     fn read(reader: &mut Reader<'_>) -> WireResult<ConnectInfo> {
         Ok(ConnectInfo {
-            settings: reader.take()?,
             offer: reader.u64()?,
             local: reader.take()?,
             port: reader.u16()?,
@@ -241,16 +205,12 @@ pub(super) fn crowd(
     (ranks, cpu::count(&all))
 }
 
-/// Reads everybody's info, and finds out whether all ranks can and want the same.
+/// Reads the info of all ranks, and finds out whether all of them can connect.
 ///
 /// # Errors
-/// Mismatch, naming two ranks and both values; remote, naming the rank that has trouble. The
+/// Mismatch if a rank's info has another format; remote, naming the rank that has trouble. The
 /// same on all ranks.
-pub(super) fn compare(
-    blobs: &[Vec<u8>],
-    peers: &[PeerInfo],
-    names: &Shared,
-) -> Result<Vec<ConnectInfo>> {
+pub(super) fn compare(blobs: &[Vec<u8>], peers: &[PeerInfo]) -> Result<Vec<ConnectInfo>> {
     let mut infos = Vec::with_capacity(blobs.len());
     for (blob, peer) in blobs.iter().zip(peers) {
         infos.push(ConnectInfo::from_bytes(blob).map_err(|_| {
@@ -259,23 +219,6 @@ pub(super) fn compare(
                 format!("{peer} described its connections in another format: use one version"),
             )
         })?);
-    }
-    // Settings first: trouble often comes from them.
-    for (info, peer) in infos.iter().zip(peers) {
-        for (index, (name, _)) in names.iter().enumerate() {
-            let (first, other) = (infos[0].settings[index], info.settings[index]);
-            if first != other {
-                return Err(Error::new(
-                    ErrorKind::Mismatch,
-                    format!(
-                        "{name} is {} on {} and {} on {peer}: set it alike on all ranks",
-                        show(name, first),
-                        peers[0],
-                        show(name, other)
-                    ),
-                ));
-            }
-        }
     }
     for (info, peer) in infos.iter().zip(peers) {
         if !info.trouble.is_empty() {

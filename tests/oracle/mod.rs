@@ -321,7 +321,7 @@ pub fn check(
             Source::Copied(from, index) => {
                 let exact = float(call.dtype, element(from, index));
                 let (unit, least) = precision(call.dtype);
-                let step = half_step(report.codec, maxima[from]);
+                let step = half_step(report.codec.inter, maxima[from]);
                 let tolerance = 1.001 * step + 1.01 * unit * (exact.abs() + step) + least;
                 if !within(float(call.dtype, got), exact, tolerance) {
                     return wrong(format!("{exact:e}"), tolerance);
@@ -453,17 +453,17 @@ fn combine_floats(
             Algorithm::Direct => 2.0,
             Algorithm::Ring | Algorithm::Tree | Algorithm::Hierarchical => nranks as f64,
         };
-        let step = half_step(report.codec, sum_of_maxima);
+        let step = half_step(report.codec.inter, sum_of_maxima);
         let n = if case.call.op == ReduceOp::Avg {
             nranks as f64
         } else {
             1.0
         };
         // Errors of earlier encodes enlarge what later ones hold.
-        let growth = (1.0 + half_step(report.codec, 1.0)).powi(encodes as i32 - 1);
+        let growth = (1.0 + half_step(report.codec.inter, 1.0)).powi(encodes as i32 - 1);
         tolerance += encodes * step * growth * 1.01 / n;
         tolerance += (nranks + 2) as f64 * unit * (sum_of_maxima + encodes * step) / n;
-        if report.codec.kind == CodecKind::Mantissa8 && case.data == Data::Units {
+        if report.codec.inter.kind == CodecKind::Mantissa8 && case.data == Data::Units {
             tolerance = 0.0; // integers up to 15 are among its values
         }
     }

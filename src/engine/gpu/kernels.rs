@@ -175,7 +175,7 @@ impl Kernels {
 /// # Errors
 /// Unsupported if the codec has no kernels or keeps scales from call to call.
 pub fn check(request: &Request) -> Result<()> {
-    let spec = request.codec;
+    let spec = request.codec.inter;
     let why = if spec.is_lossy() && !KERNEL_CODECS.contains(&spec.kind) {
         format!(
             "{} has no kernels and works on host buffers only; take one of raw, {}",
@@ -204,7 +204,7 @@ pub fn name_for(plan: &Plan) -> String {
         (Kernel::Schedule, Protocol::Ll) => "_ll",
         (Kernel::Schedule, Protocol::Ll128) => "_ll128",
         (Kernel::Fused, _) if plan.codec.is_some() => {
-            let family = kernel_family(plan.spec.kind);
+            let family = kernel_family(plan.specs.inter.kind);
             return format!("cinch_fused_{family}_{}_ll128", plan.dtype);
         }
         (Kernel::Fused, protocol) => {
@@ -228,7 +228,7 @@ pub fn name_for(plan: &Plan) -> String {
     if plan.codec.is_some() {
         format!(
             "cinch_coded_{}_{}",
-            kernel_family(plan.spec.kind),
+            kernel_family(plan.specs.inter.kind),
             plan.dtype
         )
     } else if plan.collective.reduces() {

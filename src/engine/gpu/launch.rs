@@ -97,7 +97,7 @@ impl PreparedPlan {
         }
         work.codec = codec_words(&self.plan, signature[3]);
         // All replays carry the sequence number of one call, so the kernel varies the codec's keys.
-        if captured && self.plan.spec.kind.has_seed() {
+        if captured && self.plan.specs.inter.kind.has_seed() {
             work.flags |= abi::REDRAW;
         }
         work.flags |= launch_flag(begin);
@@ -282,8 +282,8 @@ fn codec_words(plan: &Plan, operation: u64) -> abi::CodecWords {
     match plan.codec {
         // `kernels::check` rejects scales of whole tensors.
         Some(_) => {
-            let draws = Plan::draws(plan.spec, operation, plan.schedule.rank);
-            word = codec::kernel_params(plan.spec, 0.0, draws);
+            let draws = Plan::draws(plan.specs.inter, operation, plan.schedule.rank);
+            word = codec::kernel_params(plan.specs.inter, 0.0, draws);
         }
         None => word[0] = plan.dtype.size() as u32,
     }
@@ -364,7 +364,9 @@ pub(super) fn own_context(context: &Arc<Context>, stream: &Stream) -> Result<()>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::types::{Algorithm, CodecSpec, Collective, DType, Fused as Together, ReduceOp};
+    use crate::types::{
+        Algorithm, CodecSetting, CodecSpec, Collective, DType, Fused as Together, ReduceOp,
+    };
     use std::collections::HashMap;
 
     /// Packets carry 12 bits of the hash: two calls share them with a probability of about 1 in 4,096.
@@ -381,9 +383,7 @@ mod tests {
                     count,
                     root,
                     peer: 0,
-                    codec: CodecSpec::RAW,
-                    auto: false,
-                    intra: CodecSpec::RAW,
+                    codec: CodecSetting::RAW,
                     algorithm: None,
                     tensor: None,
                     feedback: None,

@@ -8,7 +8,7 @@
 use super::pack::PackedSchedule;
 use crate::error::{Error, ErrorKind, Result};
 use crate::plan::{Plan, Planner, Request};
-use crate::types::{CallSignature, Fused, ReduceOp, SIGNATURE_WORDS};
+use crate::types::{CallSignature, CodecSetting, Fused, ReduceOp, SIGNATURE_WORDS};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -109,9 +109,11 @@ impl MessageSizesCache {
             count: usize::try_from(call.count).unwrap_or(usize::MAX),
             root: call.root as usize,
             peer: call.peer as usize,
-            codec: call.codec,
-            auto: false,
-            intra: call.intra,
+            codec: CodecSetting {
+                intra: call.intra,
+                inter: call.codec,
+                auto: false,
+            },
             algorithm: Some(call.algorithm),
             tensor: None,
             feedback: None,

@@ -399,7 +399,7 @@ impl GpuEngine {
         };
         let request = plan.decided(&call.request);
         let signature = request
-            .signature(plan.algorithm, plan.intra_spec, sequence)
+            .signature(plan.algorithm, plan.specs.intra, sequence)
             .words();
         if capture.is_none() {
             self.exchange.log_call(signature);
@@ -522,8 +522,7 @@ impl GpuEngine {
             && (call.request.collective != Collective::SendRecv
                 || call.request.root != call.request.peer);
         Report {
-            codec: run.plan.spec,
-            intra: run.plan.intra_spec,
+            codec: run.plan.specs,
             algorithm: run.plan.algorithm,
             transport: moves.then(|| self.transport(&call.request)),
             channels: run.plan.channels,

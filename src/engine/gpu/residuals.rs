@@ -95,7 +95,7 @@ fn shape_of(request: &Request, plan: &Plan) -> Result<Shape> {
             | u64::from(request.op.number()) << 8
             | (request.dtype as u64) << 16
             | (request.root as u64) << 32
-            | (plan.spec.kind as u64) << 24
+            | (plan.specs.inter.kind as u64) << 24
             | (plan.geometry.chunk() as u64 / CUT_UNIT % (1 << 16)) << 40
             | (plan.algorithm as u64) << 56
             | BY_ELEMENT,

@@ -80,7 +80,7 @@ impl<'a> Run<'a> {
         let sequence = engine.next_sequence(&self.request);
         self.signature = self
             .request
-            .signature(self.plan.algorithm, self.plan.intra_spec, sequence)
+            .signature(self.plan.algorithm, self.plan.specs.intra, sequence)
             .words();
         engine.log_call(self.signature);
         self.scales = ScaleKey::new(&self.request, &self.plan, self.signature)
@@ -375,8 +375,7 @@ impl<'a> Run<'a> {
             engine.feedback.give_back(tensor, residuals);
         }
         Report {
-            codec: self.request.codec,
-            intra: self.plan.intra_spec,
+            codec: self.plan.specs,
             algorithm: self.plan.algorithm,
             transport,
             channels: self.plan.channels,

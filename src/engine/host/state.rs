@@ -216,10 +216,12 @@ impl ScaleKey {
         plan: &Plan,
         signature: [u64; SIGNATURE_WORDS],
     ) -> Option<ScaleKey> {
-        let ScaleRule::Tensor { refresh } = plan.spec.scale else {
+        let ScaleRule::Tensor { refresh } = plan.specs.inter.scale else {
             return None;
         };
-        let tensor = request.tensor.filter(|_| plan.spec.kind.has_scale())?;
+        let tensor = request
+            .tensor
+            .filter(|_| plan.specs.inter.kind.has_scale())?;
         let mut call = signature;
         call[3] = 0;
         let factor = match request.op {

@@ -55,7 +55,7 @@ impl WireClass {
     /// Returns the class of a request's elements.
     pub fn of(request: &Request) -> WireClass {
         WireClass {
-            codec: request.codec.kind,
+            codec: request.codec.inter.kind,
             element_bytes: request.dtype.size(),
         }
     }

@@ -78,7 +78,7 @@ pub fn share<W: World>(
             let hashes = ranks.iter().map(|words| words[4]);
             hashes.fold(0, |all: u64, hash| all.rotate_left(7) ^ hash)
         }),
-        codecs: report.codecs(),
+        codecs: report.codec,
         algorithm: report.algorithm,
         transport: TransportKind::ALL
             .into_iter()

@@ -10,7 +10,7 @@ use super::verify::{Check, Outcome, POISON, coarser};
 use super::world::World;
 use cinch::comm::Call;
 use cinch::mem::{UserBuffers, bytes_of_mut};
-use cinch::types::{LevelCodecs, TransportKind};
+use cinch::types::{CodecSetting, TransportKind};
 use cinch::{Algorithm, Collective, Report, Result};
 use std::hash::{Hash, Hasher};
 use std::ops::Range;
@@ -70,7 +70,7 @@ pub struct Measured {
     /// Hash of all ranks' outputs, in rank order.
     pub bits: Option<u64>,
     /// What ran.
-    pub codecs: LevelCodecs,
+    pub codecs: CodecSetting,
     /// What ran.
     pub algorithm: Algorithm,
     /// The slowest transport of any rank.
@@ -306,7 +306,7 @@ impl<'a, W: World> Bench<'a, W> {
             nranks: self.world.nranks(),
             set,
             shift: 0,
-            codec: coarser(report.codecs()),
+            codec: coarser(report.codec),
             algorithm: report.algorithm,
         };
         outcome.merge(&check.run(&self.sets[set].work.bytes()[range]));

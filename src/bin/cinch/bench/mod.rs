@@ -65,7 +65,7 @@ pub fn main(options: &BenchOptions, mut config: Config) -> Result<i32, (i32, Str
             .map_err(|error| usage(error.to_string()))?;
     }
     // Rows that are left to the model go by measured costs.
-    config.codec_auto |= options.codec.iter().any(|codec| codec.auto);
+    config.codec.auto |= options.codec.iter().any(|codec| codec.auto);
     if let Some((hosts, ranks)) = options.explain_hosts {
         let shape = Hosts::even(hosts, ranks);
         return hosts::main(

@@ -6,7 +6,7 @@ use super::number::{decode, decode_integer, largest, smallest, unit_roundoff, wr
 use super::row::{Row, factor};
 use cinch::codec::{self, ErrorLaw};
 use cinch::cpu::Isa;
-use cinch::types::{LevelCodecs, ScaleRule};
+use cinch::types::{CodecSetting, ScaleRule};
 use cinch::{Algorithm, CodecSpec, Collective, DType, ReduceOp};
 use std::hash::Hasher;
 use std::ops::Range;
@@ -510,7 +510,7 @@ fn error_law(spec: CodecSpec) -> ErrorLaw {
 }
 
 /// The codec whose bound holds for both levels: the one that loses more, in the longer blocks.
-pub fn coarser(codecs: LevelCodecs) -> CodecSpec {
+pub fn coarser(codecs: CodecSetting) -> CodecSpec {
     let both = [codecs.intra, codecs.inter];
     let loss = |spec: CodecSpec| {
         let law = error_law(spec);

@@ -82,7 +82,7 @@ pub mod threads {
         decode, decode_integer, encode, encode_integer, unit_roundoff, wrap_integer,
     };
     use cinch::types::{Extent, Scalar, TransportKind};
-    use cinch::{Algorithm, CodecSpec, ReduceOp};
+    use cinch::{Algorithm, CodecSetting, ReduceOp};
     use std::cell::Cell;
     use std::sync::{Arc, Barrier, Mutex};
 
@@ -304,8 +304,7 @@ pub mod threads {
 
     fn report(call: &Call, wire_bytes: u64) -> Report {
         Report {
-            codec: call.codec.unwrap_or(CodecSpec::RAW),
-            intra: call.codec.unwrap_or(CodecSpec::RAW),
+            codec: call.codec.unwrap_or(CodecSetting::RAW),
             algorithm: call.algorithm.unwrap_or(Algorithm::Direct),
             transport: Some(TransportKind::Loopback),
             channels: 1,

@@ -30,7 +30,6 @@ fn limits(hosts: &Hosts, nranks: usize, channels: usize) -> Limits {
 }
 
 fn request(collective: Collective, algorithm: Algorithm, count: usize, codec: &str) -> Request {
-    let codec: CodecSpec = codec.parse().unwrap();
     Request {
         collective,
         dtype: DType::F32,
@@ -38,9 +37,7 @@ fn request(collective: Collective, algorithm: Algorithm, count: usize, codec: &s
         count,
         root: usize::from(collective.has_root()),
         peer: 2 * usize::from(collective == Collective::SendRecv),
-        codec,
-        auto: false,
-        intra: codec,
+        codec: codec.parse().unwrap(),
         algorithm: Some(algorithm),
         tensor: None,
         feedback: None,
@@ -113,7 +110,7 @@ fn message_sizes_match_the_kernels_walk() {
                         let what = format!("{collective} by {algorithm}, {count} on {hosts}");
                         let words = plan
                             .decided(&request)
-                            .signature(plan.algorithm, plan.intra_spec, 77)
+                            .signature(plan.algorithm, plan.specs.intra, 77)
                             .words();
                         let found = walked(&plan, nranks, 4);
                         for (way, channels) in

@@ -70,9 +70,10 @@ impl Case {
             schedule: Arc::new(pattern.schedule(rank).unwrap()),
             geometry,
             codec: self.codec.clone(),
-            spec: self.codec.as_ref().map_or(CodecSpec::RAW, |c| c.spec()),
             intra: self.codec.clone(),
-            intra_spec: self.codec.as_ref().map_or(CodecSpec::RAW, |c| c.spec()),
+            specs: (self.codec.as_ref())
+                .map_or(CodecSpec::RAW, |c| c.spec())
+                .into(),
             count,
             pattern,
             notes_input: Vec::new(),

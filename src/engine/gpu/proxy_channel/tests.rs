@@ -8,7 +8,9 @@ use crate::mem::{PeerBufferLayout, Staging};
 use crate::plan::{GpuLimits, Limits, Machine, Planner, Request, Resident};
 use crate::schedule::Hosts;
 use crate::sys::cuda::mock::Machine as Gpus;
-use crate::types::{CodecSpec, Collective, DType, Fused, ReduceOp, SIGNATURE_WORDS, TransportKind};
+use crate::types::{
+    CodecSetting, CodecSpec, Collective, DType, Fused, ReduceOp, SIGNATURE_WORDS, TransportKind,
+};
 use std::collections::VecDeque;
 use std::mem::offset_of;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -130,9 +132,7 @@ impl Bench {
             count: COUNT,
             root: 0,
             peer: 1,
-            codec: CodecSpec::RAW,
-            auto: false,
-            intra: CodecSpec::RAW,
+            codec: CodecSetting::RAW,
             algorithm: None,
             tensor: None,
             feedback: None,

@@ -229,7 +229,7 @@ fn small_coded_calls_use_fused_kernels() {
         };
         assert!(with.residuals != 0 && with.span == 10_000 * blocks);
         assert_eq!((with.words, with.share), (args.words, args.share));
-        let spec = request.codec;
+        let spec = request.codec.inter;
         assert_eq!(
             args.codec.word[0],
             8 - 3 * u32::from(codec.ends_with("32")),

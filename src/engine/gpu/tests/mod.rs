@@ -260,9 +260,7 @@ pub(super) fn request(problem: &Problem, codec: &str) -> Request {
         } else {
             0
         },
-        codec: codec.parse::<CodecSpec>().unwrap(),
-        auto: false,
-        intra: codec.parse::<CodecSpec>().unwrap(),
+        codec: codec.parse().unwrap(),
         algorithm: None,
         tensor: None,
         feedback: None,

@@ -139,10 +139,14 @@ fn missing_kernel_is_an_error_with_alternatives() {
     for codec in CodecSpec::samples() {
         let kept = codec.kind.has_scale() && matches!(codec.scale, ScaleRule::Tensor { .. });
         if !KERNEL_CODECS.contains(&codec.kind) {
-            let codec = Request { codec, ..plain };
+            let codec = Request {
+                codec: codec.into(),
+                ..plain
+            };
             refuses(engine, codec, &["all_reduce", "no kernels", "raw, linear8"]);
         } else if kept {
             let said = ["all_reduce", &codec.to_string(), "block=256"];
+            let codec = codec.into();
             refuses(engine, Request { codec, ..plain }, &said);
         }
     }
@@ -152,6 +156,7 @@ fn missing_kernel_is_an_error_with_alternatives() {
             seed: if kind.has_seed() { 7 } else { 0 },
             ..CodecSpec::of(kind)
         };
+        let codec = codec.into();
         let calls = [call(Request { codec, ..plain }, &memory, &memory, &stream)];
         let name = format!("cinch_coded_{}_f32", kernel_family(kind));
         match engine.run(&calls) {

@@ -131,7 +131,7 @@ fn open(path: &Path) -> std::result::Result<(Arc<Nccl>, Vec<String>), String> {
 fn on_host(config: &Config) -> Config {
     Config {
         device: DeviceChoice::Host,
-        codec: cinch::CodecSpec::RAW,
+        codec: cinch::CodecSetting::RAW,
         algorithm: None,
         // The transport of GPUs carries nothing between ranks on the host; any other one is meant for both.
         transport: config.transport.filter(|&kind| kind != TransportKind::Cuda),

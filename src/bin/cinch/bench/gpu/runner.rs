@@ -191,7 +191,7 @@ fn compare<W: World, L: Lane>(
         nranks,
         set: 0,
         shift,
-        codec: report.codec,
+        codec: report.codec.inter,
         algorithm: report.algorithm,
     };
     let size = row.dtype.size();

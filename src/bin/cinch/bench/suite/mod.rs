@@ -9,7 +9,7 @@ use super::options::BenchOptions;
 use super::plan::Plan;
 use super::record::Record;
 use super::row::Row;
-use cinch::types::CodecChoice;
+use cinch::types::CodecSetting;
 use cinch::{Collective, DType, ReduceOp};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -78,7 +78,7 @@ impl Cases {
             None => vec![DType::F32, DType::BF16],
         };
         let standard = ["raw", "linear8", "dynamic8", "minmax4"];
-        let codecs: Vec<CodecChoice> = match options.codec.as_slice() {
+        let codecs: Vec<CodecSetting> = match options.codec.as_slice() {
             [] => standard
                 .iter()
                 .filter_map(|name| name.parse().ok())
@@ -94,8 +94,8 @@ impl Cases {
                 }
                 for &dtype in &dtypes {
                     for &codec in &codecs {
-                        let lossy = codec.spec.is_lossy();
-                        let floats = matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
+                        let lossy = codec.is_lossy();
+                        let floats = dtype.has_codecs();
                         if lossy && !(coded && floats) {
                             continue;
                         }
@@ -195,7 +195,7 @@ mod tests {
             .unwrap()
             .list;
         let has = |collective, dtype, codec: &str, graph| {
-            let codec: CodecChoice = codec.parse().unwrap();
+            let codec: CodecSetting = codec.parse().unwrap();
             all.iter().any(|case| {
                 let row = case.row;
                 (row.collective, row.dtype, case.graph) == (collective, dtype, graph)

@@ -6,7 +6,7 @@ use super::choose;
 use crate::bench::metrics::{count_of, size_of};
 use crate::bench::row::Row;
 use cinch::plan::{KernelVariant, WireClass};
-use cinch::types::CodecChoice;
+use cinch::types::CodecSetting;
 use cinch::{Collective, DType, ReduceOp, Result};
 
 /// What measures; in tests a model of times.
@@ -32,7 +32,7 @@ pub struct Sweep {
     /// Its elements.
     pub dtype: DType,
     /// Its codec.
-    pub codec: CodecChoice,
+    pub codec: CodecSetting,
 }
 
 impl Sweep {
@@ -52,7 +52,7 @@ impl Sweep {
     /// What its messages hold.
     pub fn wire(&self) -> WireClass {
         WireClass {
-            codec: self.codec.spec.kind,
+            codec: self.codec.inter.kind,
             element_bytes: self.dtype.size(),
         }
     }
