@@ -8,7 +8,8 @@
 //! cache, which is how a step of a collective calls them.
 
 use cinch::CodecSpec;
-use cinch::codec::{Codec, EncodeStats, Layout, Span, StandAlone, build};
+use cinch::arrays::{Layout, StandAlone};
+use cinch::codec::{Codec, EncodeStats, Span, build};
 use cinch::cpu::Isa;
 use cinch::types::CodecKind;
 use criterion::{Criterion, Throughput};

@@ -58,7 +58,7 @@ pub fn write(config: &Config, probes: bool, out: &mut dyn Write) -> io::Result<(
             knob.name,
             origin_name(*origin)
         )?;
-        writeln!(out, "  {:<28}   {}; takes {}", "", knob.help, knob.range)?;
+        writeln!(out, "  {:<28}   {}; takes {}", "", knob.help, knob.range())?;
     }
     let unknown = Config::unknown_names();
     if !unknown.is_empty() {

@@ -1,6 +1,6 @@
-//! Figures that the codecs must show: Table 2 of the source, errors of block formats, vector
-//! forms equal to the scalar one. With optimisation the sample sizes are the promised ones
-//! (`cargo test --release --test codec_figures`), without it they are small.
+//! Figures that the codecs must reach: Table 2 of the source, errors of block formats, and vector forms
+//! equal to the scalar form. Sample sizes are full with optimisation (`cargo test --release --test
+//! codec_figures`) and small without.
 
 #[path = "../src/papers/codecs.rs"]
 mod codecs;
@@ -18,7 +18,7 @@ fn size(quick: usize, full: usize) -> usize {
 }
 
 #[test]
-fn table_agrees_with_true_nearest_rounding() {
+fn table_equals_nearest_rounding() {
     let mut text = Vec::new();
     let verdict = codecs::run(size(300_000, 10_000_000), SEED, &mut text);
     let text = String::from_utf8(text).unwrap();
@@ -31,7 +31,7 @@ fn table_agrees_with_true_nearest_rounding() {
 }
 
 #[test]
-fn the_cells_of_the_source_come_out_by_its_own_search() {
+fn table2_by_the_search_of_the_source_has_its_cells() {
     let mut text = Vec::new();
     let verdict = table2::run(size(500_000, 10_000_000), SEED, &mut text);
     let text = String::from_utf8(text).unwrap();
@@ -46,16 +46,16 @@ fn the_cells_of_the_source_come_out_by_its_own_search() {
 }
 
 #[test]
-fn vector_forms_equal_the_scalar_one() {
+fn vector_forms_equal_the_scalar_form() {
     let mut text = Vec::new();
     let verdict = codecs::check(size(1_000_000, 100_000_000) as u64, SEED, &mut text);
     println!("{}", String::from_utf8(text).unwrap());
     verdict.unwrap();
 }
 
-/// Reference: nearest rounding in fp64 on N(0,1), 2 %.
+/// The reference is nearest rounding in fp64 on N(0,1); the tolerance is 2 %.
 #[test]
-fn block_formats_have_their_errors() {
+fn block_formats_have_the_reference_errors() {
     let references = [
         ("dynamic8", 128, [0.00718, 0.00920, 1.28]),
         ("dynamic8", 256, [0.00753, 0.00966, 1.32]),
@@ -95,11 +95,11 @@ fn block_formats_have_their_errors() {
     }
 }
 
-/// RMS error relative to the signal's on N(0,1) and on products of a Gaussian and the exponential
-/// of another, 1.5 times as wide: within 2 % of the reference, or half of its last digit. Heavy
-/// tails converge slowly, so that their rows have more room.
+/// The data are N(0,1), and products of a Gaussian and the exponential of another Gaussian 1.5 times as
+/// wide. The relative RMS error must be within 2 % of the reference, or half of its last digit. Heavy
+/// tails converge slowly, so their tolerance is 6 %.
 #[test]
-fn formats_have_their_errors_on_normal_and_heavy_tailed_data() {
+fn formats_have_the_reference_errors_on_normal_and_heavy_tailed_data() {
     let references: [(&str, [f64; 2], f64); 12] = [
         ("linear8:block=32", [0.0053, 0.0101], 5e-5),
         ("linear8:block=256", [0.0070, 0.0240], 5e-5),
@@ -146,9 +146,9 @@ fn formats_have_their_errors_on_normal_and_heavy_tailed_data() {
     }
 }
 
-/// Truncation shrinks: by 0.28 % with two bytes, by 48 % with one.
+/// Truncation shrinks magnitudes by 0.28 % with two bytes and by 48 % with one.
 #[test]
-fn truncation_is_biased_as_in_the_source() {
+fn truncation_shrinks_magnitudes_by_the_published_shares() {
     let n = size(1 << 20, 1 << 24);
     let x = Random::new(SEED).gaussian(n, 1.0);
     for (text, shrinks) in [("trunc24", 1.1e-5), ("trunc16", 0.0028), ("trunc8", 0.48)] {

@@ -23,7 +23,7 @@ HERE = Path(__file__).resolve().parent
 # Student's t for two-sided 95 %, by degrees of freedom from 1.
 STUDENT = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179,
            2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093]
-# What a communicator says in its last line of the log.
+# The last line that a communicator writes to the log.
 COUNTS = re.compile(r"calls of communicator .*: (\d+) coded, (\d+) exact.*; (\d+) bytes sent, (\d+) saved")
 
 
@@ -83,7 +83,7 @@ class Wrong(Exception):
 
 
 def run(options, task, ranks, preload, codec):
-    """One training; its results, and what its communicators counted."""
+    """Runs a training and returns its results and the statistics of its communicators."""
     with tempfile.TemporaryDirectory() as folder:
         folder = Path(folder)
         environment = {name: value for name, value in os.environ.items()

@@ -26,7 +26,7 @@ class Digits:
             self.images = torch.tensor(images, dtype=torch.float32) / 16
             self.labels = torch.tensor(labels, dtype=torch.int64)
         else:
-            # A byte for the label, then one for each pixel, from 0 to 16.
+            # Each sample has a byte for the label and a byte from 0 to 16 for each pixel.
             raw = Path(source or DIGITS).read_bytes()
             samples = torch.frombuffer(bytearray(raw), dtype=torch.uint8).view(-1, 65)
             self.images = samples[:, 1:].float() / 16
@@ -65,7 +65,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Predicts the next character; two causal layers."""
+    """Predicts the next character with two causal layers."""
 
     def __init__(self, characters, length, width=192, layers=2, heads=4):
         super().__init__()
@@ -95,7 +95,7 @@ class Text:
         text = "".join(path.read_text(encoding="utf-8") for path in files)
         alphabet = sorted(set(text))
         number = {character: index for index, character in enumerate(alphabet)}
-        # Half a million characters are enough to learn the manner of a language.
+        # Half a million characters suffice to learn the style.
         codes = torch.tensor([number[character] for character in text[:500_000]])
         pieces = len(codes) // (self.length + 1)
         self.pieces = codes[:pieces * (self.length + 1)].view(pieces, -1)

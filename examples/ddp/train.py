@@ -64,7 +64,7 @@ def place(backend):
 
 
 def train(task, seed, epochs, device):
-    """One run; the same data, order and weights whatever carries the gradients."""
+    """Trains once; data, order and initial weights do not depend on the library that sums gradients."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(seed)
     inner = task.model().to(device)
@@ -92,7 +92,7 @@ def train(task, seed, epochs, device):
 
 
 def same_everywhere(model):
-    """The hash of the weights, which all ranks must have."""
+    """Returns the hash of the weights, which must be equal on all ranks."""
     raw = b"".join(one.detach().cpu().contiguous().numpy().tobytes() for one in model.parameters())
     mine = hashlib.sha256(raw).hexdigest()
     everybody = [None] * dist.get_world_size()
@@ -114,7 +114,7 @@ def error_of(model, task, indices, device):
 
 
 def nccl_file():
-    """The file in which this process finds NCCL's functions."""
+    """Returns the file from which this process loaded the functions of NCCL."""
 
     class Where(ctypes.Structure):
         _fields_ = [("file", ctypes.c_char_p), ("base", ctypes.c_void_p),

@@ -169,7 +169,7 @@ impl Request {
         // SAFETY: as the caller's.
         let choice = unsafe { CallOptions::read(config)? };
         let mut call = Call {
-            codec: choice.codec,
+            codec: choice.codec.map(Into::into),
             algorithm: choice.algorithm,
             ..Call::new(self.collective, dtype, self.count)
         };

@@ -1,8 +1,8 @@
 //! The settings under which a program that was built for NCCL runs.
 
 use cinch::config::{Config, Origin};
-use cinch::engine::gpu::device;
 use cinch::gpu::Driver;
+use cinch::gpu::select;
 use cinch::types::DeviceChoice;
 use cinch::{Error, Result};
 use std::ffi::c_int;
@@ -15,7 +15,7 @@ pub(crate) fn process() -> Result<Config> {
 /// `config` on the GPU of this thread, whichever thread goes on with it.
 pub(crate) fn on_this_gpu(mut config: Config) -> Result<Config> {
     if config.device == DeviceChoice::Current {
-        let gpu = device::chosen(&Driver::load()?, config.device)?;
+        let gpu = select::chosen(&Driver::load()?, config.device)?;
         config.device = DeviceChoice::Cuda(gpu.ordinal());
     }
     Ok(config)

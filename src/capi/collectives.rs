@@ -14,7 +14,7 @@ use super::types::{self, collective_number, dtype_number, op_number};
 use crate::comm::Call;
 use crate::error::{Error, Result};
 use crate::mem::{Buffers, DeviceBuffers, UserBuffers};
-use crate::types::{Algorithm, CodecChoice, Collective};
+use crate::types::{Algorithm, CodecSetting, Collective};
 use std::ffi::{c_int, c_void};
 use std::ptr::{null, null_mut};
 
@@ -283,7 +283,7 @@ pub(super) struct Request {
     pub(super) peer: c_int,
     pub(super) comm: *mut cinch_comm_t,
     pub(super) stream: *mut c_void,
-    pub(super) codec: Option<CodecChoice>,
+    pub(super) codec: Option<CodecSetting>,
     pub(super) algorithm: Option<Algorithm>,
     pub(super) tensor: Option<u64>,
     pub(super) feedback: Option<u64>,
@@ -330,8 +330,7 @@ impl Request {
         let dtype = types::dtype(self.dtype)?;
         let (collective, sends) = types::collective(self.collective)?;
         let mut call = Call {
-            codec: self.codec.map(|choice| choice.spec),
-            auto: self.codec.is_some_and(|choice| choice.auto),
+            codec: self.codec,
             algorithm: self.algorithm,
             tensor: self.tensor,
             feedback: self.feedback,

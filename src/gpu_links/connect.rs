@@ -1,7 +1,7 @@
 //! Connects a GPU rank with all others.
 //!
 //! ```text
-//! round 1  gpus: which GPU, which settings
+//! round 1  GPU of each rank
 //! round 2  which ways the driver refuses                       -> layout of the inboxes
 //! round 3  inboxes are allocated and zero: where they are
 //! round 4  peers' inboxes are mapped, and patterns written into them: what failed
@@ -24,9 +24,9 @@ use super::path_probe::{Pair, PathProbe};
 use super::paths::{GPUS_THAT_KEEP_LINES_WHOLE, LinkClass, PathFailures, PeerPath};
 use crate::bootstrap::PeerInfo;
 use crate::error::{Error, ErrorKind, Result};
+use crate::gpu::abi::MAX_RANKS;
 use crate::gpu::probe::Probe;
 use crate::gpu::{Context, DeviceMemory, Stream};
-use crate::mem::abi::MAX_RANKS;
 use crate::mem::{ControlWords, PRIVATE_BYTES, PeerBufferLayout};
 use crate::schedule::Hosts;
 use crate::sys::log::{Level, line};
@@ -39,9 +39,8 @@ use std::time::{Duration, Instant};
 /// each from a thread of its own.
 ///
 /// # Errors
-/// On all ranks: mismatch naming two ranks and both values if settings differ; unsupported if
-/// ranks are too many; invalid argument if the boxes cannot fit the budget; remote, naming the
-/// rank that is in trouble. On this rank: timeout; the fault's reason; system
+/// On all ranks: mismatch if a rank has another version; unsupported if ranks are too many; invalid
+/// argument if the peer buffers cannot fit the budget; remote, naming the rank that is in trouble. On this rank: timeout; the fault's reason; system
 /// and unsupported, from the driver. After these the caller announces the failure, so that the
 /// other ranks do not wait for the deadline.
 pub fn connect(context: &ConnectContext<'_>, gpu: &Arc<Context>) -> Result<GpuLinks> {
@@ -88,8 +87,8 @@ struct Prepared {
 impl Connecting<'_> {
     fn run(&self, trial: &dyn Fn() -> Result<Box<dyn PathProbe>>) -> Result<GpuLinks> {
         let (me, nranks, config) = (self.me, self.peers.len(), self.context.config);
-        let gpus = GpuInfo::compare(&self.round(self.gpu_info())?, self.peers)?;
-        // The same on all ranks, so nobody needs to be told.
+        let gpus = GpuInfo::read_all(&self.round(self.gpu_info())?, self.peers)?;
+        // All ranks compute the same, or fail alike: no error needs to be announced.
         let shape = match self.hosts.count() {
             1 => PeerBufferLayout::new(nranks, config.buffer_bytes, config.gpu_channels_for(1))?,
             _ => network::shape(&self.hosts, config)?,
@@ -244,7 +243,6 @@ impl Connecting<'_> {
         }
         let device = self.gpu.device();
         let gpu_info = GpuInfo {
-            settings: GpuInfo::settings_of(config),
             uuid: device.uuid,
             ordinal: device.ordinal(),
             capability: device.compute_capability,

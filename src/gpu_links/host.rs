@@ -9,12 +9,13 @@ use super::connect::Connecting;
 use super::gathered_round::MemoryHandle;
 use super::local_registry::{self, Offer};
 use super::paths::PathFailures;
+use crate::bootstrap::auth::Listener;
 use crate::error::{Error, Result};
 use crate::gpu::{Context, IPC_HANDLE_BYTES, PinnedMemory};
 use crate::mem::Region;
 use crate::sys::memory::PAGE;
-use crate::sys::socket::{self, Address, Socket};
-use crate::transport::mesh::{Link, Mesh};
+use crate::sys::socket::Address;
+use crate::transport::mesh::SocketMesh;
 use crate::transport::shm;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
@@ -42,7 +43,7 @@ struct Prepared {
     shelf: Arc<LocalBuffers>,
     offer: Option<Offer>,
     name: [u8; 16],
-    local: Option<(Socket, OwnedFd)>,
+    local: Option<(Listener, OwnedFd)>,
 }
 
 /// Gives each pair with an obstacle its boxes. All ranks call it together if there is one at all.
@@ -124,7 +125,7 @@ impl Prepared {
                 let (region, memory) = Region::shareable(bytes)?;
                 getrandom::fill(&mut name)
                     .map_err(|error| Error::internal(format!("no random numbers: {error}")))?;
-                local = Some((socket::listen(&Address::Local(name))?, memory));
+                local = Some((Listener::bind_local(name)?, memory));
                 region
             }
         };
@@ -155,29 +156,19 @@ impl Prepared {
 }
 
 impl<'a> Connecting<'a> {
-    fn mesh(&'a self, listener: Socket, abroad: &[(usize, [u8; 16])]) -> Mesh<'a> {
-        let link = |peer| Link {
-            peer,
-            channel: 0,
-            socket: 0,
-        };
-        // The higher rank connects.
-        let (lower, higher): (Vec<_>, Vec<_>) = abroad
+    fn mesh(&'a self, listener: Listener, abroad: &[(usize, [u8; 16])]) -> SocketMesh<'a> {
+        let addresses = abroad
             .iter()
-            .copied()
-            .partition(|(peer, _)| *peer < self.me);
-        let connects = lower
-            .into_iter()
-            .map(|(peer, name)| (link(peer), Address::Local(name)));
-        Mesh {
+            .map(|&(peer, name)| (peer, Address::Local(name)));
+        SocketMesh {
             purpose: PURPOSE,
             key: self.context.exchange.key(PURPOSE),
             me: self.me,
             peers: self.peers,
             listener,
-            local: true,
-            accepts: higher.into_iter().map(|(peer, _)| link(peer)).collect(),
-            connects: connects.collect(),
+            addresses: addresses.collect(),
+            channels: 1,
+            sockets: 1,
             fault: self.context.fault,
             deadline: self.context.deadline,
         }

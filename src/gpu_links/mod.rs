@@ -32,7 +32,7 @@ pub use network::Network;
 pub use paths::{LinkClass, PeerPath};
 
 use crate::gpu::DeviceMemory;
-use crate::mem::abi::{CURSORS_BYTES, CommView, MAX_RANKS, Protocol};
+use crate::gpu::abi::{CURSORS_BYTES, CommView, MAX_RANKS, Protocol};
 use crate::mem::{ControlWords, PeerBufferLayout, Staging};
 use host::HostPeerBuffers;
 use mapping::Mapping;

@@ -16,7 +16,7 @@ use super::paths::PeerPath;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::gpu::PinnedMemory;
-use crate::mem::abi::Protocol;
+use crate::gpu::abi::Protocol;
 use crate::mem::{LINE_BYTES, PRIVATE_BYTES, PeerBufferLayout, Staging};
 use crate::schedule::Hosts;
 use crate::sys::log::{Level, line};
@@ -32,7 +32,7 @@ const SLOTS: usize = 2;
 /// The connections with ranks of other hosts, and the boxes that kernels use for them.
 #[derive(Debug)]
 pub struct Network {
-    /// Of the host transport, a channel for each channel; nothing for ranks of the same host.
+    /// Connections of the host transport, one channel for each GPU channel; nothing for ranks of the same host.
     pub links: Links,
     /// The boxes of each rank of another host, by rank.
     pub staging: Vec<Option<Arc<Staging>>>,

@@ -427,19 +427,10 @@ fn different_pairs(disabled: bool) {
 }
 
 #[test]
-fn ranks_that_disagree_are_told_on_all_sides() {
-    let world = World::new(2);
+fn setting_that_cannot_be_is_an_error_on_all_ranks() {
     let mut one = config(TransportKind::Shm);
-    let mut two = one.clone();
-    two.slots = 8;
-    let errors = world.errors(&[one.clone(), two.clone()]);
-    assert_eq!(errors[0], errors[1]);
-    assert_eq!(errors[0].kind(), ErrorKind::Mismatch);
-    for part in ["CINCH_SLOTS is 4 on rank 0 (host", "8 on rank 1 (host"] {
-        assert!(errors[0].message().contains(part), "{}", errors[0]);
-    }
-    (one.buffer_bytes, two.buffer_bytes, two.slots) = (1000, 1000, 4);
-    for error in World::new(2).errors(&[one, two]) {
+    one.buffer_bytes = 1000;
+    for error in World::new(2).errors(&[one.clone(), one]) {
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
         assert!(error.message().contains("need 133120 bytes"), "{error}");
     }

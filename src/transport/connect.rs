@@ -1,12 +1,13 @@
 //! Connects a rank with all others.
 
 use super::inbox::InboxLayout;
-use super::mesh::{Link, Mesh};
+use super::mesh::{SocketId, SocketMesh};
 use super::rdma::{self, Endpoint, Ports};
 use super::settings::{self, ConnectInfo};
 use super::waiter::RankWaiter;
 use super::{ConnectContext, Links, loopback, shm, tcp};
 use crate::bootstrap::PeerInfo;
+use crate::bootstrap::auth::Listener;
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::{FifoShape, LINE_BYTES, Region, Sleeper};
@@ -14,8 +15,10 @@ use crate::sync::Backoff;
 use crate::sys::cpu;
 use crate::sys::ibverbs::{self, Api};
 use crate::sys::log::{self, Level};
-use crate::sys::socket::{self, Socket};
+use crate::sys::socket::{self, Address};
 use crate::types::{Subsystem, TransportKind};
+use crate::wire::Wire;
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
@@ -59,9 +62,7 @@ fn connect(context: &ConnectContext<'_>, pairs: Pairs) -> Result<Links> {
         return Ok(alone(shape?, config.channels));
     }
 
-    let names = settings::shared(config);
     let mut info = ConnectInfo {
-        settings: names.map(|(_, value)| value),
         cores: cpu::allowed(),
         ..ConnectInfo::default()
     };
@@ -70,8 +71,8 @@ fn connect(context: &ConnectContext<'_>, pairs: Pairs) -> Result<Links> {
         // Told to the others instead of leaving them to wait.
         info.trouble = error.to_string();
     }
-    let blobs = exchange.all_gather(&info.encode())?;
-    let compared = settings::compare(&blobs, peers, &names);
+    let blobs = exchange.all_gather(&info.to_bytes())?;
+    let compared = settings::compare(&blobs, peers);
     // Settings that differ explain more than what they led to here.
     let (mut prepared, infos) = match (prepared, compared) {
         (Err(own), Err(other)) if other.kind() == crate::error::ErrorKind::Remote => {
@@ -94,8 +95,8 @@ struct Prepared {
     layout: InboxLayout,
     region: Option<Arc<Region>>,
     offer: Option<loopback::Offer>,
-    local: Option<(Socket, OwnedFd)>,
-    tcp: Option<Socket>,
+    local: Option<(Listener, OwnedFd)>,
+    tcp: Option<Listener>,
     /// What RDMA would go through.
     ports: Option<Ports>,
 }
@@ -134,7 +135,7 @@ impl Prepared {
             let (region, memory) = Region::shareable(layout.bytes())?;
             getrandom::fill(&mut info.local)
                 .map_err(|error| Error::internal(format!("no random numbers: {error}")))?;
-            let listener = socket::listen(&socket::Address::Local(info.local))?;
+            let listener = Listener::bind_local(info.local)?;
             prepared.region = Some(region);
             prepared.local = Some((listener, memory));
         } else if prepared.has(TransportKind::Loopback) {
@@ -145,9 +146,9 @@ impl Prepared {
             info.offer = prepared.offer.as_ref().map_or(0, |offer| offer.number);
         }
         if prepared.has(TransportKind::Tcp) {
-            let (listener, port) = tcp::connect::listen(peers[me].address)?;
+            let (listener, bound) = Listener::bind(peers[me].address)?;
             prepared.tcp = Some(listener);
-            info.port = port;
+            info.port = bound.port();
         }
         let forced = prepared.has(TransportKind::Rdma);
         if forced || prepared.has(TransportKind::Tcp) && config.transport.is_none() {
@@ -207,12 +208,11 @@ impl Prepared {
         let ports = self.ports.as_ref().map(|ports| ports.with(kind));
         let ports = ports.ok_or_else(|| Error::internal("no ports were looked for"))?;
         let prepared = rdma::connect::Prepared::new(plan, &ports);
-        // A rank that cannot says so; what it could not is worth a retreat only where it was not
-        // asked for.
-        let said = exchange.all_gather(&answer(&prepared, rdma::connect::Prepared::offer))?;
-        let offers = match all_can("use RDMA", said, peers) {
+        let offer = prepared.as_ref().map(rdma::connect::Prepared::offer);
+        let offers = exchange.gather_results("use RDMA", &offer.map_err(Error::clone))?;
+        let offers: Vec<Vec<u8>> = match offers.into_iter().collect() {
             Ok(offers) => offers,
-            Err(why) => return retreat(forced, prepared.err(), why).map(|()| None),
+            Err(why) => return fall_back(forced, prepared.err(), why).map(|()| None),
         };
         // Whether an active port reaches another one, the system finds out only here, if it has no
         // route, or when a packet has to arrive.
@@ -224,9 +224,10 @@ impl Prepared {
                 let proven = endpoint.prove(context.fault, Instant::now() + left / 2);
                 connected = proven.and(connected);
             }
-            let said = exchange.all_gather(&answer(&connected, |_| Vec::new()))?;
-            if let Err(why) = all_can("reach others by RDMA", said, peers) {
-                return retreat(forced, connected.err(), why).map(|()| None);
+            let outcome = connected.as_ref().map(|_| ()).map_err(Error::clone);
+            let outcomes = exchange.gather_results("reach others by RDMA", &outcome)?;
+            if let Some(why) = outcomes.into_iter().find_map(Result::err) {
+                return fall_back(forced, connected.err(), why).map(|()| None);
             }
         }
         let connected = connected?;
@@ -270,16 +271,17 @@ impl Prepared {
             regions.push((rank, region));
         }
         if let Some((listener, memory)) = self.local.take() {
-            let (accepts, connects) = self.local_links(me, infos);
-            let mesh = Mesh {
+            let served = self.served(TransportKind::Shm).into_iter();
+            let addresses = served.map(|rank| (rank, Address::Local(infos[rank].local)));
+            let mesh = SocketMesh {
                 purpose: shm::PURPOSE,
                 key: exchange.key(shm::PURPOSE),
                 me,
                 peers,
                 listener,
-                local: true,
-                accepts,
-                connects,
+                addresses: addresses.collect(),
+                channels: 1,
+                sockets: 1,
                 fault: context.fault,
                 deadline: context.deadline,
             };
@@ -312,28 +314,30 @@ impl Prepared {
         let mut pumps = Vec::new();
         if let Some(listener) = self.tcp.take() {
             let served = self.served(TransportKind::Tcp);
-            let mut sockets = tcp::connect::connect(tcp::connect::Plan {
+            let addresses = served.iter().map(|&rank| {
+                let address = SocketAddr::new(peers[rank].address, infos[rank].port);
+                (rank, Address::Tcp(address))
+            });
+            let mut sockets = tcp::open(SocketMesh {
+                purpose: tcp::PURPOSE,
+                key: exchange.key(tcp::PURPOSE),
                 me,
                 peers,
-                ports: served
-                    .iter()
-                    .map(|&rank| (rank, infos[rank].port))
-                    .collect(),
+                listener,
+                addresses: addresses.collect(),
                 channels,
                 sockets: config.tcp_sockets,
-                listener,
-                key: exchange.key(tcp::connect::PURPOSE),
                 fault: context.fault,
                 deadline: context.deadline,
             })?;
             for rank in served {
                 let who = peers[rank].to_string();
                 for channel in 0..channels {
-                    let own = (0..config.tcp_sockets).filter_map(|socket| {
-                        sockets.remove(&Link {
+                    let own = (0..config.tcp_sockets).filter_map(|index| {
+                        sockets.remove(&SocketId {
                             peer: rank,
                             channel,
-                            socket,
+                            index,
                         })
                     });
                     let (send, recv, pump) = tcp::join(self.layout.shape, own.collect(), &who)?;
@@ -366,27 +370,6 @@ impl Prepared {
         (0..self.kinds.len())
             .filter(|&rank| self.kinds[rank] == Some(kind))
             .collect()
-    }
-
-    fn local_links(
-        &self,
-        me: usize,
-        infos: &[ConnectInfo],
-    ) -> (Vec<Link>, Vec<(Link, socket::Address)>) {
-        let link = |peer| Link {
-            peer,
-            channel: 0,
-            socket: 0,
-        };
-        // The higher rank connects.
-        let (lower, higher): (Vec<_>, Vec<_>) = self
-            .served(TransportKind::Shm)
-            .into_iter()
-            .partition(|&rank| rank < me);
-        let connects = lower
-            .into_iter()
-            .map(|rank| (link(rank), socket::Address::Local(infos[rank].local)));
-        (higher.into_iter().map(link).collect(), connects.collect())
     }
 
     /// Descriptors that this rank will hold at once, against the limit of the process.
@@ -422,41 +405,15 @@ pub(super) fn find_ports(
     Ports::find(&api, config)
 }
 
-/// What a rank tells the others: what it has to offer, or why it cannot go on.
-fn answer<T>(outcome: &Result<T>, offer: impl Fn(&T) -> Vec<u8>) -> Vec<u8> {
-    match outcome {
-        Ok(outcome) => [&[1][..], &offer(outcome)].concat(),
-        Err(error) => [&[0][..], error.message().as_bytes()].concat(),
-    }
-}
-
-/// What all ranks offer, or which one cannot do `what`, and why.
-fn all_can(
-    what: &str,
-    mut said: Vec<Vec<u8>>,
-    peers: &[PeerInfo],
-) -> std::result::Result<Vec<Vec<u8>>, String> {
-    for (rank, text) in said.iter_mut().enumerate() {
-        let can = text.first() == Some(&1);
-        let rest = text.split_off(text.len().min(1));
-        if !can {
-            let why = String::from_utf8_lossy(&rest);
-            return Err(format!("{} cannot {what}: {why}", peers[rank]));
-        }
-        *text = rest;
-    }
-    Ok(said)
-}
-
-/// Goes back to TCP, which all ranks do together, unless RDMA was asked for.
-fn retreat(forced: bool, own: Option<Error>, why: String) -> Result<()> {
+/// Falls back to TCP on all ranks together, unless RDMA is forced.
+fn fall_back(forced: bool, own: Option<Error>, why: Error) -> Result<()> {
     if forced {
-        return Err(own.unwrap_or(Error::new(ErrorKind::Remote, why)));
+        return Err(own.unwrap_or(why));
     }
     log::line_of(
         Subsystem::Net,
         Level::Warn,
-        format_args!("TCP between hosts, because {why}"),
+        format_args!("TCP between hosts, because {}", why.message()),
     );
     Ok(())
 }

@@ -11,7 +11,6 @@
 
 pub(crate) mod connect;
 mod frame;
-mod handshake;
 mod inbox;
 mod loopback;
 pub(crate) mod mesh;

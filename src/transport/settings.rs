@@ -8,42 +8,10 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::mem::{FifoShape, LINE_BYTES};
 use crate::sys::cpu::{self, CoreSet};
 use crate::types::TransportKind;
+use crate::wire::{Reader, Wire, WireResult, Writer};
 
 /// Slots do not shrink below this.
 const SMALLEST_SLOT: usize = 4 << 10;
-
-/// Number of settings that all ranks must share.
-const SHARED: usize = 8;
-
-/// Their names and values.
-pub(super) type Shared = [(&'static str, u64); SHARED];
-
-/// The shared settings of `config`.
-pub(super) fn shared(config: &Config) -> Shared {
-    [
-        ("CINCH_SLOT_BYTES", config.slot_bytes as u64),
-        ("CINCH_SLOTS", config.slots as u64),
-        ("CINCH_CHANNELS", config.channels as u64),
-        ("CINCH_BUFFER_BYTES", config.buffer_bytes as u64),
-        ("CINCH_TCP_SOCKETS", config.tcp_sockets as u64),
-        (
-            "CINCH_TRANSPORT",
-            config.transport.map_or(0, |kind| kind as u64 + 1),
-        ),
-        ("CINCH_SHM_DISABLE", config.shm_disable.into()),
-        ("CINCH_IB_QPS", config.ib_qps as u64),
-    ]
-}
-
-fn show(name: &str, value: u64) -> String {
-    if name != "CINCH_TRANSPORT" {
-        return value.to_string();
-    }
-    let kind = TransportKind::ALL
-        .into_iter()
-        .find(|&kind| kind as u64 + 1 == value);
-    kind.map_or("auto", TransportKind::name).into()
-}
 
 /// The slots of a connection: as configured, or smaller where the budget demands it.
 ///
@@ -148,8 +116,6 @@ pub(super) fn kinds(
 /// One rank's part of the exchange.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct ConnectInfo {
-    /// In the order of [`shared`].
-    pub settings: [u64; SHARED],
     /// Under which its region is offered to threads of its process.
     pub offer: u64,
     /// Where its region is handed to other processes.
@@ -166,54 +132,26 @@ pub(super) struct ConnectInfo {
     pub trouble: String,
 }
 
-/// Behind the settings and the offer, which are words.
-const LOCAL: usize = 8 * (SHARED + 1);
-const PORT: usize = LOCAL + 16;
-const CORES: usize = PORT + 2;
-const RDMA: usize = CORES + size_of::<CoreSet>();
-/// The kinds of addresses, and the length of the note that follows the fixed part.
-const CARD: usize = RDMA + 1 + 2;
-/// Longer notes are cut.
-const LONGEST_NOTE: usize = 1000;
+/// Most characters of [`ConnectInfo::rdma_note`] on the wire.
+const LONGEST_NOTE: usize = 250;
 
-impl ConnectInfo {
-    /// As it travels.
-    pub fn encode(&self) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(CARD + self.trouble.len());
-        for value in self.settings {
-            bytes.extend(value.to_le_bytes());
-        }
-        bytes.extend(self.offer.to_le_bytes());
-        bytes.extend(self.local);
-        bytes.extend(self.port.to_le_bytes());
-        bytes.extend(self.cores.iter().flat_map(|word| word.to_le_bytes()));
-        let note: String = self.rdma_note.chars().take(LONGEST_NOTE / 4).collect();
-        bytes.push(self.rdma);
-        bytes.extend((note.len() as u16).to_le_bytes());
-        bytes.extend(note.as_bytes());
-        bytes.extend(self.trouble.as_bytes());
-        bytes
+impl Wire for ConnectInfo {
+    fn write(&self, writer: &mut Writer) {
+        let note: String = self.rdma_note.chars().take(LONGEST_NOTE).collect();
+        writer.u64(self.offer).put(&self.local);
+        writer.u16(self.port).put(&self.cores).u8(self.rdma);
+        writer.text(&note).text(&self.trouble);
     }
 
-    /// From what travelled; None if it is no info.
-    pub fn decode(bytes: &[u8]) -> Option<ConnectInfo> {
-        let (fixed, texts) = bytes.split_at_checked(CARD)?;
-        let note = usize::from(u16::from_le_bytes([fixed[RDMA + 1], fixed[RDMA + 2]]));
-        let (rdma_note, trouble) = texts.split_at_checked(note)?;
-        let long_at = |at: usize| {
-            let bytes = fixed[at..at + 8].try_into();
-            u64::from_le_bytes(bytes.unwrap_or_default())
-        };
-        let long = |index: usize| long_at(8 * index);
-        Some(ConnectInfo {
-            settings: std::array::from_fn(long),
-            offer: long(SHARED),
-            local: fixed[LOCAL..PORT].try_into().ok()?,
-            port: u16::from_le_bytes([fixed[PORT], fixed[PORT + 1]]),
-            cores: std::array::from_fn(|word| long_at(CORES + 8 * word)),
-            rdma: fixed[RDMA],
-            rdma_note: std::str::from_utf8(rdma_note).ok()?.into(),
-            trouble: std::str::from_utf8(trouble).ok()?.into(),
+    fn read(reader: &mut Reader<'_>) -> WireResult<ConnectInfo> {
+        Ok(ConnectInfo {
+            offer: reader.u64()?,
+            local: reader.take()?,
+            port: reader.u16()?,
+            cores: reader.take()?,
+            rdma: reader.u8()?,
+            rdma_note: reader.text()?,
+            trouble: reader.text()?,
         })
     }
 }
@@ -267,41 +205,20 @@ pub(super) fn crowd(
     (ranks, cpu::count(&all))
 }
 
-/// Reads everybody's info, and finds out whether all ranks can and want the same.
+/// Reads the info of all ranks, and finds out whether all of them can connect.
 ///
 /// # Errors
-/// Mismatch, naming two ranks and both values; remote, naming the rank that has trouble. The
+/// Mismatch if a rank's info has another format; remote, naming the rank that has trouble. The
 /// same on all ranks.
-pub(super) fn compare(
-    blobs: &[Vec<u8>],
-    peers: &[PeerInfo],
-    names: &Shared,
-) -> Result<Vec<ConnectInfo>> {
+pub(super) fn compare(blobs: &[Vec<u8>], peers: &[PeerInfo]) -> Result<Vec<ConnectInfo>> {
     let mut infos = Vec::with_capacity(blobs.len());
     for (blob, peer) in blobs.iter().zip(peers) {
-        infos.push(ConnectInfo::decode(blob).ok_or_else(|| {
+        infos.push(ConnectInfo::from_bytes(blob).map_err(|_| {
             Error::new(
                 ErrorKind::Mismatch,
                 format!("{peer} described its connections in another format: use one version"),
             )
         })?);
-    }
-    // Settings first: trouble often comes from them.
-    for (info, peer) in infos.iter().zip(peers) {
-        for (index, (name, _)) in names.iter().enumerate() {
-            let (first, other) = (infos[0].settings[index], info.settings[index]);
-            if first != other {
-                return Err(Error::new(
-                    ErrorKind::Mismatch,
-                    format!(
-                        "{name} is {} on {} and {} on {peer}: set it alike on all ranks",
-                        show(name, first),
-                        peers[0],
-                        show(name, other)
-                    ),
-                ));
-            }
-        }
     }
     for (info, peer) in infos.iter().zip(peers) {
         if !info.trouble.is_empty() {

@@ -131,7 +131,7 @@ impl Waiter for RankWaiter {
                     return self.poll(limit);
                 }
                 match &mut self.sleeper {
-                    Some(sleeper) => sleeper.sleep(limit.min(self.backoff.longest_nap())),
+                    Some(sleeper) => sleeper.sleep(limit.min(self.backoff.sleep_timeout())),
                     // No peers: nothing to wait for, but a caller that does must not burn a core.
                     None => std::thread::sleep(limit.min(BOTH)),
                 }

@@ -1,6 +1,7 @@
 //! Checks of the tree itself: layers, words, shape, the generated header, the README.
 
 mod header;
+mod kernel_includes;
 mod layers;
 mod readme;
 mod shape;

@@ -4,7 +4,7 @@ use super::metrics::{median, quantile};
 use super::row::Row;
 use super::verify::{CheckOutcome, same_on_all_ranks};
 use super::world::BenchRank;
-use cinch::types::{LevelCodecs, TransportKind};
+use cinch::types::{CodecSetting, TransportKind};
 use cinch::{Algorithm, Report, Result};
 
 /// Times of a call, in seconds, over iterations or repetitions.
@@ -47,7 +47,7 @@ pub struct Measured {
     /// Hash of all ranks' outputs, in rank order.
     pub bits: Option<u64>,
     /// Codecs that ran.
-    pub codecs: LevelCodecs,
+    pub codecs: CodecSetting,
     /// Algorithm that ran.
     pub algorithm: Algorithm,
     /// The slowest transport of any rank.
@@ -128,7 +128,7 @@ pub fn share<W: BenchRank>(
             let hashes = ranks.iter().map(|words| words[4]);
             hashes.fold(0, |all: u64, hash| all.rotate_left(7) ^ hash)
         }),
-        codecs: report.codecs(),
+        codecs: report.codec,
         algorithm: report.algorithm,
         transport: TransportKind::ALL
             .into_iter()

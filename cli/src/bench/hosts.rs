@@ -80,7 +80,8 @@ fn explain(
     let since = Instant::now();
     let mut text = Planner::new(limits.clone(), 0, Isa::Scalar).explain(request)?;
     text += &format!("  predicted in {:.2} s\n", since.elapsed().as_secs_f64());
-    let codecs = [request.intra, request.codec].map(|spec| codec::build(spec, Isa::Scalar));
+    let codecs =
+        [request.codec.intra, request.codec.inter].map(|spec| codec::build(spec, Isa::Scalar));
     let [intra, inter] = codecs;
     let (intra, inter) = (intra?, inter?);
     for candidate in candidates(request, &limits, [intra.as_deref(), inter.as_deref()])? {
@@ -97,7 +98,7 @@ fn prove(candidate: &Candidate, request: &Request, limits: &Limits) -> cinch::Re
         peer: request.peer,
         hosts: limits.hosts.clone(),
         between: candidate.between,
-        strands: candidate.strands,
+        rings: candidate.rings,
         ..Pattern::flat(request.collective, candidate.algorithm, limits.nranks)
     };
     let since = Instant::now();

@@ -272,7 +272,7 @@ impl<'a, W: BenchRank> HostRow<'a, W> {
             nranks: self.world.nranks(),
             set,
             shift: 0,
-            codec: coarser(report.codecs()),
+            codec: coarser(report.codec),
             algorithm: report.algorithm,
         };
         outcome.merge(&check.run(&self.sets[set].work.bytes()[range]));

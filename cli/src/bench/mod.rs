@@ -65,7 +65,7 @@ pub fn main(options: &BenchOptions, mut config: Config) -> crate::ExitResult {
             .map_err(refused)?;
     }
     // The model decides on measured costs if a codec is left to it.
-    config.codec_auto |= options.codec.iter().any(|codec| codec.auto);
+    config.codec.auto |= options.codec.iter().any(|codec| codec.auto);
     if let Some((hosts, ranks)) = options.explain_hosts {
         let shape = Hosts::even(hosts, ranks);
         return hosts::main(

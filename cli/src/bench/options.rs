@@ -2,7 +2,7 @@
 
 use super::data::Distribution;
 use super::gpu::options::GpuOptions;
-use cinch::types::CodecChoice;
+use cinch::types::CodecSetting;
 use cinch::types::{Scalar, TransportKind};
 use cinch::{Algorithm, Collective, DType, ReduceOp};
 use clap::builder::ArgPredicate;
@@ -70,7 +70,7 @@ pub struct BenchOptions {
     /// Codecs, as [auto:]NAME[:block=B][:tensor=K][:offset=E][:seed=S][:tau=T],...; see `cinch
     /// codecs`; with auto, costs are measured and a row runs with the codec only where it pays
     #[arg(long, value_name = "CODEC", value_delimiter = ',', value_parser = parse_codec)]
-    pub codec: Vec<CodecChoice>,
+    pub codec: Vec<CodecSetting>,
     /// Write the results as JSON, one object on a line for each row
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
@@ -287,7 +287,7 @@ impl BenchOptions {
 
     /// Formats the codecs.
     pub fn codecs(&self) -> String {
-        let names: Vec<String> = self.codec.iter().map(CodecChoice::to_string).collect();
+        let names: Vec<String> = self.codec.iter().map(CodecSetting::to_string).collect();
         match names.as_slice() {
             [] => "default".into(),
             names => names.join(","),
@@ -351,8 +351,8 @@ impl BenchOptions {
 
     /// Returns why the codec cannot carry this type and reduction.
     fn refuses(&self, dtype: DType, op: ReduceOp) -> Option<String> {
-        let codec = self.codec.iter().find(|codec| codec.spec.is_lossy())?;
-        if !matches!(dtype, DType::F32 | DType::F16 | DType::BF16) {
+        let codec = self.codec.iter().find(|codec| codec.is_lossy())?;
+        if !dtype.has_codecs() {
             return Some(format!(
                 "codec {codec} carries f32, f16 and bf16, not {dtype}; leave out --codec or use -d f32"
             ));
@@ -508,7 +508,7 @@ fn parse_algorithm(text: &str) -> Result<Named<Algorithm>, String> {
     }
 }
 
-pub fn parse_codec(text: &str) -> Result<CodecChoice, String> {
+pub fn parse_codec(text: &str) -> Result<CodecSetting, String> {
     text.parse()
         .map_err(|error: cinch::Error| error.message().to_string())
 }

@@ -2,7 +2,7 @@
 
 use super::metrics::size_of;
 use cinch::comm::Call;
-use cinch::types::{CodecChoice, Extent, Scalar, ScaleRule};
+use cinch::types::{CodecSetting, Extent, Scalar, ScaleRule};
 use cinch::{Algorithm, Collective, DType, Error, ReduceOp, Result};
 
 /// From this size on, buffers rotate so that the caches do not hold them.
@@ -25,7 +25,7 @@ pub struct Row {
     /// Elements, as in [`Call::count`].
     pub count: usize,
     /// Codec; without one the settings decide.
-    pub codec: Option<CodecChoice>,
+    pub codec: Option<CodecSetting>,
     /// Algorithm; without one the planner decides.
     pub algorithm: Option<Algorithm>,
     /// Times replays of a CUDA graph instead of calls on a stream.
@@ -82,8 +82,7 @@ pub fn call_of(row: &Row, rank: usize, nranks: usize) -> Call {
         op,
         root,
         peer,
-        codec: row.codec.map(|codec| codec.spec),
-        auto: row.codec.is_some_and(|codec| codec.auto),
+        codec: row.codec,
         algorithm: row.algorithm,
         ..Call::new(row.collective, row.dtype, row.count)
     }
@@ -129,7 +128,7 @@ pub fn set_count(row: &Row, nranks: usize) -> usize {
 
 /// Returns whether the codec keeps its scale from call to call.
 pub fn keeps_scales(row: &Row) -> bool {
-    row.codec.map(|codec| codec.spec).is_some_and(|codec| {
+    row.codec.map(|codec| codec.inter).is_some_and(|codec| {
         codec.kind.has_scale() && matches!(codec.scale, ScaleRule::Tensor { .. })
     })
 }

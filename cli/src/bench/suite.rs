@@ -5,7 +5,7 @@ use super::metrics::count_of;
 use super::options::BenchOptions;
 use super::row::Row;
 use super::workload::Workload;
-use cinch::types::CodecChoice;
+use cinch::types::CodecSetting;
 use cinch::{Collective, DType, Error};
 use std::path::Path;
 
@@ -55,7 +55,7 @@ pub fn workload(options: &BenchOptions, nranks: usize, on_gpus: bool) -> Result<
         None => vec![DType::F32, DType::BF16],
     };
     let standard = ["raw", "linear8", "dynamic8", "minmax4"];
-    let codecs: Vec<CodecChoice> = match options.codec.as_slice() {
+    let codecs: Vec<CodecSetting> = match options.codec.as_slice() {
         [] => standard
             .iter()
             .filter_map(|name| name.parse().ok())
@@ -75,8 +75,8 @@ pub fn workload(options: &BenchOptions, nranks: usize, on_gpus: bool) -> Result<
             .iter()
             .flat_map(|dtype| codecs.iter().map(move |codec| (dtype, codec)))
         {
-            let lossy = codec.spec.is_lossy();
-            let floats = matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
+            let lossy = codec.is_lossy();
+            let floats = dtype.has_codecs();
             if lossy && !(coded && floats) {
                 continue;
             }
@@ -133,7 +133,7 @@ mod tests {
     fn suite_is_the_whole_comparison() {
         let all = rows("--suite --output x", 8, true).unwrap();
         let has = |collective, dtype, codec: &str, graph| {
-            let codec: CodecChoice = codec.parse().unwrap();
+            let codec: CodecSetting = codec.parse().unwrap();
             all.iter().any(|row| {
                 (row.collective, row.dtype, row.graph) == (collective, dtype, graph)
                     && row.codec == Some(codec)

@@ -12,7 +12,7 @@ use cinch::cpu::Isa;
 use cinch::testing::{
     Expected, Inputs, Problem, Segment, integer, largest, smallest, unit_roundoff, value,
 };
-use cinch::types::{LevelCodecs, Scalar, ScaleRule};
+use cinch::types::{CodecSetting, Scalar, ScaleRule};
 use cinch::{Algorithm, CodecSpec, Collective, DType, ReduceOp};
 use std::hash::Hasher;
 use std::ops::Range;
@@ -452,7 +452,7 @@ fn error_law(spec: CodecSpec) -> ErrorLaw {
 
 /// Returns a codec whose bound holds for both levels: the level's codec that loses more, with the longer
 /// blocks.
-pub fn coarser(codecs: LevelCodecs) -> CodecSpec {
+pub fn coarser(codecs: CodecSetting) -> CodecSpec {
     let both = [codecs.intra, codecs.inter];
     let loss = |spec: CodecSpec| {
         let law = error_law(spec);

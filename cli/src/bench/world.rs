@@ -80,7 +80,7 @@ pub mod threads {
     use super::*;
     use cinch::testing::{Problem, set_value, unit_roundoff, value};
     use cinch::types::{Extent, TransportKind};
-    use cinch::{Algorithm, CodecSpec, ReduceOp};
+    use cinch::{Algorithm, CodecSetting, ReduceOp};
     use std::cell::Cell;
     use std::sync::{Arc, Barrier, Mutex};
 
@@ -258,8 +258,7 @@ pub mod threads {
 
     fn report(call: &Call, wire_bytes: u64) -> Report {
         Report {
-            codec: call.codec.unwrap_or(CodecSpec::RAW),
-            intra: call.codec.unwrap_or(CodecSpec::RAW),
+            codec: call.codec.unwrap_or(CodecSetting::RAW),
             algorithm: call.algorithm.unwrap_or(Algorithm::Direct),
             transport: Some(TransportKind::Loopback),
             channels: 1,

@@ -1,16 +1,16 @@
-//! Collectives with a block for each rank. On other hosts than its own, a block is the business of
-//! the rank at its owner's place, modulo the host's number of ranks.
+//! Collectives with a block for each rank. On hosts other than its owner's, a block is relayed by the
+//! rank at the owner's place, modulo the host's number of ranks.
 //!
-//! Blocks of a host come in rounds of as many as this host has ranks: so each rank relays one, and
-//! one message is on its way on each connection inside the host.
+//! Blocks of a host come in rounds of as many as this host has ranks. Each rank relays one block per
+//! round, so each connection inside the host carries one message.
 
 use super::Seat;
 use crate::schedule::fan;
 use crate::schedule::ir::{Op, Step};
 use std::iter::empty;
 
-/// The sums of this host go to the blocks' owners in stage 0; who owns a block adds them in
-/// stage 2, where the ranks of its own host give it theirs.
+/// Sends the sums of this host to the blocks' owners in stage 0. The owner of a block adds them in stage 2,
+/// together with the contributions of its own host.
 pub(super) fn reduce_scatter(seat: &Seat<'_>) -> Vec<Step> {
     let hosts = seat.hosts.count();
     let mut steps = Vec::new();
@@ -36,7 +36,7 @@ pub(super) fn reduce_scatter(seat: &Seat<'_>) -> Vec<Step> {
     steps
 }
 
-/// My block goes to its relays and to the ranks of my host in stage 0; relays spread it in
+/// Sends this rank's block to its relays and to the ranks of its host in stage 0. Relays forward it in
 /// stage 2.
 pub(super) fn all_gather(seat: &Seat<'_>) -> Vec<Step> {
     let hosts = seat.hosts.count();
@@ -60,13 +60,13 @@ pub(super) fn all_gather(seat: &Seat<'_>) -> Vec<Step> {
     steps
 }
 
-/// The blocks of `host`, as many at once as this host has ranks.
+/// Returns the blocks of `host`, in rounds of as many as this host has ranks.
 fn rounds<'a>(seat: &Seat<'a>, host: usize) -> std::slice::Chunks<'a, u32> {
     let ranks = seat.hosts.ranks(seat.host).len();
     seat.hosts.ranks(host).chunks(ranks)
 }
 
-/// The rank of `host` that relays this rank's block.
+/// Returns the rank of `host` that relays this rank's block.
 fn relay(seat: &Seat<'_>, host: usize) -> usize {
     let ranks = seat.hosts.ranks(host);
     ranks[seat.place % ranks.len()] as usize

@@ -5,15 +5,15 @@ use super::Seat;
 use crate::schedule::fan;
 use crate::schedule::ir::{Op, Step};
 
-/// Chunk k of a rail starts at host k+1 and is complete at host k, as in a flat ring. Everything stands
-/// in stage 1 but both ends: the first sum, which waits for no other host's, leaves in stage 0, and
-/// what no other host is sent any more comes in stage 2. So a rank has begun the next pass when it
-/// waits for the end of one, and the way to the next host is not idle between passes.
+/// Chunk k of a rail starts at host k+1 and is complete at host k, as in a flat ring. All steps but both
+/// ends are in stage 1. The first sum, which waits for no other host, leaves in stage 0. Chunks that no
+/// further host needs are received in stage 2. So a rank has begun the next pass when it waits for the end
+/// of one, and the link to the next host is not idle between passes.
 ///
-/// If each turn's contributions were given and its chunks collected in that turn, the rails of a host
-/// would keep in step, each waiting for the slower one in every turn. So within stage 1 contributions
-/// are given a turn before they are summed, and chunks collected a turn after they were sent: two
-/// messages on each connection inside the host are on their way.
+/// If contributions were sent and chunks received in the same turn, the rails of a host would run in
+/// lockstep, each waiting for the slower one in every turn. So within stage 1 contributions are sent a
+/// turn before they are summed, and chunks are received a turn after they were sent. Two messages travel
+/// on each connection inside the host.
 pub(super) fn ring(seat: &Seat<'_>) -> Vec<Step> {
     let hosts = seat.hosts.count();
     let mut steps = Vec::new();
@@ -38,7 +38,7 @@ pub(super) fn ring(seat: &Seat<'_>) -> Vec<Step> {
         });
     }
     for back in 1..hosts {
-        // The host behind the owner's is the last that gets it.
+        // The host behind the owner's receives the chunk last.
         let last = back + 1 == hosts;
         let stage = if last { 2 } else { 1 };
         if last {
@@ -57,8 +57,8 @@ pub(super) fn ring(seat: &Seat<'_>) -> Vec<Step> {
     steps
 }
 
-/// The sums of a host go to the owners in stage 0, the owners' sums to everyone in stage 1, and
-/// are received in stage 2. Inside a host everything is received in the stage in which it is sent.
+/// Sends the sums of a host to the owners in stage 0, and the owners' sums to all ranks in stage 1, which
+/// receive them in stage 2. Inside a host every message is received in the stage in which it is sent.
 pub(super) fn direct(seat: &Seat<'_>) -> Vec<Step> {
     let hosts = seat.hosts.count();
     let mut steps = Vec::new();
@@ -91,7 +91,7 @@ pub(super) fn direct(seat: &Seat<'_>) -> Vec<Step> {
     steps
 }
 
-/// My contributions to what the other rails have for `owner`.
+/// Sends this rank's contributions to the chunks that the other rails sum for `owner`.
 fn contribute(seat: &Seat<'_>, stage: usize, owner: usize, steps: &mut Vec<Step>) {
     for rail in other_rails(seat) {
         let to = seat.at(seat.host, rail);
@@ -99,7 +99,7 @@ fn contribute(seat: &Seat<'_>, stage: usize, owner: usize, steps: &mut Vec<Step>
     }
 }
 
-/// What the other rails have from `owner`.
+/// Receives the chunks that the other rails have from `owner`.
 fn collect(seat: &Seat<'_>, stage: usize, owner: usize, steps: &mut Vec<Step>) {
     for rail in other_rails(seat) {
         let from = seat.at(seat.host, rail);

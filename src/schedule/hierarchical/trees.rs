@@ -1,16 +1,16 @@
-//! Trees between hosts: one chunk a tree. Hosts are labelled by their distance from the root's
+//! Trees between hosts: one chunk per tree. Hosts are labelled by their distance from the root's
 //! host (all_reduce: from host 0).
 //!
-//! A host at depth d of D sends up in stage 1 + D - d, and its ranks give their contributions one
-//! stage before that. Down it sends in stage 1 + d (all_reduce: 1 + D + d), and its ranks receive
-//! one stage later. A root that is not on the rail is one more message away, at either end.
+//! A host at depth d of D sends up in stage 1 + D - d, and its ranks send their contributions one stage
+//! before. It sends down in stage 1 + d (all_reduce: 1 + D + d), and its ranks receive one stage later. A
+//! root that is not on the rail is one more message away, at either end.
 
 use super::{Seat, Tree, tree};
 use crate::schedule::fan;
 use crate::schedule::hosts::Hosts;
 use crate::schedule::ir::{Op, Own, Step};
 
-/// Trees, and so chunks of a pass: one a rail, or both on the only one.
+/// Returns the trees, and so the chunks of a pass: one per rail, or two on a single rail.
 pub(super) fn count(hosts: &Hosts) -> usize {
     match hosts.rails() {
         1 => 2,
@@ -18,7 +18,7 @@ pub(super) fn count(hosts: &Hosts) -> usize {
     }
 }
 
-/// The rank of `host` that is in tree `index`.
+/// Returns the rank of `host` that is in tree `index`.
 pub(super) fn owner(hosts: &Hosts, host: usize, index: usize) -> usize {
     match hosts.ranks(host) {
         [] => 0,
@@ -103,13 +103,13 @@ pub(super) fn reduce(seat: &Seat<'_>, root: usize) -> Vec<Step> {
     steps
 }
 
-/// A host in one tree, as one of its ranks sees it.
+/// A host in one tree, from the view of one of its ranks.
 struct Node {
     /// The host's rank in the tree.
     owner: usize,
-    /// Whether that is the rank that looks.
+    /// Whether this rank is `node`.
     mine: bool,
-    /// The ranks of other hosts above and below it; nobody for ranks that are not in the tree.
+    /// The parent and the children on other hosts; none for ranks that are not in the tree.
     parent: Option<usize>,
     children: Vec<usize>,
     depth: usize,

@@ -5,7 +5,7 @@
 //! listener, and is worth nothing without the key; the process at the other end must run as the
 //! same user.
 
-use super::mesh::{Link, Mesh};
+use super::mesh::SocketMesh;
 use crate::bootstrap::PeerInfo;
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::Region;
@@ -32,10 +32,10 @@ const RETRY: Duration = Duration::from_millis(1);
 /// have received theirs, and this rank goes on receiving meanwhile, as all do.
 ///
 /// # Errors
-/// As for [`Mesh::open`]; remote, naming the peer, if it goes away; mismatch if its memory does
+/// As for [`SocketMesh::open`]; remote, naming the peer, if it goes away; mismatch if its memory does
 /// not have `bytes` bytes for good.
 pub(crate) fn exchange(
-    mesh: Mesh<'_>,
+    mesh: SocketMesh<'_>,
     memory: OwnedFd,
     bytes: usize,
 ) -> Result<Vec<(usize, Arc<Region>)>> {
@@ -44,8 +44,8 @@ pub(crate) fn exchange(
 }
 
 /// One peer on the way.
-struct Peer {
-    link: Link,
+struct SharingPeer {
+    rank: usize,
     socket: Socket,
     told: bool,
     region: Option<Arc<Region>>,
@@ -53,7 +53,7 @@ struct Peer {
 
 /// As [`exchange`], by these functions.
 fn exchange_by(
-    mesh: Mesh<'_>,
+    mesh: SocketMesh<'_>,
     memory: OwnedFd,
     bytes: usize,
     send: impl Fn(&OwnedFd, &OwnedFd) -> io::Result<()>,
@@ -61,16 +61,16 @@ fn exchange_by(
 ) -> Result<Vec<(usize, Arc<Region>)>> {
     let (peers, fault, deadline) = (mesh.peers, mesh.fault, mesh.deadline);
     let sockets = mesh.open()?.into_iter();
-    let mut open: Vec<Peer> = sockets
-        .map(|(link, socket)| Peer {
-            link,
+    let mut open: Vec<SharingPeer> = sockets
+        .map(|(id, socket)| SharingPeer {
+            rank: id.peer,
             socket,
             told: false,
             region: None,
         })
         .collect();
-    let lost = |link: &Link, error: io::Error| {
-        let peer = &peers[link.peer];
+    let lost = |rank: usize, error: io::Error| {
+        let peer = &peers[rank];
         Error::new(
             ErrorKind::Remote,
             format!("{peer} went away while shared memory was handed over: {error}"),
@@ -85,22 +85,21 @@ fn exchange_by(
                     refused = Some(error);
                     break;
                 }
-                Err(error) => return Err(lost(&peer.link, error)),
+                Err(error) => return Err(lost(peer.rank, error)),
             }
         }
         for peer in open.iter_mut().filter(|peer| peer.region.is_none()) {
             match receive(&peer.socket) {
                 Ok(theirs) => {
                     let region = Region::of(&theirs, bytes);
-                    peer.region =
-                        Some(region.map_err(|error| error.context(&peers[peer.link.peer]))?);
+                    peer.region = Some(region.map_err(|error| error.context(&peers[peer.rank]))?);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) => return Err(lost(&peer.link, error)),
+                Err(error) => return Err(lost(peer.rank, error)),
             }
         }
         let mut missing = open.iter().filter(|peer| peer.region.is_none()).peekable();
-        let first = missing.peek().map(|peer| peer.link.peer);
+        let first = missing.peek().map(|peer| peer.rank);
         if first.is_none() && refused.is_none() {
             break;
         }
@@ -120,7 +119,7 @@ fn exchange_by(
     }
     let regions = open.into_iter();
     Ok(regions
-        .filter_map(|peer| Some((peer.link.peer, peer.region?)))
+        .filter_map(|peer| Some((peer.rank, peer.region?)))
         .collect())
 }
 
@@ -145,6 +144,7 @@ fn late(refused: Option<io::Error>, missing: Option<&PeerInfo>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bootstrap::auth::Listener;
     use crate::sync::Fault;
     use crate::sys::memory::sealed_memfd;
     use crate::sys::socket::Address;
@@ -166,11 +166,11 @@ mod tests {
         (0..RANKS).map(peer).collect()
     }
 
-    fn name(rank: usize) -> Address {
+    fn name(rank: usize) -> [u8; 16] {
         let mut name = *b"shared memory of";
         name[0] = rank as u8;
         name[1..5].copy_from_slice(&std::process::id().to_le_bytes());
-        Address::Local(name)
+        name
     }
 
     /// Linux refuses a descriptor while too many are on the way, and says when by nothing: here
@@ -193,24 +193,22 @@ mod tests {
             on_the_way.lock().unwrap().0 -= 1;
             Ok(received)
         };
-        let link = |peer| Link {
-            peer,
-            channel: 0,
-            socket: 0,
-        };
-        let listeners = (0..RANKS).map(|rank| socket::listen(&name(rank)).unwrap());
+        let listeners = (0..RANKS).map(|rank| Listener::bind_local(name(rank)).unwrap());
         let listeners: Vec<_> = listeners.collect();
         std::thread::scope(|scope| {
             for (me, listener) in listeners.into_iter().enumerate() {
-                let mesh = Mesh {
+                let others = (0..RANKS).filter(|&rank| rank != me);
+                let mesh = SocketMesh {
                     purpose: PURPOSE,
                     key: [5; 32],
                     me,
                     peers: &peers,
                     listener,
-                    local: true,
-                    accepts: (me + 1..RANKS).map(link).collect(),
-                    connects: (0..me).map(|peer| (link(peer), name(peer))).collect(),
+                    addresses: others
+                        .map(|rank| (rank, Address::Local(name(rank))))
+                        .collect(),
+                    channels: 1,
+                    sockets: 1,
                     fault: &fault,
                     deadline: Instant::now() + Duration::from_secs(60),
                 };

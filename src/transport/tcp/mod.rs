@@ -3,15 +3,29 @@
 //! the bytes of a message go out between those of the one before it, which arrives later for that,
 //! and so does everything that waits for it.
 
-pub(super) mod connect;
 mod pump;
 
+use super::mesh::{SocketId, SocketMesh};
 use super::{Header, RecvEnd, RecvInto, SendEnd, SendFrom};
 use crate::error::Result;
 use crate::mem::{Consumer, FifoPlaces, FifoShape, Producer, Region};
-use crate::sys::socket::{Interest, Socket};
+use crate::sys::socket::{self, Interest, Socket};
 use pump::Pump;
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Purpose of the sockets, in errors and in the key.
+pub(super) const PURPOSE: &str = "tcp";
+
+/// Opens the sockets of `mesh`. Their buffer sizes stay the kernel's choice, which follows the path.
+///
+/// # Errors
+/// As for [`SocketMesh::open`].
+pub(super) fn open(mesh: SocketMesh<'_>) -> Result<HashMap<SocketId, Socket>> {
+    let sockets = mesh.open()?;
+    sockets.values().try_for_each(|it| socket::keep_alive(it))?;
+    Ok(sockets)
+}
 
 /// The pump of one pair on one channel, as its two ends and the waiter share it. They belong to
 /// one rank, so the lock is free unless a program polls ends from several threads; beside a

@@ -129,7 +129,7 @@ fn open(path: &Path) -> std::result::Result<(Arc<Nccl>, Vec<String>), String> {
 fn on_host(config: &Config) -> Config {
     Config {
         device: DeviceChoice::Host,
-        codec: cinch::CodecSpec::RAW,
+        codec: cinch::CodecSetting::RAW,
         algorithm: None,
         // Peer memory of GPUs carries nothing on the host; any other transport is meant for both.
         transport: config.transport.filter(|&kind| kind != TransportKind::Cuda),

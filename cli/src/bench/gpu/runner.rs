@@ -181,7 +181,7 @@ fn compare<W: BenchRank, Q: CallQueue>(
         nranks,
         set: 0,
         shift,
-        codec: report.codec,
+        codec: report.codec.inter,
         algorithm: report.algorithm,
     };
     let size = row.dtype.size();

@@ -3,7 +3,7 @@ use crate::bench::data::Distribution;
 use crate::bench::world::threads::{self, Flaw};
 use cinch::testing::{set_value, value};
 use cinch::types::TransportKind;
-use cinch::{Algorithm, CodecSpec, Collective, DType};
+use cinch::{Algorithm, CodecSetting, Collective, DType};
 
 const RANKS: usize = 3;
 /// Elements from one input to the next.
@@ -98,8 +98,7 @@ impl CallQueue for PaperGpu<'_> {
 
     fn report(&self) -> Result<Report> {
         Ok(Report {
-            codec: CodecSpec::RAW,
-            intra: CodecSpec::RAW,
+            codec: CodecSetting::RAW,
             algorithm: Algorithm::Direct,
             transport: Some(TransportKind::Cuda),
             channels: 8,

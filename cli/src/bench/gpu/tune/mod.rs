@@ -16,8 +16,8 @@ use crate::bench::world::BenchRank;
 use crate::{ExitResult, USAGE};
 use cinch::config::Origin;
 use cinch::plan::{Header, Table};
-use cinch::types::CodecChoice;
-use cinch::{CodecSpec, Collective, Communicator, Config, DType, Error, Result};
+use cinch::types::CodecSetting;
+use cinch::{Collective, Communicator, Config, Error, Result};
 use clap::Args;
 use search::{Search, Sweep};
 use std::path::PathBuf;
@@ -33,7 +33,7 @@ pub struct TuneOptions {
     /// Codecs, with commas, for each of the collectives [default: raw for all of them, linear8 and
     /// dynamic8 for all_reduce]
     #[arg(long, value_name = "CODECS", value_delimiter = ',', value_parser = parse_codec)]
-    pub codecs: Vec<CodecChoice>,
+    pub codecs: Vec<CodecSetting>,
     /// Element types, with commas; of a table only their bytes count
     #[arg(short = 'd', long, default_value = "f32", value_parser = parse_datatypes)]
     pub datatype: Types,
@@ -96,7 +96,7 @@ impl TuneOptions {
             ("CINCH_CODEC", "--codecs names what is measured"),
             ("CINCH_CODEC_RULES", "--codecs names what is measured"),
         ] {
-            if config.says(name) {
+            if config.is_set(name) {
                 return Err(format!("{name} is set: {what}; unset it"));
             }
         }
@@ -120,26 +120,18 @@ impl TuneOptions {
 
     /// Returns what is measured.
     fn sweeps(&self) -> Vec<Sweep> {
-        let choice = |spec: CodecSpec| CodecChoice {
-            spec,
-            auto: false,
-            intra: None,
-        };
         let standard = ["raw", "linear8", "dynamic8"]
             .iter()
-            .filter_map(|name| name.parse().ok())
-            .map(choice);
+            .filter_map(|name| name.parse().ok());
         let mut sweeps = Vec::new();
         for &collective in &self.collectives {
             for &dtype in &self.datatype.list {
-                let codecs: Vec<CodecChoice> = match self.codecs.as_slice() {
+                let codecs: Vec<CodecSetting> = match self.codecs.as_slice() {
                     [] if collective == Collective::AllReduce => standard.clone().collect(),
-                    [] => vec![choice(CodecSpec::RAW)],
+                    [] => vec![CodecSetting::RAW],
                     codecs => codecs.to_vec(),
                 };
-                let carried = |codec: &&CodecChoice| {
-                    !codec.spec.is_lossy() || matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
-                };
+                let carried = |codec: &&CodecSetting| !codec.is_lossy() || dtype.has_codecs();
                 for &codec in codecs.iter().filter(carried) {
                     let sweep = Sweep {
                         collective,

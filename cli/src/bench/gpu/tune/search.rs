@@ -6,7 +6,7 @@ use super::choose;
 use crate::bench::metrics::count_of;
 use crate::bench::row::Row;
 use cinch::plan::{KernelVariant, WireClass};
-use cinch::types::CodecChoice;
+use cinch::types::CodecSetting;
 use cinch::{Collective, DType, Result};
 
 /// Measures times; tests replace it by a model.
@@ -37,7 +37,7 @@ pub struct Sweep {
     /// Its elements.
     pub dtype: DType,
     /// Its codec.
-    pub codec: CodecChoice,
+    pub codec: CodecSetting,
 }
 
 impl Sweep {
@@ -53,7 +53,7 @@ impl Sweep {
     /// Returns the class of the messages' content.
     pub fn wire(&self) -> WireClass {
         WireClass {
-            codec: self.codec.spec.kind,
+            codec: self.codec.inter.kind,
             element_bytes: self.dtype.size(),
         }
     }

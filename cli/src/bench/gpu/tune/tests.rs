@@ -4,9 +4,9 @@ use crate::bench::metrics::size_of;
 use crate::bench::row::Row;
 use crate::bench::world::threads::{self, Flaw};
 use crate::testing::parsed;
-use cinch::Algorithm;
 use cinch::plan::KernelVariant;
 use cinch::types::KernelProtocol;
+use cinch::{Algorithm, DType};
 
 const RANKS: usize = 4;
 
@@ -85,7 +85,7 @@ impl Paper {
         let laws = laws();
         let law = laws.iter().find(|law| law.0 == *way && size <= law.3)?;
         // A codec sends a quarter, after 4 us of encoding.
-        let (fixed, share) = match row.codec.is_some_and(|codec| codec.spec.is_lossy()) {
+        let (fixed, share) = match row.codec.is_some_and(|codec| codec.is_lossy()) {
             true => (4.0, 0.25),
             false => (0.0, 1.0),
         };

@@ -83,8 +83,8 @@ impl<'a, 'b> GpuWatch<'a, 'b> {
 
     /// Refuses times of a codec other than the row's.
     fn check(&self, row: &Row) -> Result<()> {
-        let asked = row.codec.map_or(CodecSpec::RAW, |codec| codec.spec);
-        let ran = self.queue.report()?.codec;
+        let asked = row.codec.map_or(CodecSpec::RAW, |codec| codec.inter);
+        let ran = self.queue.report()?.codec.inter;
         match ran.kind == asked.kind {
             true => Ok(()),
             false => Err(Error::invalid_usage(format!(
