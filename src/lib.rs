@@ -1,7 +1,7 @@
 //! cinch: collective communication that compresses inside every pipeline chunk.
 //!
 //! Programs use [`Communicator`], [`Config`], [`UniqueId`], [`types`], [`mem`] for buffers, [`codec`]
-//! for encoding without a communicator, and the training helpers of [`adapt`]. Modules that these
+//! for encoding without a communicator, and the training helpers of [`training`]. Modules that these
 //! pages leave out are public for the tool, the drop-in for NCCL, tests and benches.
 //!
 //! The crate is layered; a module imports only modules of a lower layer (see [`manual`], and

@@ -1,7 +1,7 @@
 //! Plans: a call bound to a schedule, a codec and a cut of the message.
 //!
 //! Selection is a pure function of the request and of facts that all ranks share, so that all
-//! ranks choose alike without talking; [`explain`] shows its candidates.
+//! ranks choose alike without talking; `explain` shows its candidates.
 
 mod cost;
 mod encoded_tiles;

@@ -164,7 +164,7 @@ pub fn value(dtype: DType, element: &[u8]) -> f64 {
     value[0]
 }
 
-/// Writes `value` as one element, rounded as [`round`] does.
+/// Writes `value` as one element: floats round to nearest even, integers truncate and saturate.
 pub fn set_value(dtype: DType, value: f64, element: &mut [u8]) {
     round(dtype, &[value], element);
 }
