@@ -10,7 +10,7 @@ use cinch::mem::UserBuffers;
 use cinch::types::{CodecKind, Scalar, TransportKind};
 use cinch::{Algorithm, CodecSpec, Collective, DType, ErrorKind, ReduceOp};
 use common::{Rng, config, seed, world};
-use oracle::{Case, Data, factor, float};
+use oracle::{Case, Data, factor};
 use std::collections::BTreeSet;
 use worlds::run;
 
@@ -389,16 +389,4 @@ fn sends_and_receives_of_a_group_form_a_ring() {
             });
         }
     }
-}
-
-#[test]
-fn the_oracle_knows_its_numbers() {
-    assert_eq!(float(DType::F8E4M3, &[0x7e]), 448.0);
-    assert_eq!(float(DType::F8E4M3, &[0x01]), 2f64.powi(-9));
-    assert!(float(DType::F8E4M3, &[0xff]).is_nan());
-    assert_eq!(float(DType::F8E5M2, &[0x7b]), 57344.0);
-    assert_eq!(float(DType::F8E5M2, &[0xfc]), f64::NEG_INFINITY);
-    assert_eq!(float(DType::F8E5M2, &[0x01]), 2f64.powi(-16));
-    assert_eq!(float(DType::BF16, &[0x80, 0x3f]), 1.0);
-    assert_eq!(float(DType::F16, &[0x00, 0xc0]), -2.0);
 }

@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn known_bytes() {
+    fn known_bytes_have_their_values() {
         let e4m3 = [
             (0x7e, 448.0),
             (0x08, 1.0 / 64.0),
@@ -284,12 +284,14 @@ mod tests {
             (0x7b, 57344.0),
             (0x01, 1.0 / 65536.0),
             (0x7c, f64::INFINITY),
+            (0xfc, f64::NEG_INFINITY),
         ] {
             assert_eq!(
                 (decoded(DType::F8E5M2, bits), code(DType::F8E5M2, x)),
                 (x, bits)
             );
         }
+        assert!(decoded(DType::F8E4M3, 0xff).is_nan());
         assert_eq!(code(DType::F8E4M3, 464.0), 0x7e);
         assert_eq!(code(DType::F8E4M3, 464.1), 0x7f);
         assert_eq!(code(DType::F8E5M2, 61440.0), 0x7c);

@@ -22,23 +22,13 @@ pub trait Inputs {
     fn read(&self, rank: usize, at: usize, bytes: &mut [u8]);
 }
 
-impl Inputs for [Vec<u8>] {
+impl<T: AsRef<[Vec<u8>]>> Inputs for T {
     fn bytes(&self, rank: usize) -> usize {
-        self.get(rank).map_or(0, Vec::len)
+        self.as_ref().get(rank).map_or(0, Vec::len)
     }
 
     fn read(&self, rank: usize, at: usize, bytes: &mut [u8]) {
-        bytes.copy_from_slice(&self[rank][at..at + bytes.len()]);
-    }
-}
-
-impl Inputs for Vec<Vec<u8>> {
-    fn bytes(&self, rank: usize) -> usize {
-        self.as_slice().bytes(rank)
-    }
-
-    fn read(&self, rank: usize, at: usize, bytes: &mut [u8]) {
-        self.as_slice().read(rank, at, bytes);
+        bytes.copy_from_slice(&self.as_ref()[rank][at..at + bytes.len()]);
     }
 }
 
