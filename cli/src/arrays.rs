@@ -1,5 +1,5 @@
-//! `cinch arrays`: how fast codecs are on arrays in a GPU's memory, and packed copies between it and
-//! the host, beside plain copies in the same run.
+//! `cinch arrays`: measures codecs on arrays in a GPU's memory, and packed copies between GPU and host,
+//! beside plain copies in the same run.
 
 use super::bench::metrics;
 use super::bench::options::{parse_datatype, parse_size};
@@ -19,11 +19,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long anything may take.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// Elements that are random before they repeat.
+/// Deadline of each wait for the GPU.
+const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
+/// Random elements, which then repeat.
 const PERIOD: usize = 1 << 20;
-/// Turns of which the median counts.
+/// Measurements; the median is reported.
 const TURNS: usize = 7;
 /// Launches between two events.
 const LAUNCHES: usize = 5;
@@ -72,10 +72,10 @@ fn parse_bytes(text: &str) -> std::result::Result<usize, String> {
 }
 
 impl ArraysOptions {
-    /// Refuses what codecs take no elements of.
+    /// Returns the element types; refuses types that codecs do not take.
     fn types(&self) -> std::result::Result<Vec<DType>, String> {
         let parse = |name: &String| match parse_datatype(name)? {
-            dtype @ (DType::F32 | DType::F16 | DType::BF16) => Ok(dtype),
+            dtype if dtype.has_codecs() => Ok(dtype),
             other => Err(format!(
                 "-d {other}: codecs take f32, f16 and bf16; name one of these"
             )),
@@ -84,10 +84,10 @@ impl ArraysOptions {
     }
 }
 
-/// Prints both tables.
+/// Prints both tables and returns the exit code.
 ///
 /// # Errors
-/// A code and a sentence: options that cannot be, failures, wrong elements.
+/// Exit code and sentence.
 pub fn main(options: &ArraysOptions) -> ExitResult {
     let bad = |error: Error| (USAGE, error.to_string());
     let types = options.types().map_err(|sentence| (USAGE, sentence))?;
@@ -103,13 +103,32 @@ pub fn main(options: &ArraysOptions) -> ExitResult {
     let bench = ArraysBench::new(options).map_err(failed)?;
     let gpus = bench.context.driver().device_count().map_err(failed)?;
     let run = RunInfo::on_gpus(bench.context.device(), gpus);
-    // Only now: earlier rows are not lost where there is no GPU.
+    // An earlier file is replaced only once a GPU is there.
     let mut rows = Output::of_rows(options.json.clone()).map_err(bad)?;
     let mut wrong = 0;
-    let heads = "codec            type   wire%   encode GB/s  of copy   decode GB/s  of copy";
+    let mut report =
+        |rows: &mut Output, spec: CodecSpec, dtype: DType, row: (ArraysFigures, bool)| {
+            let (figures, right) = row;
+            wrong += usize::from(!right);
+            let mark = if right { "" } else { "  WRONG" };
+            let (codec, datatype) = (spec.to_string(), dtype.to_string());
+            rows.line(&format!(
+                "{codec:<16} {datatype:<5} {}{mark}",
+                figures.cells()
+            ));
+            rows.record(&ArraysRecord {
+                codec,
+                datatype,
+                bytes: bench.bytes,
+                right,
+                figures,
+                run: run.clone(),
+            })
+        };
     rows.line(&format!(
         "# {}, {} bytes of elements; bytes read and written a second, of copy: beside a copy in \
-         device memory\n{heads}",
+         device memory\n\
+         codec            type   wire%   encode GB/s  of copy   decode GB/s  of copy",
         bench.context.device(),
         options.bytes
     ));
@@ -117,63 +136,22 @@ pub fn main(options: &ArraysOptions) -> ExitResult {
         let values = bench.fill(dtype).map_err(failed)?;
         for &spec in &codecs {
             let row = bench.device_row(spec, dtype, &values).map_err(failed)?;
-            wrong += usize::from(!row.right);
-            rows.line(&format!(
-                "{:<16} {:<5} {:>6.1} {:>12.0} {:>8.2} {:>13.0} {:>8.2}{}",
-                spec.to_string(),
-                dtype.to_string(),
-                row.wire_percent,
-                row.encode / 1e9,
-                row.encode / row.copy,
-                row.decode / 1e9,
-                row.decode / row.copy,
-                if row.right { "" } else { "  WRONG" }
-            ));
-            let record = ArraysRecord {
-                codec: spec.to_string(),
-                datatype: dtype.to_string(),
-                bytes: bench.bytes,
-                right: row.right,
-                work: row.work(),
-                run: run.clone(),
-            };
-            rows.record(&record).map_err(failed)?;
+            report(&mut rows, spec, dtype, row).map_err(failed)?;
         }
     }
-    let heads =
-        "codec            type   to GPU GB/s  of plain   to host GB/s  of plain   packing GB/s";
     rows.line(&format!(
         "# packed copies by {} threads on {} cores; bytes of elements a second, of plain: beside a \
-         copy from and to pinned memory; packing: those threads without a GPU\n{heads}",
+         copy from and to pinned memory; packing: those threads without a GPU\n\
+         codec            type   to GPU GB/s  of plain   to host GB/s  of plain   packing GB/s",
         bench.threads,
         std::thread::available_parallelism().map_or(1, usize::from)
     ));
     for &dtype in &types {
         for &spec in &copies {
-            // Anew: a copy leaves what the codec made of the elements.
+            // A copy leaves decoded elements behind.
             let values = bench.fill(dtype).map_err(failed)?;
             let row = bench.copy_row(spec, dtype, &values).map_err(failed)?;
-            wrong += usize::from(!row.right);
-            rows.line(&format!(
-                "{:<16} {:<5} {:>12.2} {:>9.2} {:>14.2} {:>9.2} {:>14.2}{}",
-                spec.to_string(),
-                dtype.to_string(),
-                row.there / 1e9,
-                row.there / row.plain_there,
-                row.back / 1e9,
-                row.back / row.plain_back,
-                row.packing / 1e9,
-                if row.right { "" } else { "  WRONG" }
-            ));
-            let record = ArraysRecord {
-                codec: spec.to_string(),
-                datatype: dtype.to_string(),
-                bytes: bench.bytes,
-                right: row.right,
-                work: row.work(bench.threads),
-                run: run.clone(),
-            };
-            rows.record(&record).map_err(failed)?;
+            report(&mut rows, spec, dtype, row).map_err(failed)?;
         }
     }
     rows.end().map_err(failed)?;
@@ -194,42 +172,22 @@ struct ArraysBench {
     threads: usize,
 }
 
-struct DeviceRow {
-    wire_percent: f64,
-    /// Bytes a second, read and written.
-    encode: f64,
-    decode: f64,
-    copy: f64,
-    right: bool,
-}
-
-struct CopyRow {
-    /// Bytes of elements a second.
-    there: f64,
-    back: f64,
-    plain_there: f64,
-    plain_back: f64,
-    /// Bytes of fp32 a second that the threads alone encode, whatever the elements are.
-    packing: f64,
-    right: bool,
-}
-
-/// A row for machines.
+/// A line of the file of `--json`.
 #[derive(Serialize)]
 struct ArraysRecord {
     codec: String,
     datatype: String,
     /// Bytes of elements.
     bytes: usize,
-    /// Whether every element was what the host's codec makes of it.
+    /// Every element has the bits that the host's codec gives it.
     right: bool,
     #[serde(flatten)]
-    work: ArraysFigures,
-    /// Where, when and how.
+    figures: ArraysFigures,
+    /// Machine, versions, date and command.
     run: RunInfo,
 }
 
-/// Figures; rates in 10^9 bytes a second, ratios to a plain copy of the same run.
+/// ArraysFigures; rates in 10^9 bytes a second, ratios to a plain copy of the same run.
 #[derive(Serialize)]
 #[serde(tag = "work", rename_all = "snake_case")]
 enum ArraysFigures {
@@ -253,34 +211,65 @@ enum ArraysFigures {
         plain_to_host_gb_per_s: f64,
         to_gpu_ratio: f64,
         to_host_ratio: f64,
+        /// Bytes of fp32 that the threads encode without a GPU, whatever the elements are.
         packing_gb_per_s: f64,
     },
 }
 
-impl DeviceRow {
-    fn work(&self) -> ArraysFigures {
+impl ArraysFigures {
+    /// Makes the figures of a codec from bytes a second.
+    fn array(wire_percent: f64, [encode, decode, copy]: [f64; 3]) -> ArraysFigures {
         ArraysFigures::Array {
-            wire_percent: self.wire_percent,
-            encode_gb_per_s: self.encode / 1e9,
-            decode_gb_per_s: self.decode / 1e9,
-            copy_gb_per_s: self.copy / 1e9,
-            encode_ratio: self.encode / self.copy,
-            decode_ratio: self.decode / self.copy,
+            wire_percent,
+            encode_gb_per_s: encode / 1e9,
+            decode_gb_per_s: decode / 1e9,
+            copy_gb_per_s: copy / 1e9,
+            encode_ratio: encode / copy,
+            decode_ratio: decode / copy,
         }
     }
-}
 
-impl CopyRow {
-    fn work(&self, threads: usize) -> ArraysFigures {
+    /// Makes the figures of packed copies from bytes a second: to GPU and host, plain copies, packing.
+    fn packed_copy(
+        threads: usize,
+        [to_gpu, to_host, plain_to_gpu, plain_to_host]: [f64; 4],
+        packing: f64,
+    ) -> ArraysFigures {
         ArraysFigures::PackedCopy {
             threads,
-            to_gpu_gb_per_s: self.there / 1e9,
-            to_host_gb_per_s: self.back / 1e9,
-            plain_to_gpu_gb_per_s: self.plain_there / 1e9,
-            plain_to_host_gb_per_s: self.plain_back / 1e9,
-            to_gpu_ratio: self.there / self.plain_there,
-            to_host_ratio: self.back / self.plain_back,
-            packing_gb_per_s: self.packing / 1e9,
+            to_gpu_gb_per_s: to_gpu / 1e9,
+            to_host_gb_per_s: to_host / 1e9,
+            plain_to_gpu_gb_per_s: plain_to_gpu / 1e9,
+            plain_to_host_gb_per_s: plain_to_host / 1e9,
+            to_gpu_ratio: to_gpu / plain_to_gpu,
+            to_host_ratio: to_host / plain_to_host,
+            packing_gb_per_s: packing / 1e9,
+        }
+    }
+
+    /// Formats the cells of the table behind codec and type.
+    fn cells(&self) -> String {
+        match *self {
+            ArraysFigures::Array {
+                wire_percent,
+                encode_gb_per_s: encode,
+                decode_gb_per_s: decode,
+                encode_ratio,
+                decode_ratio,
+                ..
+            } => format!(
+                "{wire_percent:>6.1} {encode:>12.0} {encode_ratio:>8.2} {decode:>13.0} {decode_ratio:>8.2}"
+            ),
+            ArraysFigures::PackedCopy {
+                to_gpu_gb_per_s: to_gpu,
+                to_host_gb_per_s: to_host,
+                to_gpu_ratio,
+                to_host_ratio,
+                packing_gb_per_s: packing,
+                ..
+            } => format!(
+                "{to_gpu:>12.2} {to_gpu_ratio:>9.2} {to_host:>14.2} {to_host_ratio:>9.2} {packing:>14.2}"
+            ),
         }
     }
 }
@@ -291,7 +280,7 @@ impl ArraysBench {
         let bytes = options.bytes;
         Ok(ArraysBench {
             kernels: Arc::new(CodecKernels::new(&context)?),
-            copier: HostCopier::new(&context, options.threads, PATIENCE)?,
+            copier: HostCopier::new(&context, options.threads, WAIT_TIMEOUT)?,
             stream: Stream::new(&context)?,
             elements: DeviceMemory::new(&context, 2 * bytes)?,
             // 8-bit codes of 16-bit elements, or 3 bytes of each.
@@ -307,7 +296,7 @@ impl ArraysBench {
         })
     }
 
-    /// Gaussian elements throughout device memory; those of its first half, widened.
+    /// Fills device memory with Gaussian elements and returns the elements of its first half, widened.
     fn fill(&self, dtype: DType) -> Result<Vec<f32>> {
         let count = PERIOD.min(self.bytes / dtype.size());
         let mut values: Vec<f32> = (0..count as u64)
@@ -316,25 +305,31 @@ impl ArraysBench {
         let mut bytes = vec![0; count * dtype.size()];
         narrow(dtype, Isa::Scalar, &values, &mut bytes);
         widen(dtype, Isa::Scalar, &bytes, &mut values);
-        self.elements.write(0, &bytes, &self.stream, PATIENCE)?;
+        self.elements.write(0, &bytes, &self.stream, WAIT_TIMEOUT)?;
         self.elements.repeat(bytes.len(), &self.stream)?;
-        self.stream.wait(PATIENCE)?;
+        self.stream.wait(WAIT_TIMEOUT)?;
         let all = self.bytes / dtype.size();
         Ok(values.into_iter().cycle().take(all).collect())
     }
 
-    /// Returns the seconds of one of several launches, on the GPU's clock.
+    /// Returns the mean seconds of a launch, on the GPU's clock.
     fn seconds(&self, mut launch: impl FnMut() -> Result<()>) -> Result<f64> {
         self.marks[0].record(&self.stream)?;
         for _ in 0..LAUNCHES {
             launch()?;
         }
         self.marks[1].record(&self.stream)?;
-        self.stream.wait(PATIENCE)?;
+        self.stream.wait(WAIT_TIMEOUT)?;
         Ok(self.marks[1].since(&self.marks[0])? / LAUNCHES as f64)
     }
 
-    fn device_row(&self, spec: CodecSpec, dtype: DType, values: &[f32]) -> Result<DeviceRow> {
+    /// Measures a codec on device memory, and returns whether all elements are right.
+    fn device_row(
+        &self,
+        spec: CodecSpec,
+        dtype: DType,
+        values: &[f32],
+    ) -> Result<(ArraysFigures, bool)> {
         let codec = DeviceCodec::new(&self.kernels, spec, Layout::Chunk)?;
         let count = self.bytes / dtype.size();
         let wire = codec.bytes(count);
@@ -348,10 +343,10 @@ impl ArraysBench {
             ..from
         };
         let place = (self.wire.address(), self.wire.bytes());
-        let (mut encodes, mut decodes, mut copies) = (Vec::new(), Vec::new(), Vec::new());
+        let mut times = [const { Vec::new() }; 3];
         // In turns, so that the clocks of the GPU are the same for all.
         for turn in 0..TURNS + 1 {
-            // SAFETY: memory of this bench, every use of which `seconds` waits for.
+            // SAFETY: `self` owns the memory, and `seconds` waits for every use of it.
             let (encode, decode) = unsafe {
                 (
                     self.seconds(|| codec.encode(from, 0, place, &self.stream))?,
@@ -361,40 +356,43 @@ impl ArraysBench {
             let copy = self.seconds(|| self.elements.repeat(self.bytes, &self.stream))?;
             // The first turn warms up.
             if turn > 0 {
-                encodes.push(encode);
-                decodes.push(decode);
-                copies.push(copy);
+                push_each(&mut times, [encode, decode, copy]);
             }
         }
-        // Once more, over spoilt memory: what earlier turns or the copies have left counts for nothing.
+        // The compared run overwrites poison, so that results of earlier turns cannot pass for it.
         let mut found = vec![POISON; self.bytes];
         self.elements
-            .write(self.bytes, &found, &self.stream, PATIENCE)?;
+            .write(self.bytes, &found, &self.stream, WAIT_TIMEOUT)?;
         self.wire.fill(POISON, &self.stream)?;
-        // SAFETY: as above.
+        // SAFETY: `self` owns the memory, and the read below waits for the stream.
         unsafe {
             codec.encode(from, 0, place, &self.stream)?;
             codec.decode(place, to, &self.stream)?;
         }
         self.elements
-            .read(self.bytes, &mut found, &self.stream, PATIENCE)?;
+            .read(self.bytes, &mut found, &self.stream, WAIT_TIMEOUT)?;
         let moved = (self.bytes + wire) as f64;
-        Ok(DeviceRow {
-            wire_percent: 100.0 * wire as f64 / self.bytes as f64,
-            encode: moved / median(encodes),
-            decode: moved / median(decodes),
-            copy: 2.0 * self.bytes as f64 / median(copies),
-            right: found == self.image(spec, dtype, values)?,
-        })
+        let [encode, decode, copy] = times.map(median);
+        let copied = 2.0 * self.bytes as f64;
+        let rates = [moved / encode, moved / decode, copied / copy];
+        let wire_percent = 100.0 * wire as f64 / self.bytes as f64;
+        let right = found == self.image(spec, dtype, values)?;
+        Ok((ArraysFigures::array(wire_percent, rates), right))
     }
 
-    fn copy_row(&self, spec: CodecSpec, dtype: DType, values: &[f32]) -> Result<CopyRow> {
+    /// Measures packed copies to the GPU and back, and returns whether all elements are right.
+    fn copy_row(
+        &self,
+        spec: CodecSpec,
+        dtype: DType,
+        values: &[f32],
+    ) -> Result<(ArraysFigures, bool)> {
         let mut host = vec![0u8; self.bytes];
-        self.elements.read(0, &mut host, &self.stream, PATIENCE)?;
+        self.elements
+            .read(0, &mut host, &self.stream, WAIT_TIMEOUT)?;
         let original = host.clone();
         let address = self.elements.address();
-        let (mut there, mut back, mut plain_there, mut plain_back) =
-            (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let mut times = [const { Vec::new() }; 4];
         let mut right = true;
         for turn in 0..TURNS + 1 {
             // The last turn's result is compared, so results of earlier turns are overwritten.
@@ -402,26 +400,27 @@ impl ArraysBench {
             if is_last {
                 host.copy_from_slice(&original);
                 self.elements.fill(POISON, &self.stream)?;
-                self.stream.wait(PATIENCE)?;
+                self.stream.wait(WAIT_TIMEOUT)?;
             }
             let begin = Instant::now();
-            // SAFETY: memory of this bench, every use of which is waited for.
+            // SAFETY: `self` owns the memory, and the wait below ends every use of it.
             unsafe {
                 let stream = &self.stream;
                 self.copier
                     .to_device(spec, dtype, 0, &host, address, stream)?;
             }
-            self.stream.wait(PATIENCE)?;
+            self.stream.wait(WAIT_TIMEOUT)?;
             let to_gpu = begin.elapsed();
             let mut brought = Vec::new();
             if is_last {
                 brought = self.image(spec, dtype, values)?;
-                self.elements.read(0, &mut host, &self.stream, PATIENCE)?;
+                self.elements
+                    .read(0, &mut host, &self.stream, WAIT_TIMEOUT)?;
                 right &= host == brought;
                 host.fill(POISON);
             }
             let begin = Instant::now();
-            // SAFETY: as above.
+            // SAFETY: `self` owns the memory, and the copier returns when `host` is written.
             unsafe {
                 let stream = &self.stream;
                 self.copier
@@ -433,39 +432,32 @@ impl ArraysBench {
                 widen(dtype, Isa::Scalar, &brought, &mut there);
                 right &= host == self.image(spec, dtype, &there)?;
             }
-            // SAFETY: pinned memory of so many bytes, which nothing else uses.
+            // SAFETY: `self.pinned` has this many bytes, and nothing else uses it.
             let pinned =
                 unsafe { std::slice::from_raw_parts_mut(self.pinned.host().as_ptr(), self.bytes) };
             let begin = Instant::now();
             self.elements
-                .write(self.bytes, pinned, &self.stream, PATIENCE)?;
+                .write(self.bytes, pinned, &self.stream, WAIT_TIMEOUT)?;
             let plain_to_gpu = begin.elapsed();
             let begin = Instant::now();
             self.elements
-                .read(self.bytes, pinned, &self.stream, PATIENCE)?;
+                .read(self.bytes, pinned, &self.stream, WAIT_TIMEOUT)?;
             let plain_to_host = begin.elapsed();
             if turn == 0 {
                 continue;
             }
-            there.push(to_gpu.as_secs_f64());
-            back.push(to_host.as_secs_f64());
-            plain_there.push(plain_to_gpu.as_secs_f64());
-            plain_back.push(plain_to_host.as_secs_f64());
+            let turn = [to_gpu, to_host, plain_to_gpu, plain_to_host];
+            push_each(&mut times, turn.map(|time| time.as_secs_f64()));
         }
-        let rate = |seconds| self.bytes as f64 / median(seconds);
-        Ok(CopyRow {
-            there: rate(there),
-            back: rate(back),
-            plain_there: rate(plain_there),
-            plain_back: rate(plain_back),
-            packing: self.packing(spec)?,
+        let rates = times.map(|seconds| self.bytes as f64 / median(seconds));
+        let packing = self.packing(spec)?;
+        Ok((
+            ArraysFigures::packed_copy(self.threads, rates, packing),
             right,
-        })
+        ))
     }
-}
 
-impl ArraysBench {
-    /// Returns the bytes of fp32 that the threads of a copy encode a second when there is nothing else to do.
+    /// Returns the bytes of fp32 a second that the threads of a copy encode without a GPU.
     fn packing(&self, spec: CodecSpec) -> Result<f64> {
         let codec = StandAlone::new(spec, Layout::Chunk, Isa::detect())?.with_threads(self.threads);
         let values = vec![1.5f32; self.bytes / 4];
@@ -492,6 +484,12 @@ impl ArraysBench {
     }
 }
 
+fn push_each<const N: usize>(lists: &mut [Vec<f64>; N], values: [f64; N]) {
+    for (list, value) in lists.iter_mut().zip(values) {
+        list.push(value);
+    }
+}
+
 fn median(mut seconds: Vec<f64>) -> f64 {
     seconds.sort_by(f64::total_cmp);
     metrics::median(&seconds)
@@ -515,34 +513,20 @@ mod tests {
         assert!(types("-d f31").is_err());
     }
 
-    /// Each line is complete in itself: what ran, how fast beside a plain copy, where, when and how.
     #[test]
-    fn rows_for_machines_say_where_they_are_from() {
+    fn record_names_work_machine_and_command() {
         let path = std::env::temp_dir().join(format!("cinch-arrays-{}", std::process::id()));
         let options: ArraysOptions = parsed(&format!("--json {}", path.display())).unwrap();
         let mut rows = Output::of_rows(options.json.clone()).unwrap();
-        let array = DeviceRow {
-            wire_percent: 26.5,
-            encode: 2e12,
-            decode: 3e12,
-            copy: 4e12,
-            right: true,
-        };
-        let copy = CopyRow {
-            there: 30e9,
-            back: 20e9,
-            plain_there: 40e9,
-            plain_back: 50e9,
-            packing: 60e9,
-            right: false,
-        };
-        for (work, right) in [(array.work(), array.right), (copy.work(8), copy.right)] {
+        let array = ArraysFigures::array(26.5, [2e12, 3e12, 4e12]);
+        let copy = ArraysFigures::packed_copy(8, [30e9, 20e9, 40e9, 50e9], 60e9);
+        for (figures, right) in [(array, true), (copy, false)] {
             let record = ArraysRecord {
                 codec: "linear8".into(),
                 datatype: "f32".into(),
                 bytes: 4096,
                 right,
-                work,
+                figures,
                 run: RunInfo::on_host(),
             };
             rows.record(&record).unwrap();

@@ -53,14 +53,8 @@ pub fn seconds(
             let one_shot = time(1.0, (n - 1.0) * on_wire, 2.0 * bytes);
             one_shot.min(time(2.0, 2.0 * (n - 1.0) / n * on_wire, 2.0 * bytes))
         }
-        Collective::AllGather
-        | Collective::ReduceScatter
-        | Collective::Gather
-        | Collective::Scatter
-        | Collective::AllToAll => time(1.0, (n - 1.0) / n * on_wire, bytes * (1.0 + 1.0 / n)),
-        Collective::Broadcast | Collective::Reduce | Collective::SendRecv => {
-            time(1.0, on_wire, bytes)
-        }
+        _ if collective.has_blocks() => time(1.0, (n - 1.0) / n * on_wire, bytes * (1.0 + 1.0 / n)),
+        _ => time(1.0, on_wire, bytes),
     }
 }
 

@@ -12,6 +12,7 @@ use super::verify::{Check, CheckOutcome, POISON, coarser};
 use super::world::BenchRank;
 use cinch::comm::Call;
 use cinch::mem::{UserBuffers, bytes_of_mut};
+use cinch::types::InPlace;
 use cinch::{Collective, Report, Result};
 use std::hash::{Hash, Hasher};
 use std::ops::Range;
@@ -156,7 +157,7 @@ impl<'a, W: BenchRank> HostRow<'a, W> {
             report = self.call(placement, set)?;
             each = start.elapsed().as_secs_f64() / (iteration + 1) as f64;
         }
-        let iterations = self.affordable(each)?;
+        let iterations = self.effort.affordable(self.world, each)?;
         let mut times = Vec::with_capacity(iterations);
         for iteration in 0..iterations {
             let set = self.prepare(placement, iteration, iterations);
@@ -210,13 +211,9 @@ impl<'a, W: BenchRank> HostRow<'a, W> {
         let block = self.row.count * self.row.dtype.size();
         let own = self.world.rank() * block;
         let (input, output) = (self.input_bytes, self.output_bytes);
-        match self.row.collective {
-            Collective::AllGather | Collective::Gather if output > input => {
-                (own..own + input, 0..output)
-            }
-            Collective::ReduceScatter | Collective::Scatter if input > output => {
-                (0..input, own..own + output)
-            }
+        match self.row.collective.in_place() {
+            InPlace::InputInOutput if output > input => (own..own + input, 0..output),
+            InPlace::OutputInInput if input > output => (0..input, own..own + output),
             _ => (0..input, 0..output),
         }
     }
@@ -276,23 +273,6 @@ impl<'a, W: BenchRank> HostRow<'a, W> {
             algorithm: report.algorithm,
         };
         outcome.merge(&check.run(&self.sets[set].work.bytes()[range]));
-    }
-
-    /// Returns how many iterations the deadline leaves time for; all ranks agree.
-    fn affordable(&self, each: f64) -> Result<usize> {
-        let wanted = self.effort.iterations as usize;
-        let Some(deadline) = self.effort.deadline else {
-            return Ok(wanted);
-        };
-        let left = deadline.saturating_duration_since(Instant::now());
-        let words = [left.as_secs_f64().to_bits(), each.to_bits()];
-        let all = self.world.gather_words(&words)?;
-        let left = f64::from_bits(all[0]);
-        let each = all
-            .chunks(2)
-            .map(|words| f64::from_bits(words[1]))
-            .fold(1e-9, f64::max);
-        Ok(((left / 2.0 / each) as usize).clamp(1, wanted))
     }
 }
 

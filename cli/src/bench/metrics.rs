@@ -8,29 +8,16 @@ use cinch::{CodecSpec, Collective, DType};
 /// the buffer has a block for each rank, blocks are a multiple of 16 bytes, as in nccl-tests.
 pub fn count_of(collective: Collective, dtype: DType, nranks: usize, bytes: usize) -> usize {
     let elements = bytes / dtype.size();
-    match collective {
-        Collective::AllGather
-        | Collective::ReduceScatter
-        | Collective::AllToAll
-        | Collective::Gather
-        | Collective::Scatter => {
-            let granule = 16 / dtype.size();
-            elements / nranks / granule * granule
-        }
-        _ => elements,
+    if !collective.has_blocks() {
+        return elements;
     }
+    let granule = 16 / dtype.size();
+    elements / nranks / granule * granule
 }
 
 /// Returns the bytes of the larger buffer of a call, over all ranks: the `size` column.
 pub fn size_of(collective: Collective, dtype: DType, nranks: usize, count: usize) -> usize {
-    let blocks = match collective {
-        Collective::AllGather
-        | Collective::ReduceScatter
-        | Collective::AllToAll
-        | Collective::Gather
-        | Collective::Scatter => nranks,
-        _ => 1,
-    };
+    let blocks = if collective.has_blocks() { nranks } else { 1 };
     blocks * count * dtype.size()
 }
 
@@ -39,12 +26,8 @@ pub fn bus_factor(collective: Collective, nranks: usize) -> f64 {
     let n = nranks as f64;
     match collective {
         Collective::AllReduce => 2.0 * (n - 1.0) / n,
-        Collective::AllGather
-        | Collective::ReduceScatter
-        | Collective::AllToAll
-        | Collective::Gather
-        | Collective::Scatter => (n - 1.0) / n,
-        Collective::Broadcast | Collective::Reduce | Collective::SendRecv => 1.0,
+        _ if collective.has_blocks() => (n - 1.0) / n,
+        _ => 1.0,
     }
 }
 

@@ -50,6 +50,23 @@ impl Effort {
         let left = self.deadline?.saturating_duration_since(now);
         Some(now + left / 2)
     }
+
+    /// Returns how many iterations of `each` seconds the deadline leaves time for. All ranks get the same
+    /// number: rank 0's clock and the slowest rank's iterations decide.
+    ///
+    /// # Errors
+    /// Returns the errors of the all_gather.
+    pub fn affordable<W: BenchRank>(&self, world: &W, each: f64) -> Result<usize> {
+        let wanted = self.iterations as usize;
+        let Some(deadline) = self.deadline else {
+            return Ok(wanted);
+        };
+        let left = deadline.saturating_duration_since(Instant::now());
+        let all = world.gather_words(&[left.as_secs_f64().to_bits(), each.to_bits()])?;
+        let left = f64::from_bits(all[0]);
+        let each = all.chunks(2).map(|words| f64::from_bits(words[1]));
+        Ok(((left / 2.0 / each.fold(1e-9, f64::max)) as usize).clamp(1, wanted))
+    }
 }
 
 /// Returns to all ranks alike whether it is later than `by`: rank 0's clock decides.

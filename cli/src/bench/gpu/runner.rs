@@ -14,7 +14,6 @@ use crate::bench::verify::{Check, CheckOutcome, same_on_all_ranks};
 use crate::bench::world::BenchRank;
 use cinch::{Report, Result};
 use std::hash::Hasher;
-use std::time::Instant;
 
 /// The library that makes the calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,7 +111,7 @@ pub fn run<W: BenchRank, Q: CallQueue>(
             repeat(world, queue, contender, calls, true)?;
         }
     }
-    let repetitions = affordable(world, effort, each * (calls * contenders.len()) as f64)?;
+    let repetitions = effort.affordable(world, each * (calls * contenders.len()) as f64)?;
     let mut times = Contender::ALL.map(|_| Vec::new());
     for repetition in 0..repetitions {
         for turn in 0..contenders.len() {
@@ -202,17 +201,6 @@ fn compare<W: BenchRank, Q: CallQueue>(
     }
     outcome.hash = hasher.finish();
     Ok(outcome)
-}
-
-/// Returns how many repetitions the deadline leaves time for: rank 0's clock decides for all ranks.
-fn affordable<W: BenchRank>(world: &W, effort: Effort, each: f64) -> Result<usize> {
-    let wanted = effort.iterations as usize;
-    let Some(deadline) = effort.deadline else {
-        return Ok(wanted);
-    };
-    let left = deadline.saturating_duration_since(Instant::now());
-    let left = world.gather_words(&[left.as_secs_f64().to_bits()])?[0];
-    Ok(((f64::from_bits(left) / 2.0 / each.max(1e-9)) as usize).clamp(1, wanted))
 }
 
 #[cfg(test)]
