@@ -9,10 +9,10 @@ use crate::machine::MachineInfo;
 use cinch::config::{KNOBS, Origin};
 use cinch::gpu::Device;
 use cinch::{Config, Error, Result};
+use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 /// The largest number of rows that are read from a file.
 const MAX_ROWS: usize = 100_000;
@@ -277,9 +277,6 @@ impl RunInfo {
     /// Describes this run on host memory.
     pub fn on_host() -> RunInfo {
         let words: Vec<String> = std::env::args().skip(1).collect();
-        let seconds = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .map_or(0, |time| time.as_secs());
         RunInfo {
             gpu: String::new(),
             gpus: 0,
@@ -287,7 +284,7 @@ impl RunInfo {
             cuda: String::new(),
             cinch: cinch::VERSION.into(),
             kernels: cinch::gpu::kernels::STATE.to_string(),
-            date: day(seconds / 86400),
+            date: Timestamp::now().strftime("%F").to_string(),
             command: format!("cinch {}", words.join(" ")),
             options: BTreeMap::new(),
             settings: BTreeMap::new(),
@@ -358,23 +355,6 @@ pub fn driver_version() -> String {
         .find(digits)
         .unwrap_or("unknown")
         .into()
-}
-
-/// Returns the date, year-month-day, of a day since 1970-01-01.
-fn day(since: u64) -> String {
-    // Years are counted from March on, so that the leap day is the last day of a year.
-    let days = since + 719_468;
-    let (era, of_era) = (days / 146_097, days % 146_097);
-    let year = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
-    let of_year = of_era - (365 * year + year / 4 - year / 100);
-    let month = (5 * of_year + 2) / 153;
-    let day = of_year - (153 * month + 2) / 5 + 1;
-    let (month, later) = if month < 10 {
-        (month + 3, 0)
-    } else {
-        (month - 9, 1)
-    };
-    format!("{:04}-{month:02}-{day:02}", era * 400 + year + later)
 }
 
 #[cfg(test)]
@@ -498,20 +478,5 @@ pub mod tests {
             error.message().contains("host-codecs.jsonl, line 1"),
             "{error}"
         );
-    }
-
-    #[test]
-    fn day_counts_leap_years() {
-        for (since, date) in [
-            (0, "1970-01-01"),
-            (58, "1970-02-28"),
-            (59, "1970-03-01"),
-            (11_016, "2000-02-29"),
-            (19_782, "2024-02-29"),
-            (19_783, "2024-03-01"),
-            (20_777, "2026-11-20"),
-        ] {
-            assert_eq!(day(since), date);
-        }
     }
 }
