@@ -85,7 +85,7 @@ pub(crate) trait Transport: Sync {
 
 /// The resources that a rank holds for its peers. They stay until all ranks are connected.
 pub(crate) trait Prepared {
-    /// Returns the bytes that peers need to connect with this rank, at most 64 KiB.
+    /// Returns the bytes that peers need to connect with this rank.
     fn offer(&self) -> Vec<u8>;
 
     /// Connects this rank with `peers.served`. All ranks call it together. Returns `None` if all ranks

@@ -8,8 +8,8 @@
 //! Sockets copy payloads in any case, so such a transport can copy from and to the caller's memory
 //! instead of a slot: see [`SendFrom`] and [`RecvInto`]. The receiver cannot see which path a message took.
 //!
-//! A new transport is a folder with a [`Transport`](contract::Transport), a line in `TRANSPORTS`, and a
-//! line in the table of [`TransportKind`]. Code elsewhere reads [`Caps`] and never matches on a kind.
+//! A new transport is a folder that implements `Transport`, a line in `TRANSPORTS`, and a line in the table
+//! of [`TransportKind`]. Code elsewhere reads [`Caps`] and never matches on a kind.
 
 pub(crate) mod connect;
 mod contract;

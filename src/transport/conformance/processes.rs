@@ -5,7 +5,7 @@ use super::{check, fill, header};
 use crate::bootstrap::{OutOfBand, PeerInfo};
 use crate::error::{Error, ErrorKind, Result};
 use crate::testing::on_rdma_devices;
-use crate::transport::Links;
+use crate::transport::{InboxMemory, Links, caps};
 use crate::types::{SIGNATURE_WORDS, TransportKind};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitStatus, waitpid};
@@ -117,7 +117,12 @@ impl OutOfBand for Pair {
 fn between_processes() -> Vec<TransportKind> {
     match on_rdma_devices() {
         true => vec![TransportKind::Rdma],
-        false => vec![TransportKind::Shm, TransportKind::Tcp],
+        false => {
+            let is_simulated = |&kind: &TransportKind| kind == TransportKind::Rdma;
+            let of_threads = |kind| caps(kind).unwrap().inbox == InboxMemory::Private;
+            let others = kinds().into_iter().filter(|kind| !is_simulated(kind));
+            others.filter(|&kind| !of_threads(kind)).collect()
+        }
     }
 }
 
@@ -183,20 +188,20 @@ fn killed_process_is_detected_and_leaves_nothing() {
                     Ok(found) => assert!(!found),
                     Err(error) => break Some(error),
                 }
-                if kind == TransportKind::Shm {
+                if caps(kind).unwrap().shares_memory() {
                     break None;
                 }
                 assert!(Instant::now() < until, "the death was not detected");
                 links.waiter.idle(9999, Duration::from_millis(1)).unwrap();
             };
-            if kind != TransportKind::Shm {
+            if !caps(kind).unwrap().shares_memory() {
                 let error = found.unwrap();
                 assert_eq!(error.kind(), ErrorKind::Remote);
                 assert!(error.message().contains("rank 1"), "{error}");
             }
             // Memory shared with the dead process stays mapped.
             let end = links.sends[1].as_mut().unwrap();
-            if kind == TransportKind::Shm {
+            if caps(kind).unwrap().shares_memory() {
                 assert!(end.ready().unwrap());
                 end.slot().fill(1);
                 end.publish(header(64, 2));

@@ -9,7 +9,7 @@ mod pump;
 use super::contract::{
     Caps, Connected, Ends, InboxMemory, Peers, Pollable, Prepared, Setup, Transport,
 };
-use super::mesh::{SocketId, SocketMesh};
+use super::mesh::SocketId;
 use super::{Header, RecvEnd, RecvInto, SendEnd, SendFrom};
 use crate::bootstrap::PeerInfo;
 use crate::bootstrap::auth::Listener;
@@ -85,55 +85,61 @@ impl Prepared for TcpListener {
     }
 
     fn connect(&mut self, setup: &Setup<'_>, peers: &Peers<'_>) -> Result<Option<Connected>> {
-        let (infos, config) = (setup.peers(), setup.config());
+        let config = setup.config();
         let listener = self.listener.take();
         let listener = listener.ok_or_else(|| Error::internal("TCP was not prepared"))?;
         let each = peers.served.iter();
         let addresses = each.map(|&rank| {
-            let address = SocketAddr::new(infos[rank].address, peers.offer(setup, rank)?);
+            let address = SocketAddr::new(setup.peers()[rank].address, peers.offer(setup, rank)?);
             Ok((rank, Address::Tcp(address)))
         });
         let addresses = addresses.collect::<Result<_>>()?;
         let counts = (config.channels, config.tcp_sockets);
-        let mut sockets = open(setup.mesh(PURPOSE, listener, addresses, counts))?;
-        let (mut ends, mut pumps) = (Vec::new(), Pumps::default());
-        for &peer in peers.served {
-            let who = infos[peer].to_string();
-            for channel in 0..config.channels {
-                let own = (0..config.tcp_sockets).filter_map(|index| {
-                    sockets.remove(&SocketId {
-                        peer,
-                        channel,
-                        index,
-                    })
-                });
-                let (send, recv, pump) = join(setup.shape, own.collect(), &who)?;
-                pumps.pumps.push(pump);
-                ends.push(Ends {
-                    peer,
-                    channel,
-                    send: Box::new(send),
-                    recv: Box::new(recv),
-                });
-            }
-        }
-        Ok(Some(Connected {
-            ends,
-            pollable: Some(Box::new(pumps)),
-            // Both hosts have slots for both directions.
-            bytes: 2 * setup.fifo_bytes() * peers.served.len(),
-        }))
+        let mesh = setup.mesh(PURPOSE, listener, addresses, counts);
+        // The kernel chooses the buffer sizes of the sockets, which follow the path.
+        let sockets = mesh.open()?;
+        sockets.values().try_for_each(|it| socket::keep_alive(it))?;
+        connect_streams(setup, peers, sockets).map(Some)
     }
 }
 
-/// Opens the sockets of `mesh`. The kernel chooses their buffer sizes, which follow the path.
+/// Creates the ends of all peers and channels over open stream sockets, which carry messages in turn.
 ///
 /// # Errors
-/// As for [`SocketMesh::open`].
-fn open(mesh: SocketMesh<'_>) -> Result<HashMap<SocketId, Socket>> {
-    let sockets = mesh.open()?;
-    sockets.values().try_for_each(|it| socket::keep_alive(it))?;
-    Ok(sockets)
+/// System if memory for the slots is short.
+pub(super) fn connect_streams(
+    setup: &Setup<'_>,
+    peers: &Peers<'_>,
+    mut sockets: HashMap<SocketId, Socket>,
+) -> Result<Connected> {
+    let config = setup.config();
+    let (mut ends, mut pumps) = (Vec::new(), Pumps::default());
+    for &peer in peers.served {
+        let who = setup.peers()[peer].to_string();
+        for channel in 0..config.channels {
+            let own = (0..config.tcp_sockets).filter_map(|index| {
+                sockets.remove(&SocketId {
+                    peer,
+                    channel,
+                    index,
+                })
+            });
+            let (send, recv, pump) = join(setup.shape, own.collect(), &who)?;
+            pumps.pumps.push(pump);
+            ends.push(Ends {
+                peer,
+                channel,
+                send: Box::new(send),
+                recv: Box::new(recv),
+            });
+        }
+    }
+    Ok(Connected {
+        ends,
+        pollable: Some(Box::new(pumps)),
+        // Both sides have slots for both directions.
+        bytes: 2 * setup.fifo_bytes() * peers.served.len(),
+    })
 }
 
 /// The pumps of a rank.
