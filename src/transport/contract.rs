@@ -32,8 +32,6 @@ pub struct Caps {
     pub inbox: InboxMemory,
     /// Whether bytes move while the cores work on something else.
     pub moves_beside: bool,
-    /// Whether the transport connects ranks of different hosts.
-    pub crosses_hosts: bool,
     /// Whether all ranks may decline the transport together, after they have exchanged offers. The pairs
     /// then take the next transport of the table.
     pub may_decline: bool,

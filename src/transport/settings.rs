@@ -152,9 +152,9 @@ pub fn slowest_links(
     let first = &peers[0];
     let abroad = peers.iter().filter(|peer| peer.host_id != first.host_id);
     let abroad = abroad.filter_map(|peer| kind_of(first, peer));
-    // Loopback and shared memory cost alike, and ranks of one host have at least shared memory.
-    let of_host = TRANSPORTS.iter().filter(|one| !one.caps().crosses_hosts);
-    let floor = of_host.map(|transport| transport.kind());
+    // Ranks of one host share memory at best, in one process or in several, which costs alike.
+    let shared = TRANSPORTS.iter().filter(|one| one.caps().shares_memory());
+    let floor = shared.map(|transport| transport.kind());
     let inside = slowest(floor.chain(neighbours));
     let any = slowest(inside.into_iter().chain(abroad));
     let forced_or = |found: Option<TransportKind>| {

@@ -42,7 +42,6 @@ pub(super) struct Rdma;
 static CAPS: Caps = Caps {
     inbox: InboxMemory::None,
     moves_beside: true,
-    crosses_hosts: true,
     may_decline: true,
     hop_seconds: 3e-6,
     message_seconds: 1e-6,

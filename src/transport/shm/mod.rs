@@ -38,7 +38,6 @@ pub(super) struct Shm;
 pub(super) const CAPS: Caps = Caps {
     inbox: InboxMemory::Shareable,
     moves_beside: false,
-    crosses_hosts: false,
     may_decline: false,
     hop_seconds: 0.25e-6,
     message_seconds: 0.1e-6,

@@ -34,7 +34,6 @@ pub(super) struct Tcp;
 static CAPS: Caps = Caps {
     inbox: InboxMemory::None,
     moves_beside: true,
-    crosses_hosts: true,
     may_decline: false,
     hop_seconds: 12e-6,
     message_seconds: 4e-6,
