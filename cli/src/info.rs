@@ -5,11 +5,8 @@ use cinch::config::{KNOBS, Origin};
 use cinch::cpu::Isa;
 use cinch::gpu::{Driver, kernels};
 use cinch::types::{CodecKind, TransportKind};
-use cinch::{Algorithm, Communicator, Config};
-use nix::sys::memfd::{MFdFlags, memfd_create};
+use cinch::{Algorithm, Communicator, Config, Error, ErrorKind};
 use std::io::{self, Write};
-use std::net::{Ipv4Addr, TcpListener};
-use std::os::unix::net::UnixStream;
 
 /// Prints versions, machine, GPUs, transports and settings; measures the GPUs' links if
 /// `probes`.
@@ -106,46 +103,21 @@ fn origin_name(origin: Origin) -> &'static str {
     }
 }
 
-/// Tries a transport; returns `yes`, or why it cannot work here.
+/// Returns `yes`, or why a transport cannot work here. Tries the transport out.
 fn probe(kind: TransportKind, config: &Config) -> String {
-    let tried = match kind {
-        TransportKind::Loopback => Ok(()),
-        TransportKind::Shm => try_shared_memory(),
-        TransportKind::Tcp => TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
-            .map(drop)
-            .map_err(|error| format!("no socket listens on 127.0.0.1: {error}")),
-        TransportKind::Rdma => cinch::transport::rdma_ports(config)
-            .map(drop)
-            .map_err(|error| error.message().to_string()),
-        TransportKind::Cuda => match kernels::STATE {
-            kernels::State::Missing { why } => Err(format!("no kernels in this build: {why}")),
-            kernels::State::Built { .. } => Driver::load()
-                .and_then(|driver| driver.device_count())
-                .map(drop)
-                .map_err(|error| error.message().to_string()),
-        },
-    };
-    match (tried, kind) {
-        (Err(why), _) => format!("no: {why}"),
-        (Ok(()), TransportKind::Loopback) => "yes: threads of one process".into(),
-        (Ok(()), TransportKind::Shm) => "yes: sealed memfd over UNIX sockets".into(),
-        (Ok(()), TransportKind::Cuda) => "yes: peer memory, or pinned host memory".into(),
-        (Ok(()), TransportKind::Tcp | TransportKind::Rdma) => "yes".into(),
+    let tried = cinch::transport::probe(kind, config).unwrap_or_else(|| {
+        if let kernels::State::Missing { why } = kernels::STATE {
+            let why = format!("no kernels in this build: {why}");
+            return Err(Error::new(ErrorKind::Unsupported, why));
+        }
+        Driver::load()?.device_count()?;
+        Ok("peer memory, or pinned host memory")
+    });
+    match tried {
+        Err(error) => format!("no: {}", error.message()),
+        Ok("") => "yes".into(),
+        Ok(resource) => format!("yes: {resource}"),
     }
-}
-
-fn try_shared_memory() -> Result<(), String> {
-    use nix::fcntl::{FcntlArg, SealFlag, fcntl};
-    let failed = |what: &str, error: &dyn std::fmt::Display| format!("{what}: {error}");
-    let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
-    let file =
-        memfd_create(c"cinch-info", flags).map_err(|error| failed("memfd_create", &error))?;
-    nix::unistd::ftruncate(&file, 4096).map_err(|error| failed("ftruncate", &error))?;
-    let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW;
-    fcntl(&file, FcntlArg::F_ADD_SEALS(seals)).map_err(|error| failed("seal", &error))?;
-    UnixStream::pair()
-        .map(drop)
-        .map_err(|error| failed("UNIX sockets", &error))
 }
 
 #[cfg(test)]

@@ -244,29 +244,10 @@ fn machine(
     kinds: &[Option<TransportKind>],
     oversubscribed: bool,
 ) -> Machine {
-    // RDMA connects all ranks or none.
-    let network = match kinds.contains(&Some(TransportKind::Rdma)) {
-        true => TransportKind::Rdma,
-        false => TransportKind::Tcp,
-    };
-    let any = |pair: fn(&PeerInfo, &PeerInfo) -> bool| {
-        let mut ones = peers.iter();
-        ones.any(|one| peers.iter().any(|other| pair(one, other)))
-    };
-    let apart = |one: &PeerInfo, other: &PeerInfo| {
-        one.host_id == other.host_id && one.process_id != other.process_id
-    };
-    let inside = match config.shm_disable && any(apart) {
-        true => network,
-        false => TransportKind::Shm,
-    };
-    let between = match any(|one, other| one.host_id != other.host_id) {
-        true => network,
-        false => inside,
-    };
+    let slowest = transport::slowest_links(peers, config, kinds);
     Machine {
-        transport: config.transport.unwrap_or(between),
-        inside: config.transport.unwrap_or(inside),
+        transport: slowest.any,
+        inside: slowest.inside,
         oversubscribed,
         measured: None,
     }

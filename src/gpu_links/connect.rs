@@ -31,7 +31,6 @@ use crate::mem::{ControlWords, PRIVATE_BYTES, PeerBufferLayout};
 use crate::schedule::Hosts;
 use crate::sys::log::{Level, line};
 use crate::transport::ConnectContext;
-use crate::types::TransportKind;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -233,7 +232,7 @@ impl Connecting<'_> {
         let config = self.context.config;
         // Between hosts another kind may be asked for; which of them can, connecting says.
         if let Some(kind) = config.transport
-            && kind != TransportKind::Cuda
+            && kind != super::KIND
             && self.hosts.count() == 1
         {
             return Err(Error::new(

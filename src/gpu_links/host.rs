@@ -90,7 +90,7 @@ pub(super) fn connect(
     let mut registered = Vec::new();
     if let Some((listener, memory)) = prepared.local.take() {
         let bytes = stride * (peers.len() - 1);
-        let regions = shm::exchange(connecting.mesh(listener, &abroad), memory, bytes)?;
+        let regions = shm::exchange(connecting.mesh(listener, &abroad), &memory, bytes)?;
         for (peer, region) in regions {
             let at = stride * index_of(peer, me);
             let memory = pin(connecting.gpu, region, at, stride)

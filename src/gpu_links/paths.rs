@@ -101,7 +101,7 @@ impl PeerPath {
     pub fn transport(&self) -> TransportKind {
         match self {
             PeerPath::Network { transport } => *transport,
-            _ => TransportKind::Cuda,
+            _ => super::KIND,
         }
     }
 

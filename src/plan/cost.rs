@@ -3,6 +3,7 @@
 use super::measured::{Link, MeasuredCosts};
 use crate::codec::info;
 use crate::schedule::{CostCounts, Hops};
+use crate::transport::{self, Caps};
 use crate::types::{CodecKind, TransportKind};
 
 /// Facts about the machine, equal on all ranks.
@@ -31,32 +32,19 @@ struct Constants {
     element_byte: f64,
 }
 
+/// Seconds to load, add or store a byte of elements in cache.
+const ELEMENT_BYTE: f64 = 0.01e-9;
+
 impl Constants {
-    /// Constants fitted to `benches/baselines/host-allreduce-vs-openmpi.jsonl`. Only their
-    /// proportions matter.
-    fn of(transport: TransportKind, machine: Machine) -> Constants {
-        let mut constants = match transport {
-            TransportKind::Loopback | TransportKind::Shm => Constants {
-                hop: 0.25e-6,
-                message: 0.1e-6,
-                wire_byte: 0.02e-9,
-                element_byte: 0.01e-9,
-            },
-            // RDMA is not fitted to hardware yet. Posting a write costs less than a system call,
-            // and the device moves the bytes.
-            TransportKind::Rdma => Constants {
-                hop: 3e-6,
-                message: 1e-6,
-                wire_byte: 0.04e-9,
-                element_byte: 0.01e-9,
-            },
-            // GPUs have a model of their own, so [`TransportKind::Cuda`] never serves host buffers.
-            TransportKind::Cuda | TransportKind::Tcp => Constants {
-                hop: 12e-6,
-                message: 4e-6,
-                wire_byte: 0.4e-9,
-                element_byte: 0.01e-9,
-            },
+    /// Returns the constants of a transport, as its [`Caps`] have them.
+    fn of(kind: TransportKind, machine: Machine) -> Constants {
+        // GPU memory has a cost model of its own, so links without caps cost nothing here.
+        let link = |of: fn(&Caps) -> f64| transport::caps(kind).map_or(0.0, of);
+        let mut constants = Constants {
+            hop: link(|caps| caps.hop_seconds),
+            message: link(|caps| caps.message_seconds),
+            wire_byte: link(|caps| caps.byte_seconds),
+            element_byte: ELEMENT_BYTE,
         };
         if machine.oversubscribed {
             // A hop waits until the scheduler runs the peer.
@@ -64,6 +52,11 @@ impl Constants {
         }
         constants
     }
+}
+
+/// Returns whether bytes move over a transport while the cores work on something else.
+pub(super) fn moves_beside(kind: TransportKind) -> bool {
+    transport::caps(kind).is_some_and(|caps| caps.moves_beside)
 }
 
 /// Seconds for each byte that leaves a host: 10 Gbit/s for all its ranks together. The real
@@ -150,7 +143,7 @@ pub fn seconds(work: &Work, machine: Machine) -> f64 {
     let intra = (counts.intra[0] + counts.intra[1]) as f64;
     let messages = (counts.sends + counts.recvs) as f64;
     // Without a codec, no rank decodes its own contribution.
-    let coded = if work.codecs[1] == CodecKind::Raw {
+    let coded = if work.codecs[1].is_raw() {
         2 * counts.coded
     } else {
         0
@@ -194,6 +187,6 @@ fn near(work: &Work, machine: Machine, measured: Link) -> Link {
         latency: inside.hop,
         work: inside.message,
         byte: 2.0 * inside.wire_byte,
-        beside: Link::moves_beside(machine.inside),
+        beside: moves_beside(machine.inside),
     }
 }

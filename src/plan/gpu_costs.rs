@@ -4,6 +4,7 @@ use super::Request;
 use super::encoded_tiles::TILE;
 use super::gpu::{FUSED_SHARE, GpuLimits, coded_share};
 use super::select::{Candidate, Limits};
+use crate::codec::info;
 use crate::schedule::CostCounts;
 use crate::types::{Algorithm, CodecKind, Kernel, Protocol};
 
@@ -51,14 +52,11 @@ mod costs {
 
 /// Returns the seconds per element of encode and of decode, of all channels together.
 fn codec_seconds(kind: CodecKind) -> (f64, f64) {
-    match kind {
-        CodecKind::Raw => (0.0, 0.0),
-        CodecKind::CastBf16 | CodecKind::Cast16 => (0.3e-12, 0.2e-12),
-        CodecKind::Linear8 => (0.6e-12, 0.3e-12),
-        CodecKind::Static8 | CodecKind::Mantissa8 => (0.7e-12, 0.4e-12),
-        // Dynamic8. The engine refuses codecs that no kernel has.
-        _ => (0.9e-12, 0.4e-12),
-    }
+    // The engine rejects codecs without kernels.
+    let kernels = info(kind).and_then(|info| info.kernels);
+    kernels.map_or((0.0, 0.0), |kernels| {
+        (kernels.encode_seconds, kernels.decode_seconds)
+    })
 }
 
 /// Returns the predicted seconds of a candidate whose busiest rank does `counts` in a pass.

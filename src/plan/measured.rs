@@ -5,7 +5,7 @@
 //! Ranks measure different numbers and must select alike. [`MeasuredCosts::agreed`] takes the
 //! largest number of all ranks.
 
-use super::cost::Work;
+use super::cost::{Work, moves_beside};
 use crate::codec::{self, Span};
 use crate::cpu::Isa;
 use crate::error::{Error, ErrorKind, Result};
@@ -175,7 +175,7 @@ impl MeasuredCosts {
             latency: (1.0 - 2.0 * WORK) * self.send.fixed,
             work: WORK * self.send.fixed,
             byte: self.send.each,
-            beside: Link::moves_beside(transport),
+            beside: moves_beside(transport),
         }
     }
 
@@ -207,7 +207,7 @@ impl MeasuredCosts {
         let hop = |level: usize, link: Link| {
             link.byte * work.wire_bytes[level] as f64
                 + match work.codecs[level] {
-                    CodecKind::Raw => self.reduce.at(work.chunk as f64),
+                    raw if raw.is_raw() => self.reduce.at(work.chunk as f64),
                     codec => self.coding(codec, work.chunk).iter().sum(),
                 }
         };
@@ -229,7 +229,7 @@ impl MeasuredCosts {
         let mut seconds = 0.0;
         let mut exact = 0;
         for (codec, [encodes, decodes]) in work.codecs.into_iter().zip(coded) {
-            if codec == CodecKind::Raw {
+            if codec.is_raw() {
                 exact += decodes;
                 continue;
             }
@@ -237,9 +237,9 @@ impl MeasuredCosts {
             let [encode, decode] = self.coding(codec, work.chunk);
             seconds += encodes as f64 * encode + decodes as f64 * decode;
         }
-        let reduces = match work.codecs {
-            [CodecKind::Raw, CodecKind::Raw] => counts.reduces,
-            _ => counts.reduces.min(exact),
+        let reduces = match work.codecs.iter().all(|codec| codec.is_raw()) {
+            true => counts.reduces,
+            false => counts.reduces.min(exact),
         };
         seconds + reduces as f64 * self.reduce.at(work.chunk as f64)
     }
@@ -263,7 +263,7 @@ impl MeasuredCosts {
             line("send", self.send, "a byte"),
             line("reduce", self.reduce, "an element")
         );
-        if kind != CodecKind::Raw {
+        if !kind.is_raw() {
             let name = kind.name();
             for (what, costs) in [("encode", &self.encode), ("decode", &self.decode)] {
                 text += "; ";
@@ -289,13 +289,6 @@ pub(super) struct Link {
     pub byte: f64,
     /// Whether bytes move while the cores work on something else.
     pub beside: bool,
-}
-
-impl Link {
-    /// Whether bytes move over `transport` while the cores work on something else.
-    pub(super) fn moves_beside(transport: TransportKind) -> bool {
-        matches!(transport, TransportKind::Tcp | TransportKind::Rdma)
-    }
 }
 
 /// Returns a line through the shortest of a few runs of `work` on each of [`SIZES`].

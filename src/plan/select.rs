@@ -1,13 +1,13 @@
 //! Candidates for a call, and their predicted costs.
 
-use super::cost::{Machine, Work, seconds};
+use super::cost::{Machine, Work, moves_beside, seconds};
 use super::gpu::{self, GpuLimits};
 use super::tuning::KernelVariant;
 use super::{Geometry, Request, chunk_max, granule};
 use crate::codec::{Codec, Reencode};
 use crate::error::{Error, ErrorKind, Result};
 use crate::schedule::{self, CostCounts, Hops, Hosts, Pattern};
-use crate::types::{Algorithm, CodecSetting, KernelProtocol, Level, ScaleRule, TransportKind};
+use crate::types::{Algorithm, CodecSetting, KernelProtocol, Level, ScaleRule};
 
 /// Facts by which the planner selects, besides the request. They are equal on all ranks.
 #[derive(Clone, Debug, PartialEq)]
@@ -336,9 +336,9 @@ fn candidate(
     let hops = pattern.hops();
     // One thread drives all channels. More than one pays only where the wire moves bytes while the
     // core works; in shared memory they would only spread the slots over more cache.
-    let channels = match limits.machine.transport {
-        TransportKind::Loopback | TransportKind::Shm | TransportKind::Cuda => 1,
-        TransportKind::Tcp | TransportKind::Rdma => limits.channels.min(geometry.passes()),
+    let channels = match moves_beside(limits.machine.transport) {
+        true => limits.channels.min(geometry.passes()),
+        false => 1,
     };
     let chunk = geometry.chunk();
     let wire_bytes = codecs.map(|codec| {
@@ -385,7 +385,7 @@ mod tests {
     use super::*;
     use crate::cpu::Isa;
     use crate::plan::{Affine, MeasuredCosts, Planner, gpu_tests};
-    use crate::types::{CodecSpec, Collective};
+    use crate::types::{CodecSpec, Collective, TransportKind};
 
     fn limits(hosts: &Hosts) -> Limits {
         Limits {

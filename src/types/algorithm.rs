@@ -58,17 +58,6 @@ named_enum! {
     }
 }
 
-impl TransportKind {
-    /// The kinds that carry host memory. A pair takes the first that connects it, and RDMA in place
-    /// of TCP where all ranks of a communicator can.
-    pub const HOST: [TransportKind; 4] = [
-        TransportKind::Loopback,
-        TransportKind::Shm,
-        TransportKind::Tcp,
-        TransportKind::Rdma,
-    ];
-}
-
 named_enum! {
     /// How payload and the news of its arrival travel. Host memory has [`Protocol::Simple`] alone.
     Protocol {

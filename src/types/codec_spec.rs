@@ -133,6 +133,11 @@ codecs! {
 }
 
 impl CodecKind {
+    /// Returns whether elements travel as they are, without a codec.
+    pub const fn is_raw(self) -> bool {
+        matches!(self, CodecKind::Raw)
+    }
+
     /// Returns whether elements of a block share numbers that are derived from them, such as a
     /// scale.
     pub const fn has_scale(self) -> bool {

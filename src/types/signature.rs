@@ -5,7 +5,7 @@ use super::{Algorithm, CodecKind, CodecSpec, Collective, DType, ReduceOp};
 use std::fmt;
 
 /// Version of the wire format: message header, codec layouts, chunk geometry, peer buffers.
-pub const FORMAT_VERSION: u8 = 4;
+pub const FORMAT_VERSION: u8 = 5;
 
 /// 64-bit words of an encoded signature.
 pub const SIGNATURE_WORDS: usize = 5;

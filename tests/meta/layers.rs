@@ -176,3 +176,44 @@ fn the_test_sees_what_it_looks_for() {
         ["one", "two", "three", "four", "five"]
     );
 }
+
+/// Rooms that read [`Caps`](cinch::transport::Caps) and `CodecInfo` instead of matching on kinds.
+const NAMELESS: &[&str] = &["src/engine", "src/plan", "src/comm"];
+
+/// Returns the variants that `code` names of an enum, also by `use`; constants and functions do not count.
+fn variants(code: &str, of: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    for (at, _) in code.match_indices(&format!("{of}::")) {
+        let rest = &code[at + of.len() + 2..];
+        let name: String = rest
+            .chars()
+            .take_while(|c| c.is_alphanumeric() || *c == '_')
+            .collect();
+        let is_variant = name.starts_with(char::is_uppercase) && name.contains(char::is_lowercase);
+        if is_variant || rest.starts_with(['{', '*']) {
+            found.push(format!("{of}::{name}"));
+        }
+    }
+    found
+}
+
+/// A new transport or codec must not need an edit in these rooms.
+#[test]
+fn engine_plan_and_comm_name_no_transport_and_no_codec() {
+    let files = sources(NAMELESS, &[".rs"]);
+    let files: Vec<_> = files.iter().filter(|file| !file.is_test()).collect();
+    assert!(files.len() > 50, "only {} files were found", files.len());
+    let mut named = Vec::new();
+    for file in files {
+        let code = code(&file.text);
+        for of in ["TransportKind", "CodecKind"] {
+            let found = variants(&code, of).into_iter();
+            named.extend(found.map(|name| format!("{}: {name}", file.path)));
+        }
+    }
+    assert!(named.is_empty(), "{}", named.join("\n"));
+    assert_eq!(
+        variants("a(K::Tcp, K::ALL, K::name) use K::{A}", "K"),
+        ["K::Tcp", "K::"]
+    );
+}

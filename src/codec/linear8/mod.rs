@@ -17,6 +17,8 @@ pub(super) const INFO: CodecInfo = CodecInfo {
     decode_seconds: 0.05e-9,
     kernels: Some(KernelInfo {
         is_fused: true,
+        encode_seconds: 0.6e-12,
+        decode_seconds: 0.3e-12,
         ..KernelInfo::new("linear8")
     }),
     build: |spec, isa| Arc::new(Blocked::new(Scaled(Linear), spec, isa)),

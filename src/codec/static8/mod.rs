@@ -18,6 +18,8 @@ pub(super) const INFO: CodecInfo = CodecInfo {
     decode_seconds: 0.1e-9,
     kernels: Some(KernelInfo {
         array_family: "static8_tabled",
+        encode_seconds: 0.7e-12,
+        decode_seconds: 0.4e-12,
         words: |spec, words| {
             let offset = i32::from(spec.offset);
             let units = [decimal(125, offset - 6), decimal(125, offset - 10)];

@@ -41,7 +41,7 @@ use crate::cpu::Isa;
 use crate::error::{Error, Result};
 use crate::gpu::abi;
 use crate::gpu::{Context, DeviceMemory, Launch, Stream};
-use crate::gpu_links::Network;
+use crate::gpu_links::{self, Network};
 use crate::mem::DeviceBuffers;
 use crate::plan::{
     GpuLimits, KernelVariant, Limits, Machine, Plan, Planner, Request, Resident, Tuning,
@@ -177,8 +177,8 @@ impl GpuEngine {
             channels: gpu.fifos[0].1,
             algorithm: config.algorithm,
             machine: Machine {
-                transport: between.unwrap_or(TransportKind::Cuda),
-                inside: TransportKind::Cuda,
+                transport: between.unwrap_or(gpu_links::KIND),
+                inside: gpu_links::KIND,
                 oversubscribed: false,
                 measured: None,
             },
@@ -512,7 +512,7 @@ impl GpuEngine {
         let limits = self.planner.limits();
         match request.crosses(&limits.hosts) {
             true => limits.machine.transport,
-            false => TransportKind::Cuda,
+            false => gpu_links::KIND,
         }
     }
 

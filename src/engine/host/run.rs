@@ -13,7 +13,7 @@ use crate::mem::UserBuffers;
 use crate::plan::{Plan, Request};
 use crate::schedule::{Cursor, Step, Visit};
 use crate::sys::log::{self, Level};
-use crate::transport::{Header, Links};
+use crate::transport::{self, Header, Links};
 use crate::types::{CallSignature, Collective, SIGNATURE_WORDS, ScaleRule, TransportKind};
 use std::sync::Arc;
 
@@ -401,8 +401,7 @@ impl<'a> Run<'a> {
         };
         let kinds = engine.links.kinds.iter().enumerate();
         let used = kinds.filter(|(rank, _)| is_peer(*rank));
-        used.filter_map(|(_, kind)| *kind)
-            .max_by_key(|kind| *kind as u8)
+        transport::slowest(used.filter_map(|(_, kind)| *kind))
     }
 }
 

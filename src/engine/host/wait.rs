@@ -4,8 +4,8 @@ use super::engine::{HostEngine, RECENT, is_collective};
 use crate::error::{Error, ErrorKind, Result};
 use crate::schedule::Step;
 use crate::sync::CAUSE_TIMEOUT;
-use crate::transport::Links;
-use crate::types::{CallSignature, SIGNATURE_WORDS, TransportKind};
+use crate::transport::{self, Caps, Links};
+use crate::types::{CallSignature, SIGNATURE_WORDS};
 use std::time::{Duration, Instant};
 
 /// Longest sleep of one wait of a thread that drives a single batch.
@@ -107,8 +107,8 @@ impl HostEngine {
 
     /// Returns whether messages that `rank` has published are visible at once.
     fn shares_memory(&self, rank: usize) -> bool {
-        let kind = self.links.kinds[rank];
-        matches!(kind, Some(TransportKind::Loopback | TransportKind::Shm))
+        let caps = self.links.kinds[rank].and_then(transport::caps);
+        caps.is_some_and(Caps::shares_memory)
     }
 
     fn closed_sentence(&self, rank: usize, what: impl std::fmt::Display) -> String {

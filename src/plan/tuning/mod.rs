@@ -172,7 +172,7 @@ impl Table {
             let lines = self.entries.iter();
             lines.filter(move |(_, entry)| entry.collective == collective && entry.wire == wire)
         };
-        let is_raw = wire.codec == CodecKind::Raw;
+        let is_raw = wire.codec.is_raw();
         let sizes = [wire.element_bytes, 4, 2, 1, 8];
         let known = sizes[..if is_raw { sizes.len() } else { 1 }]
             .iter()

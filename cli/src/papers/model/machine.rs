@@ -188,7 +188,7 @@ pub fn predict(layers: &[Layer], costs: &Costs, nranks: usize) -> Result<Vec<Pre
             .map(|outcome| outcome.step)
             .fold(f64::INFINITY, f64::min)
     };
-    let raw = least(&|kind| kind == CodecKind::Raw);
+    let raw = least(&CodecKind::is_raw);
     let wide = least(&|kind| bytes_per_element(CodecSpec::of(kind)) >= 2.0);
     for outcome in &mut outcomes {
         outcome.against_raw = ratio(raw, outcome.step);
