@@ -19,7 +19,8 @@ const PROGRAMS: &[&str] = &[
     "ffi-tests/adapt.c",
     "ffi-tests/split.c",
     "ffi-tests/cpp_header.cpp",
-    "examples/allreduce.c",
+    "examples/c/groups.c",
+    "examples/c/host_all_reduce.c",
 ];
 const STRICT: &[&str] = &[
     "-Wall",
@@ -348,37 +349,4 @@ fn live_split() {
 #[test]
 fn live_cpp() {
     run_all_ways("ffi-tests/cpp_header.cpp", "cpp_live");
-}
-
-/// Compiles the example with the command that stands in it, against this build's static library.
-fn compile_example(program: &Path) {
-    let source = fs::read_to_string(root().join("examples/allreduce.c")).unwrap();
-    let command = source
-        .lines()
-        .find_map(|line| line.strip_prefix(" *   cc "))
-        .expect("the example says how to compile it");
-    let archive = library().join("libcinch.a");
-    let arguments = command.split_whitespace().map(|word| match word {
-        "allreduce" => program.display().to_string(),
-        "target/release/libcinch.a" => archive.display().to_string(),
-        word => word.to_string(),
-    });
-    let output = Command::new("cc")
-        .args(arguments)
-        .current_dir(root())
-        .output()
-        .unwrap();
-    assert!(
-        output.status.success() && output.stderr.is_empty(),
-        "cc {command}:\n{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-}
-
-#[test]
-fn the_example_compiles_as_printed() {
-    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("example-printed");
-    compile_example(&program);
-    assert!(program.exists());
-    let _ = fs::remove_file(program);
 }

@@ -434,38 +434,3 @@ fn preloading_puts_the_library_in_front_and_proves_it() {
     let (code, _, error) = output(&["run", "--", "true"]);
     assert_eq!(code, 2, "{error}");
 }
-
-/// Compiles the example with the command that stands in it, and starts it as the README does.
-#[test]
-fn example_of_the_readme_runs_under_the_launcher() {
-    let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
-    let source = std::fs::read_to_string(root.join("examples/allreduce.c")).unwrap();
-    let command = source
-        .lines()
-        .find_map(|line| line.strip_prefix(" *   cc "))
-        .expect("the example has its compiler command");
-    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("example");
-    // Cargo puts the static library beside the test that it was built for.
-    let archive = std::env::current_exe()
-        .unwrap()
-        .with_file_name("libcinch.a");
-    let arguments = command.split_whitespace().map(|word| match word {
-        "allreduce" => program.as_os_str(),
-        "target/release/libcinch.a" => archive.as_os_str(),
-        word => word.as_ref(),
-    });
-    let mut compiler = Command::new("cc");
-    let compiled = compiler.args(arguments).current_dir(root).output().unwrap();
-    let complaints = String::from_utf8_lossy(&compiled.stderr);
-    assert!(compiled.status.success(), "{complaints}");
-    for nranks in [1, 4] {
-        let count = nranks.to_string();
-        let (code, out, err) = output(&["run", "-n", &count, "--", program.to_str().unwrap()]);
-        assert_eq!(code, 0, "{err}");
-        let sum = nranks * (nranks + 1) / 2;
-        for rank in 0..nranks {
-            let line = format!("rank {rank} of {nranks}: {sum}");
-            assert!(out.contains(&line), "no \"{line}\" in:\n{out}");
-        }
-    }
-}

@@ -5,10 +5,10 @@ use crate::source::{root, sources};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
 
-/// Returns the layer of each room, from the table whose header has the column `room`.
+/// Returns the layer of each room, from the table whose header has the column `folder`.
 fn rooms() -> HashMap<String, usize> {
     let text = fs::read_to_string(root().join("docs/layers.md")).unwrap();
-    let rows = text.lines().skip_while(|line| !line.contains("| room |"));
+    let rows = text.lines().skip_while(|line| !line.contains("| folder |"));
     let rows = rows.skip(2).take_while(|line| line.starts_with('|'));
     let names = rows.filter_map(|row| row.split('|').nth(1));
     let mut names: Vec<String> = names

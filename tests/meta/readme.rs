@@ -23,10 +23,10 @@ fn c_block(readme: &str) -> &str {
 
 #[test]
 fn c_example_of_readme_is_the_file() {
-    let (readme, file) = (read("README.md"), read("examples/allreduce.c"));
+    let (readme, file) = (read("README.md"), read("examples/c/host_all_reduce.c"));
     assert!(
         c_block(&readme) == file,
-        "the C block of README.md differs from examples/allreduce.c; copy the file there:\n{file}"
+        "the C block of README.md differs from examples/c/host_all_reduce.c; copy the file there:\n{file}"
     );
 }
 
