@@ -523,7 +523,7 @@ impl ProgressTimeout {
     }
 }
 
-/// The chunks of an array as pieces. All but the last have [`PIECE`] elements.
+/// Returns the chunks of an array as pieces. All but the last have [`PIECE`] elements.
 fn pieces<B>(chunks: impl Iterator<Item = B>) -> impl Iterator<Item = ArrayPiece<B>> {
     chunks.enumerate().map(|(number, bytes)| ArrayPiece {
         first: number * PIECE,
@@ -531,7 +531,7 @@ fn pieces<B>(chunks: impl Iterator<Item = B>) -> impl Iterator<Item = ArrayPiece
     })
 }
 
-/// What a mutex guards here stays whole whatever a thread does.
+/// Locks, even if a thread has panicked: each change leaves the guarded value consistent.
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

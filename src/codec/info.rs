@@ -1,6 +1,6 @@
 //! Facts about codecs, which code outside a codec's folder reads instead of matching on names.
 
-use super::kernel_params::KernelInfo;
+use super::kernel_info::KernelInfo;
 use super::simd::Available;
 use super::{Codec, TABLE};
 use crate::types::{CodecKind, CodecSpec};

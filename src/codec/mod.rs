@@ -29,6 +29,7 @@ mod elementwise;
 pub mod feedback;
 mod fp8;
 mod info;
+mod kernel_info;
 mod kernel_params;
 mod linear8;
 mod mantissa8;
@@ -48,9 +49,8 @@ mod trunc;
 mod wire;
 
 pub use info::{CodecInfo, info};
-pub use kernel_params::{
-    FUSED_CODECS, KERNEL_CODECS, KernelInfo, array_family, kernel_family, kernel_params,
-};
+pub use kernel_info::KernelInfo;
+pub use kernel_params::{FUSED_CODECS, KERNEL_CODECS, array_family, kernel_family, kernel_params};
 pub(crate) use minmax::{decode_range, encode_range};
 pub use random::Random;
 pub use stats::{abs_max, look};

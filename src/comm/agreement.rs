@@ -7,7 +7,7 @@
 use crate::bootstrap::{OutOfBand, PeerInfo};
 use crate::config::{CodecPolicy, Config, KNOBS, Sharing, TuningChoice};
 use crate::error::{Error, ErrorKind, Result};
-use crate::plan::Table;
+use crate::plan::TuningTable;
 use crate::types::DeviceChoice;
 
 /// Name of the bound that programs for NCCL set; no `CINCH_` variable has it.
@@ -21,7 +21,7 @@ pub(super) fn compare_settings(
     exchange: &dyn OutOfBand,
     config: &Config,
     policy: &CodecPolicy,
-    table: Option<&Table>,
+    table: Option<&TuningTable>,
 ) -> Result<()> {
     let peers = exchange.peers();
     let one_host = peers.iter().all(|peer| peer.host_id == peers[0].host_id);
@@ -37,7 +37,7 @@ pub(super) fn compare_settings(
 fn shared_settings(
     config: &Config,
     policy: &CodecPolicy,
-    table: Option<&Table>,
+    table: Option<&TuningTable>,
     one_host: bool,
 ) -> Vec<(&'static str, String)> {
     let on_host = config.device == DeviceChoice::Host;
@@ -67,7 +67,12 @@ fn shared_settings(
 }
 
 /// Returns the part of a [`Sharing::Effect`] setting that ranks must share.
-fn effect(name: &str, config: &Config, policy: &CodecPolicy, table: Option<&Table>) -> String {
+fn effect(
+    name: &str,
+    config: &Config,
+    policy: &CodecPolicy,
+    table: Option<&TuningTable>,
+) -> String {
     match (name, table, &config.tuning) {
         // Each rank has a GPU of its own.
         ("CINCH_DEVICE", ..) => match config.device {

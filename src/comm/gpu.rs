@@ -16,7 +16,7 @@ use crate::gpu::abi::Protocol;
 use crate::gpu::select;
 use crate::gpu_links::{self, GpuLinks, PeerPath};
 use crate::mem::DeviceBuffers;
-use crate::plan::{KernelVariant, Resident, Site, Table, Tuning, links};
+use crate::plan::{KernelVariant, Resident, Site, Tuning, TuningTable, links};
 use crate::schedule::Hosts;
 use crate::sync::Fault;
 use crate::sys::fork_safe::First;
@@ -32,7 +32,7 @@ pub(super) struct GpuState {
     context: Arc<Context>,
     engine: Mutex<GpuEngine>,
     /// Windows of coded sums, if samples are taken. Declared behind the engine, whose kernels use them.
-    slices: Option<SampleWindows>,
+    windows: Option<SampleWindows>,
 }
 
 /// Admitted calls that are queued one behind the other.
@@ -49,7 +49,7 @@ impl Drop for GpuState {
         let engine = self.engine.get_mut();
         let engine = engine.unwrap_or_else(PoisonError::into_inner);
         if !engine.end() {
-            engine.leave(self.slices.take());
+            engine.leave(self.windows.take());
         }
     }
 }
@@ -95,9 +95,9 @@ impl GpuState {
             .is_none_or(|engine| engine.is_mapped_by_peers())
     }
 
-    pub(super) fn slices(&self) -> Result<&SampleWindows> {
+    pub(super) fn windows(&self) -> Result<&SampleWindows> {
         let none = || Error::internal("a communicator without samples has one");
-        self.slices.as_ref().ok_or_else(none)
+        self.windows.as_ref().ok_or_else(none)
     }
 
     pub(super) fn context(&self) -> &Arc<Context> {
@@ -112,7 +112,7 @@ pub(super) fn connect(
     config: &Config,
     policy: &CodecPolicy,
     isa: Isa,
-    table: Option<Arc<Table>>,
+    table: Option<Arc<TuningTable>>,
 ) -> Result<(CommInfo, GpuState)> {
     // Announced, so that the other ranks do not wait for a rank that cannot connect.
     try_connect(exchange, fault, config, policy, isa, table)
@@ -125,7 +125,7 @@ fn try_connect(
     config: &Config,
     policy: &CodecPolicy,
     isa: Isa,
-    table: Option<Arc<Table>>,
+    table: Option<Arc<TuningTable>>,
 ) -> Result<(CommInfo, GpuState)> {
     let default = Call::new(Collective::AllReduce, DType::F32, 1);
     kernels::check(&default.resolve(policy.codec))
@@ -173,7 +173,7 @@ fn try_connect(
     let mut engine = GpuEngine::new(parts, config, isa)?;
     engine.tune(tuning);
     let engine = Mutex::new(engine);
-    let slices = match policy.sample {
+    let windows = match policy.sample {
         0 => None,
         _ => Some(SampleWindows::new(&context, config.init_timeout)?),
     };
@@ -183,7 +183,7 @@ fn try_connect(
     let state = GpuState {
         context,
         engine,
-        slices,
+        windows,
     };
     Ok((info, state))
 }
@@ -295,7 +295,7 @@ fn tuning(
     exchange: &OutOfBandRef,
     config: &Config,
     own: Site,
-    table: Option<Arc<Table>>,
+    table: Option<Arc<TuningTable>>,
 ) -> Result<Tuning> {
     let ranks = own.ranks;
     let bounded =
@@ -475,17 +475,18 @@ impl Communicator {
         let _bound = gpu.context().bind()?;
         // A sampled call is queued alone, with its exact sum right behind it: the exact sum's place in
         // the order of calls must not depend on the group.
-        let parts = calls.chunk_by(|one, next| one.1.slice.is_none() && next.1.slice.is_none());
+        let parts = calls.chunk_by(|one, next| one.1.window.is_none() && next.1.window.is_none());
         let admitted = parts.map(|part| match part {
             [
                 (
                     call,
                     Admission {
-                        slice: Some(slice), ..
+                        window: Some(window),
+                        ..
                     },
                 ),
             ] => {
-                let sampled = gpu.slices()?.admit(engine, call, slice)?;
+                let sampled = gpu.windows()?.admit(engine, call, window)?;
                 Ok(AdmittedPart::Sampled(sampled))
             }
             part => {
@@ -513,7 +514,7 @@ impl Communicator {
                         reports.extend(engine.start(calls, admitted)?);
                     }
                     AdmittedPart::Sampled(sampled) => {
-                        reports.push(self.sample_on(gpu.slices()?, engine, sampled)?);
+                        reports.push(self.sample_on(gpu.windows()?, engine, sampled)?);
                     }
                 }
             }

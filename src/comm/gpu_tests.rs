@@ -49,7 +49,7 @@ fn communicators_with(bench: &Bench, timeout: Duration) -> Vec<Communicator> {
         state: DeviceState::Gpu(ForkOwned::new(Box::new(GpuState {
             context: bench.context.clone(),
             engine: Mutex::new(rank.engine),
-            slices: Some(SampleWindows::new(&bench.context, WAIT).unwrap()),
+            windows: Some(SampleWindows::new(&bench.context, WAIT).unwrap()),
         }))),
         spare_buffers: Mutex::default(),
         shrink_rendezvous: OnceLock::new(),
@@ -452,7 +452,7 @@ fn samples_are_left_to_a_kernel_that_does_not_end() {
         let mut comms = communicators_with(&bench, Duration::from_millis(10));
         let on = buffers(&memory, &memory, &stream);
         comms[0].call_on(&sum(DType::F32), on).unwrap();
-        // The caller's, and a slice of each rank.
+        // The caller's, and a window of each rank.
         assert!(bench.process.leftovers().contains(&device(3)));
         bench.process.hang(hangs);
         if hangs {

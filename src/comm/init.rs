@@ -8,7 +8,7 @@ use crate::config::{CodecPolicy, Config, TuningChoice, launcher_environment};
 use crate::cpu::{FloatEnvironment, Isa};
 use crate::engine::HostEngine;
 use crate::error::{Error, Result};
-use crate::plan::{Machine, Table};
+use crate::plan::{MachineFacts, TuningTable};
 use crate::schedule::Hosts;
 use crate::sync::Fault;
 use crate::sys::fork::{ForkOwned, ProcessId};
@@ -226,14 +226,14 @@ fn on_host(
 }
 
 /// Reads the tuning table that `CINCH_TUNING` names.
-fn table(config: &Config) -> Result<Option<Arc<Table>>> {
+fn table(config: &Config) -> Result<Option<Arc<TuningTable>>> {
     let TuningChoice::File(path) = &config.tuning else {
         return Ok(None);
     };
     let name = path.display().to_string();
     let text = std::fs::read_to_string(path)
         .map_err(|error| Error::invalid_argument(format!("CINCH_TUNING={name}: {error}")))?;
-    let table = Table::parse(&name, &text).map_err(|error| error.context("CINCH_TUNING"))?;
+    let table = TuningTable::parse(&name, &text).map_err(|error| error.context("CINCH_TUNING"))?;
     Ok(Some(Arc::new(table)))
 }
 
@@ -243,9 +243,9 @@ fn machine(
     config: &Config,
     kinds: &[Option<TransportKind>],
     oversubscribed: bool,
-) -> Machine {
+) -> MachineFacts {
     let slowest = transport::slowest_links(peers, config, kinds);
-    Machine {
+    MachineFacts {
         transport: slowest.any,
         inside: slowest.inside,
         oversubscribed,

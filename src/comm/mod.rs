@@ -200,8 +200,8 @@ impl Communicator {
         let run = engine
             .prepare(request, buffers)
             .inspect_err(|_| self.rollback(&admission))?;
-        let result = match &admission.slice {
-            Some(slice) => self.sample(&mut engine, run, slice),
+        let result = match &admission.window {
+            Some(window) => self.sample(&mut engine, run, window),
             None => engine.run(run),
         };
         drop(engine);

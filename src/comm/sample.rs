@@ -10,7 +10,6 @@
 //! because another rank may have further calls in its group.
 
 use super::choice::{CodecDecision, choose};
-use super::gpu::GpuState;
 use super::{Call, Communicator, DeviceState, Report};
 use crate::cpu::{FloatEnvironment, Isa};
 use crate::engine::gpu::{GpuEngine, SampleWindows, Sampled};
@@ -55,7 +54,7 @@ enum PendingSample {
 pub(super) struct Admission {
     pub decision: CodecDecision,
     /// The window that is compared, if the call is sampled.
-    pub slice: Option<SampleWindow>,
+    pub window: Option<SampleWindow>,
     /// Whether the call counts among the coded sums of which every k-th is sampled.
     counted: bool,
 }
@@ -87,9 +86,9 @@ impl Communicator {
         let decision = self.choose(call)?;
         let every = u64::from(self.policy.sample);
         let request = call.resolve(decision.codec);
-        let admission = |slice, counted| Admission {
+        let admission = |window, counted| Admission {
             decision,
-            slice,
+            window,
             counted,
         };
         if every == 0 || !sampled || !decision.codec.is_lossy() || self.nranks() == 1 {
@@ -97,7 +96,7 @@ impl Communicator {
         }
         let mut state = self.sampler.state();
         let number = state.coded;
-        let Some(slice) = SampleWindow::of(&request, self.nranks(), number / every) else {
+        let Some(window) = SampleWindow::of(&request, self.nranks(), number / every) else {
             return Ok(admission(None, false));
         };
         state.coded += 1;
@@ -108,13 +107,13 @@ impl Communicator {
         let decision = collected
             .and_then(|()| self.choose(call))
             .inspect_err(|_| state.coded -= 1)?;
-        let slice = decision.codec.is_lossy().then_some(slice);
-        if slice.is_some() && self.gpu().is_some() {
+        let window = decision.codec.is_lossy().then_some(window);
+        if window.is_some() && self.gpu().is_some() {
             state.due = PendingSample::Accepted;
         }
         Ok(Admission {
             decision,
-            slice,
+            window,
             counted: true,
         })
     }
@@ -127,7 +126,7 @@ impl Communicator {
         }
         let mut state = self.sampler.state();
         state.coded -= 1;
-        if admission.slice.is_some() {
+        if admission.window.is_some() {
             state.due = PendingSample::None;
         }
     }
@@ -143,24 +142,28 @@ impl Communicator {
                     self.policy.sample
                 )))
             }
-            PendingSample::Queued(slice) => {
+            PendingSample::Queued(window) => {
                 let DeviceState::Gpu(gpu) = &self.state else {
                     return Ok(());
                 };
                 // An error fails the communicator: without the verdict this rank would decide
                 // differently from the other ranks.
-                let [exact, coded] = self.fail_on_error(self.await_slices(gpu, &slice))?;
-                self.judge(&slice, &exact, &coded);
+                let [exact, coded] =
+                    self.fail_on_error(self.await_windows(gpu.windows()?, &window))?;
+                self.judge(&window, &exact, &coded);
                 Ok(())
             }
         }
     }
 
     /// Waits until the exact and the coded window of the sample before are on the host.
-    fn await_slices(&self, gpu: &GpuState, slice: &SampleWindow) -> Result<[Vec<u8>; 2]> {
-        let slices = gpu.slices()?;
+    fn await_windows(
+        &self,
+        windows: &SampleWindows,
+        window: &SampleWindow,
+    ) -> Result<[Vec<u8>; 2]> {
         let since = Instant::now();
-        while !slices.has_arrived()? {
+        while !windows.has_arrived()? {
             self.check_fault()?;
             if since.elapsed() > self.config.timeout {
                 return Err(Error::new(
@@ -173,17 +176,17 @@ impl Communicator {
             }
             std::thread::sleep(SAMPLE_POLL_INTERVAL);
         }
-        Ok(slices.read(slice))
+        Ok(windows.read(window))
     }
 
     /// Queues a sampled call on a GPU.
     pub(super) fn sample_on(
         &self,
-        slices: &SampleWindows,
+        windows: &SampleWindows,
         engine: &mut GpuEngine,
         sampled: &Sampled<'_>,
     ) -> Result<Report> {
-        let report = slices.start(engine, sampled)?;
+        let report = windows.start(engine, sampled)?;
         self.sampler.state().due = PendingSample::Queued(*sampled.window());
         Ok(report)
     }
@@ -193,43 +196,43 @@ impl Communicator {
         &self,
         engine: &mut HostEngine,
         mut run: Run<'_>,
-        slice: &SampleWindow,
+        window: &SampleWindow,
     ) -> Result<Report> {
-        let mut exact = vec![0; slice.bytes()];
-        let parts = exact.chunks_exact_mut(slice.part_bytes());
-        for (part, place) in parts.zip(slice.input_places()) {
+        let mut exact = vec![0; window.bytes()];
+        let parts = exact.chunks_exact_mut(window.part_bytes());
+        for (part, place) in parts.zip(window.input_places()) {
             run.buffers().read_input(place, part);
         }
         let report = engine.drive(&mut run)?;
-        let mut own = vec![0; slice.part_bytes()];
-        run.buffers().read_output(slice.output_place(), &mut own);
+        let mut own = vec![0; window.part_bytes()];
+        run.buffers().read_output(window.output_place(), &mut own);
         drop(run);
         let bytes = exact.len();
         let run = engine.prepare(
-            slice.exact_sum(),
+            window.exact_sum(),
             UserBuffers::in_place(&mut exact, 0, bytes)?,
         )?;
         engine.run(run)?;
-        let coded = match slice.gather() {
+        let coded = match window.gather() {
             None => own,
             Some(gather) => {
-                let mut all = vec![0; slice.bytes()];
+                let mut all = vec![0; window.bytes()];
                 let run = engine.prepare(gather, UserBuffers::new(&own, &mut all))?;
                 engine.run(run)?;
                 all
             }
         };
-        self.judge(slice, &exact, &coded);
+        self.judge(window, &exact, &coded);
         Ok(report)
     }
 
     /// Records the error of a sample, and switches the codec off if it is above the bound.
-    fn judge(&self, slice: &SampleWindow, exact: &[u8], coded: &[u8]) {
+    fn judge(&self, window: &SampleWindow, exact: &[u8], coded: &[u8]) {
         let SampleComparison {
             error,
             compared,
             lost,
-        } = compare(slice.dtype(), exact, coded);
+        } = compare(window.dtype(), exact, coded);
         let me = &self.peers()[self.rank()];
         let of = format!(
             "{me}: a coded sum of communicator \"{}\"",
@@ -254,7 +257,7 @@ impl Communicator {
         };
         let what = format!(
             "{of} is off by {error:.3e} of its exact RMS on {} bytes{left_out}",
-            slice.bytes()
+            window.bytes()
         );
         if error <= self.policy.bound {
             return log::line_of(Subsystem::Coll, Level::Info, format_args!("{what}"));

@@ -10,7 +10,7 @@ pub use host::{Batch, Caller, HostEngine, Progress, Run};
 use crate::codec::EncodeStats;
 use crate::types::{Algorithm, CodecSetting, TransportKind};
 
-/// What a call did.
+/// The report of a call that ran: codec, algorithm, channels and bytes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Report {
     /// The codecs that ran: equal, but for hierarchical calls whose setting has one for each level.

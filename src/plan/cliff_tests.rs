@@ -6,11 +6,11 @@ use crate::mem::PeerBufferLayout;
 use crate::schedule::Hosts;
 use crate::types::TransportKind;
 
-/// What a larger message may take less than a smaller one, as a share.
+/// Largest share by which a larger message may be faster than a smaller one.
 const FALL: f64 = 0.05;
 
-/// Sizes of the larger buffer from 8 bytes to 16 GiB, which is as far beyond the tables as they count,
-/// each a quarter above the one before.
+/// Returns sizes of the larger buffer from 8 bytes to 16 GiB, beyond the last size that tables serve. Each
+/// size is a quarter larger than the size before it.
 fn sizes() -> impl Iterator<Item = usize> {
     let mut next = 8.0f64;
     std::iter::from_fn(move || {
@@ -20,7 +20,7 @@ fn sizes() -> impl Iterator<Item = usize> {
     })
 }
 
-/// Predicted seconds, by size, of the cheapest way of every call; what falls, as sentences.
+/// Returns a sentence for each size of each call that is predicted to be faster than a smaller size.
 fn falls(limits: &Limits, codecs: &[&str]) -> Vec<String> {
     falls_of(Planner::new(limits.clone(), 0, Isa::Scalar), codecs)
 }
@@ -43,7 +43,7 @@ fn falls_of(planner: Planner, codecs: &[&str]) -> Vec<String> {
                 let count = (size / 4 / blocks).max(1);
                 let request = gpu_tests::request(collective, count, codec);
                 let seconds = planner.predict(&request).unwrap();
-                // A guess beside a measurement says nothing.
+                // Predictions and measurements are not comparable.
                 let [_, built] = planner.codecs(&request).unwrap();
                 let is_measured = planner
                     .measured(&request, built.as_deref())
@@ -122,7 +122,7 @@ fn time_on_hosts_never_falls_when_size_grows() {
                 slots: 4,
                 channels: 2,
                 algorithm: None,
-                machine: Machine {
+                machine: MachineFacts {
                     transport,
                     inside: transport,
                     oversubscribed: false,

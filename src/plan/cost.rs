@@ -1,14 +1,14 @@
 //! Predicted time of a candidate on host memory, a pure function of the call and the communicator.
 
 use super::measured::{Link, MeasuredCosts};
+use super::work::{CandidateWork, moves_beside};
 use crate::codec::info;
-use crate::schedule::{CostCounts, Hops};
 use crate::transport::{self, Caps};
 use crate::types::{CodecKind, TransportKind};
 
 /// Facts about the machine, equal on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Machine {
+pub struct MachineFacts {
     /// The slowest transport between any two ranks.
     pub transport: TransportKind,
     /// The slowest transport between two ranks of one host.
@@ -37,7 +37,7 @@ const ELEMENT_BYTE: f64 = 0.01e-9;
 
 impl Constants {
     /// Returns the constants of a transport, as its [`Caps`] have them.
-    fn of(kind: TransportKind, machine: Machine) -> Constants {
+    fn of(kind: TransportKind, machine: MachineFacts) -> Constants {
         // GPU memory has a cost model of its own, so links without caps cost nothing here.
         let link = |of: fn(&Caps) -> f64| transport::caps(kind).map_or(0.0, of);
         let mut constants = Constants {
@@ -52,11 +52,6 @@ impl Constants {
         }
         constants
     }
-}
-
-/// Returns whether bytes move over a transport while the cores work on something else.
-pub(super) fn moves_beside(kind: TransportKind) -> bool {
-    transport::caps(kind).is_some_and(|caps| caps.moves_beside)
 }
 
 /// Seconds for each byte that leaves a host: 10 Gbit/s for all its ranks together. The real
@@ -77,7 +72,7 @@ pub(super) struct BetweenHosts {
 }
 
 /// Returns the costs between hosts for the GPU model, which has its own costs inside a host.
-pub(super) fn between_hosts(machine: Machine) -> BetweenHosts {
+pub(super) fn between_hosts(machine: MachineFacts) -> BetweenHosts {
     let Constants {
         hop,
         message,
@@ -103,34 +98,9 @@ fn codec_seconds(kind: CodecKind) -> (f64, f64) {
     })
 }
 
-/// The work of one candidate.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Work {
-    /// Steps of one pass of the busiest rank.
-    pub counts: CostCounts,
-    /// Messages that depend on one another in a pass.
-    pub hops: Hops,
-    /// Passes.
-    pub passes: usize,
-    /// Slots of a connection.
-    pub slots: usize,
-    /// Elements of a full chunk.
-    pub chunk: usize,
-    /// Bytes of an element.
-    pub element_bytes: usize,
-    /// Wire bytes of a full chunk at each [`Level`](crate::types::Level).
-    pub wire_bytes: [usize; 2],
-    /// The codec at each level.
-    pub codecs: [CodecKind; 2],
-    /// Messages of one pass that the ranks of a host send to other hosts.
-    pub leaving: usize,
-    /// Hosts of the communicator.
-    pub hosts: usize,
-}
-
 /// Returns the predicted seconds. Passes overlap, so hops are paid once; a rank's work overlaps
 /// with what its host's link carries.
-pub fn seconds(work: &Work, machine: Machine) -> f64 {
+pub fn seconds(work: &CandidateWork, machine: MachineFacts) -> f64 {
     if let Some(measured) = &machine.measured {
         let far = measured.link(machine.transport);
         return measured.seconds(work, near(work, machine, far), far);
@@ -178,7 +148,7 @@ pub fn seconds(work: &Work, machine: Machine) -> f64 {
 
 /// Returns the link inside hosts when `measured` exists. On several hosts the measured link
 /// connects hosts, and constants describe links inside them.
-fn near(work: &Work, machine: Machine, measured: Link) -> Link {
+fn near(work: &CandidateWork, machine: MachineFacts, measured: Link) -> Link {
     if work.hosts == 1 {
         return measured;
     }

@@ -1,6 +1,6 @@
 //! Prints the candidates for a call, their predicted costs, the winner, and what selected it.
 
-use super::select::no_hierarchy;
+use super::algorithms::no_hierarchy;
 use super::{Candidate, Limits, Planner, Request, Tuning, candidates};
 use crate::error::Result;
 use crate::types::{Algorithm, CodecSetting, CodecSpec};
@@ -27,7 +27,8 @@ impl Planner {
     /// Returns the candidates for `request`, as text. With `auto:` it lists the candidates with and
     /// without the codec, the winner's first, and both costs.
     ///
-    /// # Errors As for [`Planner::plan`].
+    /// # Errors
+    /// As for [`Planner::plan`].
     pub fn explain(&self, request: &Request) -> Result<String> {
         let table = |request: &Request| {
             let [intra, codec] = self.codecs(request)?;

@@ -5,15 +5,18 @@
 //!
 //! "Why the planner's constants are what they are" in benches/FIGURES.md has the measurements.
 
+use super::algorithms::algorithms;
+use super::busiest::{busiest, leaving};
+use super::candidate::Candidate;
 use super::encoded_tiles::TILE as CODED_TILE;
+use super::fused_blocks::{FUSED_SHARE, MOVER_WARPS, coded_share};
 use super::gpu_costs::{network_seconds, seconds};
-use super::select::{Candidate, Limits};
+use super::limits::{GpuLimits, Limits};
 use super::tuning::KernelVariant;
 use super::{EncodedTiles, Geometry, Request, chunk_max, granule};
 use crate::codec::{Codec, FUSED_CODECS};
 use crate::error::Result;
-use crate::gpu::abi::{self, LINE_BYTES};
-use crate::mem::PeerBufferLayout;
+use crate::gpu::abi::LINE_BYTES;
 use crate::schedule::{self, CostCounts};
 use crate::types::{Algorithm, Collective, DType, Kernel, KernelProtocol, Protocol, ScaleRule};
 
@@ -41,12 +44,6 @@ const FUSED128: [(Collective, Algorithm); 2] = [
 pub const FUSED128_DTYPES: [DType; 3] = [DType::F16, DType::F32, DType::BF16];
 /// Most blocks of a fused kernel.
 const FUSED_BLOCKS: usize = 64;
-/// Fewest bytes that a block of a fused kernel sends to each peer. Smaller shares would cost more
-/// launches of blocks than the store bandwidth of a multiprocessor is worth.
-pub(super) const FUSED_SHARE: usize = 512;
-/// Most encoded tiles of a block of a fused kernel with a codec. Four need a quarter of the
-/// multiprocessors that one needs, for a few percent of the time.
-const CODED_SHARE: usize = 4;
 /// Bytes of a send/recv message for which it gets one more channel.
 const MESSAGE_SHARE: usize = 256 << 10;
 /// Most rings per channel in one direction. Several rings share a channel so that their hops
@@ -59,9 +56,7 @@ pub const KEPT_STEPS: usize = 96;
 const WORD_BYTES: usize = 8;
 /// Bytes of elements below which a chunk is not cut further, because each message has a fixed cost.
 const SMALLEST_CHUNK: usize = 512;
-/// Warps of a block that move data, and bytes of raw elements that a warp takes at a time. A warp
-/// takes one tile of encoded elements at a time.
-const MOVER_WARPS: usize = 16;
+/// Bytes of raw elements that a warp takes at a time. Of encoded elements a warp takes a tile.
 const RAW_TILE_BYTES: usize = 2 << 10;
 /// Most bytes of an encoded chunk, however large slots are: 64 Ki elements of 8 bits and their
 /// scales. Chunks of several passes travel at once, and more of them overlap better.
@@ -71,93 +66,7 @@ const LL_BYTES: usize = 64 << 10;
 /// Message bytes up to which the schedule kernel with [`Protocol::Ll128`] is a candidate.
 const LL128_BYTES: usize = 1 << 20;
 
-/// Blocks that a rank may launch so that the blocks of all ranks on its GPU are resident at once:
-/// the minimum over all ranks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Resident {
-    /// Blocks, and so channels, of a kernel that interprets a schedule.
-    pub channels: usize,
-    /// Blocks of a fused kernel.
-    pub fused: usize,
-}
-
-#[cfg(test)]
-impl Resident {
-    /// Returns a limit of `blocks` for both kinds of kernels.
-    pub fn both(blocks: usize) -> Resident {
-        Resident {
-            channels: blocks,
-            fused: blocks,
-        }
-    }
-}
-
-/// Facts by which the planner selects on GPUs. They are equal on all ranks.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct GpuLimits {
-    /// Payload bytes of a slot and number of channels, for each [`Protocol`].
-    pub fifos: [(usize, usize); abi::PROTOCOLS],
-    /// Slots of a connection with [`Protocol::Simple`].
-    pub depth: usize,
-    /// Most payload bytes from one rank to another in a fused kernel with packets, over all its
-    /// trips.
-    pub oneshot_bytes: usize,
-    /// Most payload bytes from one rank to another in a fused kernel with lines, over all its
-    /// trips.
-    pub lines_bytes: usize,
-    /// Blocks that may be launched at once.
-    pub resident: Resident,
-    /// `CINCH_GPU_CHANNELS`.
-    pub channels: usize,
-    /// Whether 128-byte lines arrive whole between all pairs of ranks.
-    pub ll128: bool,
-    /// `CINCH_PROTO`, where it is not auto.
-    pub protocol: Option<Protocol>,
-    /// `CINCH_KERNEL`, where it is not auto.
-    pub kernel: Option<Kernel>,
-}
-
 impl GpuLimits {
-    /// Returns the limits that follow from peer buffers of this layout.
-    pub fn new(shape: &PeerBufferLayout, resident: Resident, channels: usize) -> GpuLimits {
-        let fifo = |protocol| {
-            let fifo = shape.fifo(protocol);
-            (fifo.slot_bytes as usize, fifo.channels as usize)
-        };
-        GpuLimits {
-            fifos: Protocol::ALL.map(fifo),
-            depth: shape.fifo(Protocol::Simple).depth as usize,
-            oneshot_bytes: shape.oneshot_bytes(),
-            lines_bytes: shape.lines_bytes(),
-            resident,
-            channels,
-            ll128: false,
-            protocol: None,
-            kernel: None,
-        }
-    }
-
-    /// Whether the settings ask for a kernel or a protocol, and `kernel` has both.
-    pub(super) fn asks_for(&self, kernel: KernelProtocol) -> bool {
-        self.is_forced()
-            && self.protocol.is_none_or(|asked| asked == kernel.protocol)
-            && self.kernel.is_none_or(|asked| asked == kernel.kernel)
-    }
-
-    /// Returns these limits with settings that ask for `kernel`.
-    pub fn forced(self, kernel: KernelProtocol) -> GpuLimits {
-        GpuLimits {
-            protocol: Some(kernel.protocol),
-            kernel: Some(kernel.kernel),
-            ..self
-        }
-    }
-
-    /// Whether the settings ask for a kernel or a protocol.
-    pub(super) fn is_forced(&self) -> bool {
-        self.protocol.is_some() || self.kernel.is_some()
-    }
-
     /// Returns the most channels of a call. Both ends of a message compute the same number.
     fn channels(&self, request: &Request, protocol: Protocol, nranks: usize) -> usize {
         // Encoding takes instructions, and so multiprocessors, at every size.
@@ -177,8 +86,8 @@ impl GpuLimits {
     ///
     /// A coded call has one ring, as on the host, so that both give the same bits. A call between
     /// hosts has one as well, because its proxy has slots of its own.
-    fn rings(&self, request: &Request, limits: &Limits, way: KernelVariant) -> usize {
-        let is_simple_ring = (way.algorithm, way.kernel)
+    fn rings(&self, request: &Request, limits: &Limits, variant: KernelVariant) -> usize {
+        let is_simple_ring = (variant.algorithm, variant.kernel)
             == (Algorithm::Ring, KernelProtocol::SIMPLE)
             && schedule::has_several_rings(request.collective);
         let is_open = !request.codec.inter.is_lossy() && !request.crosses(&limits.hosts);
@@ -345,7 +254,7 @@ pub(super) fn cut(
     limits: &Limits,
     gpu: &GpuLimits,
     codec: Option<&dyn Codec>,
-    way: KernelVariant,
+    variant: KernelVariant,
     parts: usize,
 ) -> Result<(Geometry, usize)> {
     // Partial tiles take a slower path, so only the last tile of a message may be partial.
@@ -353,22 +262,22 @@ pub(super) fn cut(
         true => granule(request.dtype, codec).max(CODED_TILE),
         false => granule(request.dtype, codec),
     };
-    let (size, protocol) = (request.dtype.size(), way.kernel.protocol);
-    if way.kernel.is_fused() {
+    let (size, protocol) = (request.dtype.size(), variant.kernel.protocol);
+    if variant.kernel.is_fused() {
         let part = request.count.div_ceil(parts).max(1);
         let whole = part.next_multiple_of(granule);
         let geometry = Geometry::new(request.count, parts, granule, whole);
         let blocks = match codec.filter(|_| request.codec.inter.is_lossy()) {
             Some(codec) => {
                 let images = EncodedTiles::new(codec, part).count;
-                images.div_ceil(coded_share(way.algorithm, limits.nranks))
+                images.div_ceil(coded_share(variant.algorithm, limits.nranks))
             }
             None => (part * size).div_ceil(FUSED_SHARE),
         };
         let most = FUSED_BLOCKS
             .min(gpu.resident.fused)
             .min(gpu.channels)
-            .min(way.channels);
+            .min(variant.channels);
         return Ok((geometry, blocks.clamp(1, most.max(1))));
     }
     let slot = match (
@@ -388,7 +297,7 @@ pub(super) fn cut(
         }
     };
     let even_load = even_load(request, protocol);
-    let most = match way.chunk / size / granule {
+    let most = match variant.chunk / size / granule {
         0 => most,
         granules => most.min(granules * granule),
     };
@@ -397,7 +306,7 @@ pub(super) fn cut(
         loads => loads * even_load,
     };
     let channels = gpu.channels(request, protocol, limits.nranks);
-    let channels = channels.min(way.channels).max(1);
+    let channels = channels.min(variant.channels).max(1);
     let chunks_at_once = parts * channels;
     let rounds = request.count.div_ceil(chunks_at_once * most).max(1);
     let even = request.count.div_ceil(chunks_at_once * rounds);
@@ -409,16 +318,6 @@ pub(super) fn cut(
     let chunk = even.max(least).next_multiple_of(granule).min(most);
     let geometry = Geometry::new(request.count, parts, granule, chunk);
     Ok((geometry, channels.min(geometry.passes())))
-}
-
-/// Returns the encoded tiles of a block of a fused kernel with a codec: at most [`CODED_SHARE`].
-/// Where each tile is a message of its own to or from every peer, there are no more messages than
-/// warps.
-pub(super) fn coded_share(algorithm: Algorithm, nranks: usize) -> usize {
-    match algorithm {
-        Algorithm::OneShot => CODED_SHARE,
-        _ => (MOVER_WARPS / (nranks - 1).max(1)).clamp(1, CODED_SHARE),
-    }
 }
 
 /// Returns the elements that give each warp of a block equally many tiles. Chunks are multiples of
@@ -439,13 +338,13 @@ pub(super) fn candidate(
     limits: &Limits,
     gpu: &GpuLimits,
     codec: Option<&dyn Codec>,
-    (way, between): (KernelVariant, Algorithm),
+    (variant, between): (KernelVariant, Algorithm),
 ) -> Result<Candidate> {
-    let algorithm = way.algorithm;
-    let rings = gpu.rings(request, limits, way);
+    let algorithm = variant.algorithm;
+    let rings = gpu.rings(request, limits, variant);
     let pattern = super::pattern(request, limits, (algorithm, between), rings);
-    let leaving = super::select::leaving(&pattern, limits)?;
-    let (geometry, channels) = cut(request, limits, gpu, codec, way, pattern.parts())?;
+    let leaving = leaving(&pattern, limits)?;
+    let (geometry, channels) = cut(request, limits, gpu, codec, variant, pattern.parts())?;
     let chunk = geometry.chunk();
     let wire_bytes = codec.map_or(chunk * request.dtype.size(), |codec| {
         codec.wire_bytes(chunk)
@@ -459,9 +358,9 @@ pub(super) fn candidate(
         counts: CostCounts::default(),
         hops: pattern.hops(),
         seconds: 0.0,
-        kernel: way.kernel,
+        kernel: variant.kernel,
     };
-    for rank in super::select::busiest(request, limits) {
+    for rank in busiest(request, limits) {
         let counts = schedule::cost_counts(&pattern.schedule(rank)?, &limits.hosts);
         let network = network_seconds(limits, &candidate, &counts, leaving, wire_bytes);
         let seconds = seconds(
@@ -484,16 +383,24 @@ pub(super) fn tuned(
     request: &Request,
     limits: &Limits,
     codec: Option<&dyn Codec>,
-    way: KernelVariant,
+    variant: KernelVariant,
 ) -> Result<Option<Candidate>> {
     let Some(gpu) = &limits.gpu else {
         return Ok(None);
     };
-    let known = super::select::algorithms(request, limits, codec).contains(&way.algorithm);
-    if !known || !possible(request, limits, gpu, codec, (way.algorithm, way.kernel)) {
+    let known = algorithms(request, limits, codec).contains(&variant.algorithm);
+    if !known
+        || !possible(
+            request,
+            limits,
+            gpu,
+            codec,
+            (variant.algorithm, variant.kernel),
+        )
+    {
         return Ok(None);
     }
-    candidate(request, limits, gpu, codec, (way, Algorithm::Direct)).map(Some)
+    candidate(request, limits, gpu, codec, (variant, Algorithm::Direct)).map(Some)
 }
 
 /// How many times slower than the cheapest prediction a variant may be that `cinch tune` still
@@ -516,7 +423,7 @@ pub(super) fn variants(
     };
     let bytes = bytes(request, limits.nranks);
     let mut found: Vec<(KernelVariant, Candidate)> = Vec::new();
-    for algorithm in super::select::algorithms(request, limits, codec) {
+    for algorithm in algorithms(request, limits, codec) {
         for kernel in KernelProtocol::ALL {
             let most = match kernel {
                 KernelProtocol::LL => TRIED_LL,
@@ -533,15 +440,15 @@ pub(super) fn variants(
             let halves = (0..8).map(|half| gpu.channels >> half);
             for channels in halves.filter(|&channels| channels >= 4.min(gpu.channels)) {
                 for &chunk in chunks {
-                    let way = KernelVariant {
+                    let variant = KernelVariant {
                         algorithm,
                         kernel,
                         channels,
                         chunk,
                     };
                     found.push((
-                        way,
-                        candidate(request, limits, gpu, codec, (way, Algorithm::Direct))?,
+                        variant,
+                        candidate(request, limits, gpu, codec, (variant, Algorithm::Direct))?,
                     ));
                 }
             }
@@ -549,19 +456,19 @@ pub(super) fn variants(
     }
     let times = found.iter().map(|(_, candidate)| candidate.seconds);
     let least = times.fold(f64::INFINITY, f64::min);
-    let mut ways: Vec<(KernelVariant, Candidate)> = Vec::new();
-    for (way, candidate) in found {
+    let mut variants: Vec<(KernelVariant, Candidate)> = Vec::new();
+    for (variant, candidate) in found {
         let same = |(other, known): &(KernelVariant, Candidate)| {
-            (other.algorithm, other.kernel) == (way.algorithm, way.kernel)
+            (other.algorithm, other.kernel) == (variant.algorithm, variant.kernel)
                 && (known.channels, known.geometry) == (candidate.channels, candidate.geometry)
         };
-        match ways.iter().position(same) {
+        match variants.iter().position(same) {
             // The variant with the fewest blocks stays where plans are equal.
-            Some(at) if ways[at].0.chunk == way.chunk => ways[at].0 = way,
+            Some(at) if variants[at].0.chunk == variant.chunk => variants[at].0 = variant,
             Some(_) => {}
-            None if candidate.seconds <= TRIED * least => ways.push((way, candidate)),
+            None if candidate.seconds <= TRIED * least => variants.push((variant, candidate)),
             None => {}
         }
     }
-    Ok(ways.into_iter().map(|(way, _)| way).collect())
+    Ok(variants.into_iter().map(|(variant, _)| variant).collect())
 }

@@ -1,9 +1,10 @@
 //! Predicted times of GPU kernels, from which the planner selects.
 
 use super::Request;
+use super::candidate::Candidate;
 use super::encoded_tiles::TILE;
-use super::gpu::{FUSED_SHARE, GpuLimits, coded_share};
-use super::select::{Candidate, Limits};
+use super::fused_blocks::{FUSED_SHARE, coded_share};
+use super::limits::{GpuLimits, Limits};
 use crate::codec::info;
 use crate::schedule::CostCounts;
 use crate::types::{Algorithm, CodecKind, Kernel, Protocol};

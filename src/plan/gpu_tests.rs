@@ -13,7 +13,7 @@ pub(super) fn limits(nranks: usize, resident: usize) -> Limits {
         slots: 2,
         channels: 64,
         algorithm: None,
-        machine: Machine {
+        machine: MachineFacts {
             transport: TransportKind::Cuda,
             inside: TransportKind::Cuda,
             oversubscribed: false,
@@ -88,8 +88,8 @@ fn sizes_choose_protocol_and_algorithm() {
     }
 }
 
-/// Middle messages go through a codec in lines too, as far as these have room and a block's arithmetic does
-/// not take longer than waits of slots.
+/// Messages of medium size use the fused kernel with a codec, up to the size of the line area. Larger ones
+/// use slots, where the codec's arithmetic has more blocks.
 #[test]
 fn codecs_have_fused_kernels_up_to_some_size() {
     let chosen = |nranks: usize, collective, bytes: usize, codec: &str| {
@@ -118,7 +118,7 @@ fn codecs_have_fused_kernels_up_to_some_size() {
                 );
             }
         }
-        // Blocks beyond a tile, what is drawn, and what has no such kernel.
+        // Scale blocks larger than a tile, random rounding, and codecs without a fused kernel.
         for codec in [
             "linear8:block=1024",
             "minmax4:seed=3",
@@ -135,21 +135,21 @@ fn codecs_have_fused_kernels_up_to_some_size() {
             K::SIMPLE
         );
     }
-    // A rank that keeps residuals goes the way of those that do not.
+    // Residuals of error feedback do not change the kernel.
     let mut call = request(Collective::AllReduce, 1 << 14, "linear8");
     call.feedback = Some(7);
     assert_eq!(plan(limits(8, 132), &call).kernel, K::FUSED_LL128);
-    // Where lines do not arrive whole there are none.
+    // Without links that keep lines whole, no kernel uses lines.
     let mut limits = limits(8, 132);
     limits.gpu.as_mut().unwrap().ll128 = false;
     let call = request(Collective::AllReduce, 1 << 14, "linear8");
     assert_eq!(plan(limits, &call).kernel, K::SIMPLE);
 }
 
-/// What a fused kernel sends through a codec stays within the half that its trip has of the area, at the most
-/// that is let in, for all that boxes may be like.
+/// The encoded tiles of the largest message of a fused kernel fill the part of the line area of each trip, and
+/// do not exceed it, for every layout of peer buffers.
 #[test]
-fn images_stay_within_their_area() {
+fn encoded_tiles_stay_within_the_line_area() {
     let mut areas = HashSet::new();
     for nranks in 2..=32 {
         for kib in (64..64 << 10).step_by(997) {
@@ -186,7 +186,7 @@ fn images_stay_within_their_area() {
                     let bytes = (images.count * images.lines * 128) as u64;
                     let what = format!("{nranks} {half} {codec} {algorithm}: {most}");
                     assert!(bytes <= half / trips as u64, "{what}");
-                    // And there is no room for an image more.
+                    // There is no room for another tile.
                     assert!(
                         bytes + images.lines as u64 * 128 > half / trips as u64,
                         "{what}"
@@ -198,7 +198,8 @@ fn images_stay_within_their_area() {
     assert!(areas.len() > 60, "{}", areas.len());
 }
 
-/// The last number from `first` up to below `end` of which `holds`, if those are the smaller ones; else 0.
+/// Returns the last number from `first` up to below `end` for which `holds` is true, which it is up to that
+/// number; `first` - 1 if there is none.
 fn partition_point(first: usize, end: usize, holds: impl Fn(usize) -> bool) -> usize {
     let (mut yes, mut no) = (first - 1, end);
     while no - yes > 1 {
@@ -211,7 +212,7 @@ fn partition_point(first: usize, end: usize, holds: impl Fn(usize) -> bool) -> u
     yes
 }
 
-/// Its blocks are larger than an interpreter's, so that fewer of them are resident at once.
+/// Fused kernels have larger blocks than schedule kernels, so fewer of them are resident at once.
 #[test]
 fn blocks_of_a_fused_kernel_fit_the_gpu_too() {
     let mut limits = limits(7, 28);
@@ -260,8 +261,8 @@ fn chunks_fit_slots_and_channels_fit_the_gpu() {
     }
 }
 
-/// The larger a message between two ranks, the more channels it has, and the fewer of them are on their
-/// way at once: what one rank of a pair launches, the other one does.
+/// Larger send/recv messages have more channels, and fewer of these messages share a launch. Both ranks of a
+/// pair compute equal numbers.
 #[test]
 fn a_large_message_has_the_blocks_of_several_peers() {
     let limits = limits(8, 66);
@@ -344,8 +345,7 @@ fn a_protocol_that_is_asked_for_is_taken_where_it_can_be() {
     for (asked, request, taken) in cases {
         assert_eq!(plan(asking(asked), &request).kernel, taken, "{asked}");
     }
-    // The limit of a fused kernel is one of blocks, where there are any; of an all-reduce in two trips,
-    // half of that for each rank's part.
+    // The area limits the block of each rank. An all_reduce has two trips, so each rank's part has half.
     let block = limits(4, 132).gpu.unwrap().oneshot_bytes / 4;
     for (collective, most) in [
         (Collective::AllReduce, 4 * block / 2),
@@ -360,7 +360,7 @@ fn a_protocol_that_is_asked_for_is_taken_where_it_can_be() {
         assert_eq!(taken(most), KernelProtocol::FUSED_LL, "{collective}");
         assert_ne!(taken(most + 1), KernelProtocol::FUSED_LL, "{collective}");
     }
-    // The same in lines, where these arrive whole, of what there is a kernel for.
+    // Fused kernels in lines need links that keep lines whole, and types that they can reduce.
     let in_lines = |collective, dtype, count, ll128| {
         let mut limits = asking(KernelProtocol::FUSED_LL128);
         limits.gpu.as_mut().unwrap().ll128 = ll128;
@@ -386,7 +386,7 @@ fn a_protocol_that_is_asked_for_is_taken_where_it_can_be() {
         let of_integers = in_lines(collective, DType::I32, 1000, true);
         assert_eq!(of_integers, !collective.reduces(), "{collective}");
     }
-    // Lines do not arrive whole here.
+    // These links tear lines.
     let plan = plan(asking(KernelProtocol::LL128), &all_reduce(1 << 18, "raw"));
     assert_ne!(plan.kernel, KernelProtocol::LL128);
 }
@@ -402,9 +402,9 @@ fn the_table_names_protocols() {
     }
 }
 
-/// A host communicator can cut as one on GPUs does, in its own channels, and is still right.
+/// A host communicator that copies the limits of a GPU communicator cuts alike and gives right results.
 #[test]
-fn the_host_imitates_the_cut_of_a_gpu() {
+fn a_host_planner_with_copied_limits_cuts_like_a_gpu() {
     use crate::comm::Call;
     use crate::config::Config;
     use crate::mem::UserBuffers;
@@ -471,7 +471,7 @@ fn a_codec_left_to_the_model_runs_where_it_is_predicted_to_pay() {
             explained.contains(&format!("so {} runs", plan.specs.inter)),
             "{explained}"
         );
-        // The verdict follows from the costs of both, and the winner's table comes first.
+        // The cheaper codec wins, and its table comes first.
         let (coded, raw) = (
             best(&planner, &request),
             best(&planner, &request.without_codec()),
@@ -497,8 +497,8 @@ fn a_codec_left_to_the_model_runs_where_it_is_predicted_to_pay() {
     }
 }
 
-/// What a proxy carries has counters; flags among the data, and a kernel of its own, stay inside
-/// hosts.
+/// Calls between hosts use counters, because a proxy sees no flags among the data; fused kernels, ll and
+/// ll128 stay inside hosts.
 #[test]
 fn between_hosts_there_are_slots_with_counters_only() {
     let on = |hosts: Hosts, collective, count, root, peer| {
@@ -558,8 +558,8 @@ fn a_kernel_has_one_codec_for_both_levels() {
     }
 }
 
-/// A ring has as many rings as its slots and the kernel's memory for steps allow, and one where its
-/// bits or its messages have to be those of the host.
+/// A channel has as many rings as slots and the kernel's memory for steps allow; a coded call, and a call
+/// between hosts, has one ring.
 #[test]
 fn rings_have_the_slots_that_they_need() {
     let ring = |limits: &Limits, collective, codec: &str| {

@@ -5,7 +5,7 @@
 //! Ranks measure different numbers and must select alike. [`MeasuredCosts::agreed`] takes the
 //! largest number of all ranks.
 
-use super::cost::{Work, moves_beside};
+use super::work::{CandidateWork, moves_beside};
 use crate::codec::{self, Span};
 use crate::cpu::Isa;
 use crate::error::{Error, ErrorKind, Result};
@@ -73,14 +73,15 @@ const SIZES: [usize; 2] = [256, 4096];
 const ROUNDS: usize = 7;
 
 /// Part of a message's fixed cost that each side works; the rest passes while the message travels.
-/// The proportion is the same as in the constants of `cost.rs`.
+/// The constants of `cost.rs` have an equal proportion.
 const WORK: f64 = 0.2;
 
 impl MeasuredCosts {
     /// Measures this core with `spec`, and with every other codec at its default parameters. `send`
     /// is the link. Takes about a millisecond.
     ///
-    /// # Errors Invalid argument if `spec` has impossible parameters.
+    /// # Errors
+    /// Invalid argument if `spec` has impossible parameters.
     pub fn of_core(send: Affine, spec: CodecSpec, isa: Isa) -> Result<MeasuredCosts> {
         let mut costs = MeasuredCosts {
             send,
@@ -132,7 +133,8 @@ impl MeasuredCosts {
     /// Returns the costs that all ranks use: the largest number of all ranks, because the slowest
     /// link and the slowest core set the pace of a collective.
     ///
-    /// # Errors Mismatch, naming the rank, if a rank sent something else than costs.
+    /// # Errors
+    /// Mismatch, naming the rank, if a rank sent something else than costs.
     pub fn agreed(said: &[Vec<u8>]) -> Result<MeasuredCosts> {
         let mut most: Option<MeasuredCosts> = None;
         for (rank, bytes) in said.iter().enumerate() {
@@ -185,7 +187,7 @@ impl MeasuredCosts {
     /// time in which one chunk takes all hops, and the latencies of the hops. Every further pass
     /// adds its work. What the wire moves by itself overlaps with what the core does; the longer of
     /// the two counts.
-    pub(super) fn seconds(&self, work: &Work, near: Link, far: Link) -> f64 {
+    pub(super) fn seconds(&self, work: &CandidateWork, near: Link, far: Link) -> f64 {
         let counts = &work.counts;
         let [near_bytes, far_bytes] = work.wire_bytes.map(|bytes| bytes as f64);
         let both = |[sends, recvs]: [usize; 2]| (sends + recvs) as f64;
@@ -200,7 +202,7 @@ impl MeasuredCosts {
         for (link, seconds) in [(far, crossed), (near, stayed)] {
             match link.beside {
                 true => beside += seconds,
-                // The same cores move the bytes.
+                // Cores that compute also move the bytes.
                 false => core += seconds,
             }
         }
@@ -212,14 +214,14 @@ impl MeasuredCosts {
                 }
         };
         let hops = [work.hops.inside, work.hops.between].map(|hops| hops as f64);
-        let way = hops[0] * hop(0, near) + hops[1] * hop(1, far);
-        let first = way.max(fixed + beside + core);
+        let chain = hops[0] * hop(0, near) + hops[1] * hop(1, far);
+        let first = chain.max(fixed + beside + core);
         let next = fixed + beside.max(core);
         hops[0] * near.latency + hops[1] * far.latency + first + (work.passes - 1) as f64 * next
     }
 
     /// Returns the seconds that the busiest rank computes in a pass.
-    fn computing(&self, work: &Work) -> f64 {
+    fn computing(&self, work: &CandidateWork) -> f64 {
         let counts = &work.counts;
         let [encodes, decodes] = counts.intra_coded;
         let coded = [
@@ -417,8 +419,8 @@ mod tests {
     }
 
     /// Returns a pass of the busiest rank of a two-shot of four ranks.
-    fn work(codec: CodecKind, passes: usize) -> Work {
-        Work {
+    fn work(codec: CodecKind, passes: usize) -> CandidateWork {
+        CandidateWork {
             counts: CostCounts {
                 sends: 6,
                 recvs: 6,

@@ -1,31 +1,41 @@
 //! Plans: a call bound to a schedule, a codec and a cut of the message.
 //!
 //! Selection is a pure function of the request and of facts that all ranks share, so that all
-//! ranks choose alike without talking; `explain` shows its candidates.
+//! ranks select alike without messages. [`Planner::explain`] prints its candidates.
 
+mod algorithms;
+mod busiest;
+mod candidate;
 mod cost;
 mod encoded_tiles;
 mod explain;
+mod fused_blocks;
 mod geometry;
 mod gpu;
 mod gpu_costs;
+mod limits;
 mod measured;
 mod sample_window;
 mod select;
 mod tuning;
+mod work;
 
 pub use crate::types::ResolvedCall as Request;
-pub use cost::{Machine, Work, seconds};
+pub use candidate::Candidate;
+pub use cost::{MachineFacts, seconds};
 pub use encoded_tiles::EncodedTiles;
 pub use explain::explain;
 pub use geometry::Geometry;
-pub use gpu::{FUSED128_DTYPES, GpuLimits, KEPT_STEPS, Resident};
+pub use gpu::{FUSED128_DTYPES, KEPT_STEPS};
+pub use limits::{GpuLimits, Limits, Resident};
 pub use measured::{Affine, MeasuredCosts};
 pub use sample_window::{SAMPLE_WINDOW_ELEMENTS, SampleWindow};
-pub use select::{Candidate, Limits, candidates};
+pub use select::candidates;
 pub use tuning::{
-    Choice, Entry, Header, KernelVariant, Line, Site, Table, Tuning, WireClass, links,
+    AppliedEntry, Choice, KernelVariant, Site, TableEntry, TableHeader, Tuning, TuningTable,
+    WireClass, links,
 };
+pub use work::CandidateWork;
 
 use crate::codec::{self, Codec, Random};
 use crate::cpu::Isa;
@@ -38,48 +48,49 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 impl Request {
-    /// Returns whether ranks of different hosts take part.
+    /// Whether ranks of different hosts take part.
     pub fn crosses(&self, hosts: &Hosts) -> bool {
         hosts.count() > 1 && !(self.collective.is_message() && hosts.share(self.root, self.peer))
     }
 }
 
-/// What one rank does for one request.
+/// A request bound to one rank's schedule, to codecs, and to a cut of the message. Requests that differ
+/// only in tensor slot and operator share a plan.
 #[derive(Debug)]
 pub struct Plan {
-    /// The request, without its tensor and operator: those do not shape a plan.
+    /// The request's collective.
     pub collective: Collective,
-    /// Elements.
+    /// The element type.
     pub dtype: DType,
-    /// Which algorithm won.
+    /// The selected algorithm.
     pub algorithm: Algorithm,
-    /// The steps.
+    /// The rank's steps of one pass.
     pub schedule: Arc<Schedule>,
-    /// The cut.
+    /// The cut of the message into passes and chunks.
     pub geometry: Geometry,
-    /// The codec; `None` = raw.
+    /// The codec of messages for [`Level::Inter`]; `None` if they are raw.
     pub codec: Option<Arc<dyn Codec>>,
-    /// The codec of messages for [`Level::Intra`]; `None` = raw.
+    /// The codec of messages for [`Level::Intra`]; `None` if they are raw.
     pub intra: Option<Arc<dyn Codec>>,
-    /// The names of both codecs, equal where the schedule has one level.
+    /// The specifications of both codecs, equal where the schedule has one level.
     pub specs: CodecSetting,
     /// Elements of the message or of one rank's block.
     pub count: usize,
-    /// Where chunks lie.
+    /// The pattern of the schedule, which gives each chunk's place in the buffers.
     pub pattern: Pattern,
-    /// For each step, whether it is the first that reads its chunk of the input: that one takes
-    /// note of it for the report.
+    /// For each step, whether it is the first that reads its chunk of the input. Such a step records
+    /// the chunk's values for the report.
     pub notes_input: Vec<bool>,
-    /// Channels that have work.
+    /// Channels that have at least one pass.
     pub channels: usize,
-    /// The kernel that runs it, and how messages travel; on host memory [`KernelProtocol::SIMPLE`].
+    /// The kernel and its protocol; [`KernelProtocol::SIMPLE`] on host memory.
     pub kernel: KernelProtocol,
     /// Payload bytes that the rank would send with no codec on either level.
     pub raw_bytes: u64,
 }
 
 impl Plan {
-    /// `request`, of which this is a plan, with the codec that was decided for.
+    /// Returns `request`, which led to this plan, with the codecs of the plan in place of `auto`.
     pub fn decided(&self, request: &Request) -> Request {
         Request {
             codec: self.specs,
@@ -87,7 +98,7 @@ impl Plan {
         }
     }
 
-    /// The codec of messages for `level`; `None` = raw.
+    /// Returns the codec of messages for `level`; `None` if they are raw.
     #[inline]
     pub fn codec_of(&self, level: Level) -> Option<&dyn Codec> {
         match level {
@@ -96,7 +107,7 @@ impl Plan {
         }
     }
 
-    /// The name of that codec.
+    /// Returns the specification of the codec for `level`.
     #[inline]
     pub fn spec_of(&self, level: Level) -> CodecSpec {
         self.specs.at(level)
@@ -107,7 +118,7 @@ impl Plan {
         self.codec.is_some() || self.intra.is_some()
     }
 
-    /// Wire bytes of a chunk of `n` elements for `level`.
+    /// Returns the wire bytes of a chunk of `n` elements for `level`.
     #[inline]
     pub fn bytes_for(&self, level: Level, n: usize) -> usize {
         match self.codec_of(level) {
@@ -116,9 +127,9 @@ impl Plan {
         }
     }
 
-    /// What the encodes of `rank` through `spec` draw in an operation: those of its contributions, and
-    /// those of sums. The numbers hang on the place of an element in the message, not on how it is
-    /// cut: an encoder moves them there by [`Random::from`].
+    /// Returns the random numbers that `rank` draws in an operation when it encodes by `spec`: its
+    /// contributions, and its sums. They depend on the place of an element in the message, not on
+    /// the cut: an encoder moves to the place by [`Random::from`].
     pub fn draws(spec: CodecSpec, operation: u64, rank: usize) -> [Random; 2] {
         if !spec.kind.has_seed() {
             return [Random::NONE; 2];
@@ -129,20 +140,21 @@ impl Plan {
         })
     }
 
-    /// Wire bytes of a chunk of `n` elements where there is one level, or between hosts.
+    /// Returns the wire bytes of a chunk of `n` elements for [`Level::Inter`], the only level of flat
+    /// schedules.
     #[inline]
     pub fn wire_bytes(&self, n: usize) -> usize {
         self.bytes_for(Level::Inter, n)
     }
 
-    /// First element, in its buffer, of a chunk that lies at `place`.
+    /// Returns the first element, in its buffer, of the chunk at `place`.
     #[inline]
     pub fn start(&self, place: Place, pass: usize) -> usize {
         let block = place.block.unwrap_or(0);
         block * self.count + self.geometry.range(pass, place.part).start
     }
 
-    /// Elements of `chunk` in pass `pass`.
+    /// Returns the elements of `chunk` in pass `pass`.
     #[inline]
     pub fn elements(&self, chunk: usize, pass: usize) -> usize {
         self.geometry.range(pass, self.pattern.part(chunk)).len()
@@ -160,31 +172,31 @@ struct Key {
     algorithm: Option<Algorithm>,
 }
 
-/// Built codecs of both levels, where the level has one.
-type Codecs = [Option<Arc<dyn Codec>>; 2];
+/// The built codecs of both levels, in the order of [`Level`]; `None` for raw.
+type BuiltCodecs = [Option<Arc<dyn Codec>>; 2];
 
-/// Makes plans and keeps them.
+/// Makes plans, and caches them by the shape of the call.
 #[derive(Debug)]
 pub struct Planner {
     limits: Limits,
-    /// Channels that there are, whatever the limits say.
+    /// Channels that are connected, which copied limits may exceed.
     channels: usize,
     rank: usize,
     isa: Isa,
     tuning: Tuning,
     plans: HashMap<Key, Arc<Plan>>,
-    /// Plans of the latest calls, newest first: loops repeat a few shapes.
+    /// Plans of the latest calls, newest first, because loops repeat a few shapes.
     latest: VecDeque<(Key, Arc<Plan>)>,
 }
 
-/// Plans that are found without hashing.
+/// Plans found without hashing.
 const LATEST: usize = 4;
 
-/// Plans kept at once; a program with more shapes than this pays for planning again.
+/// Most cached plans. A program with more shapes plans some of them again.
 const CACHED: usize = 1024;
 
 impl Planner {
-    /// A planner for `rank` under `limits`.
+    /// Returns a planner for `rank` under `limits`, without a tuning table.
     pub fn new(limits: Limits, rank: usize, isa: Isa) -> Planner {
         Planner {
             limits,
@@ -197,29 +209,30 @@ impl Planner {
         }
     }
 
-    /// Goes by this tuning from now on; all ranks do so at the same point.
+    /// Replaces the tuning for all further calls. All ranks must do so between the same calls, else
+    /// they plan differently.
     pub fn tune(&mut self, tuning: Tuning) {
         self.tuning = tuning;
         self.plans.clear();
         self.latest.clear();
     }
 
-    /// Whether kernels can run `request` this way.
+    /// Whether kernels can run `request` by `variant`.
     ///
     /// # Errors
     /// As for [`Planner::plan`].
-    pub fn supports(&self, request: &Request, way: KernelVariant) -> Result<bool> {
+    pub fn supports(&self, request: &Request, variant: KernelVariant) -> Result<bool> {
         let [_, codec] = self.codecs(request)?;
-        let found = gpu::tuned(request, &self.limits, codec.as_deref(), way)?;
+        let found = gpu::tuned(request, &self.limits, codec.as_deref(), variant)?;
         Ok(found.is_some())
     }
 
-    /// What calls are tuned by.
+    /// Returns the tuning.
     pub fn tuning(&self) -> &Tuning {
         &self.tuning
     }
 
-    /// The ways of kernels to run `request` that are worth a measurement; none on host memory.
+    /// Returns the kernel variants for `request` that are worth a measurement; none on host memory.
     ///
     /// # Errors
     /// As for [`Planner::plan`].
@@ -228,8 +241,8 @@ impl Planner {
         gpu::variants(request, &self.limits, codec.as_deref())
     }
 
-    /// Plans from now on as another communicator of as many ranks would, in the channels of this
-    /// one: for tests that compare the bits of two engines, which follow from the cut.
+    /// Plans all further calls by the limits of another communicator of as many ranks, in the channels
+    /// of this communicator. Tests that compare the bits of two engines need an equal cut.
     pub fn copy_limits(&mut self, limits: Limits) {
         self.channels = self.limits.channels;
         self.limits = limits;
@@ -237,19 +250,20 @@ impl Planner {
         self.latest.clear();
     }
 
-    /// Goes by these costs from now on; all ranks do so at the same point.
+    /// Replaces the costs for all further calls. All ranks must do so between the same calls, else they
+    /// plan differently.
     pub fn set_costs(&mut self, costs: MeasuredCosts) {
         self.limits.machine.measured = Some(costs);
         self.plans.clear();
         self.latest.clear();
     }
 
-    /// What selection goes by.
+    /// Returns the facts by which the planner selects.
     pub fn limits(&self) -> &Limits {
         &self.limits
     }
 
-    /// The plan for `request`.
+    /// Returns the plan for `request`.
     ///
     /// # Errors
     /// Unsupported if the algorithm asked for does not exist for the collective.
@@ -286,7 +300,7 @@ impl Planner {
         let coded = self.best(request)?;
         let best = match request.codec.auto {
             false => coded,
-            // At equal costs nothing is lost by being exact.
+            // At equal costs the exact call wins.
             true => {
                 let raw = self.best(&request.without_codec())?;
                 if coded.0.seconds < raw.0.seconds {
@@ -338,8 +352,8 @@ impl Planner {
         })
     }
 
-    /// The cheapest candidate for `request` with its codecs, and the codecs.
-    fn best(&self, request: &Request) -> Result<(Candidate, Codecs)> {
+    /// Returns the candidate of the tuning table, else the cheapest one, and the codecs of `request`.
+    fn best(&self, request: &Request) -> Result<(Candidate, BuiltCodecs)> {
         let codecs = self.codecs(request)?;
         let by_level = [codecs[0].as_deref(), codecs[1].as_deref()];
         if let Ok((measured, _)) = self.measured(request, by_level[1])? {
@@ -352,8 +366,9 @@ impl Planner {
         Ok((best, codecs))
     }
 
-    /// The candidate that the table chooses for `request`, and the number of its line, which a way
-    /// that is being measured has not; or why the model decides, as a phrase.
+    /// Returns the candidate that the tuning selects for `request`, with the number of its line in the
+    /// table; a variant that `cinch tune` measures has no line. Else returns why the model selects,
+    /// as a phrase.
     fn measured(
         &self,
         request: &Request,
@@ -382,10 +397,10 @@ impl Planner {
                 ),
             }));
         };
-        let found = gpu::tuned(request, &self.limits, codec, choice.way)?;
+        let found = gpu::tuned(request, &self.limits, codec, choice.variant)?;
         Ok(match (found, choice.line) {
             (Some(candidate), None) => Ok((candidate, None)),
-            (Some(candidate), Some(Line { number, seconds })) => Ok((
+            (Some(candidate), Some(AppliedEntry { number, seconds })) => Ok((
                 Candidate {
                     seconds,
                     ..candidate
@@ -396,13 +411,13 @@ impl Planner {
                 let of = line.map_or(String::new(), |line| format!(" of line {}", line.number));
                 let KernelVariant {
                     algorithm, kernel, ..
-                } = choice.way;
+                } = choice.variant;
                 Err(format!("{algorithm} {kernel}{of} cannot be here"))
             }
         })
     }
 
-    /// Seconds that `request` is predicted to take, or was measured to.
+    /// Returns the seconds that `request` takes, by the tuning table or else by the cost model.
     ///
     /// # Errors
     /// As for [`Planner::plan`].
@@ -410,8 +425,8 @@ impl Planner {
         Ok(self.best(request)?.0.seconds)
     }
 
-    /// The codecs of both levels, in the order of [`Level`].
-    fn codecs(&self, request: &Request) -> Result<[Option<Arc<dyn Codec>>; 2]> {
+    /// Builds the codecs of both levels.
+    fn codecs(&self, request: &Request) -> Result<BuiltCodecs> {
         let inter = codec::build(request.codec.inter, self.isa)?;
         let intra = match request.codec.intra == request.codec.inter {
             true => inter.clone(),
@@ -421,13 +436,13 @@ impl Planner {
     }
 }
 
-/// Returns the name of a built codec.
+/// Returns the specification of a built codec.
 fn spec(codec: Option<&dyn Codec>) -> CodecSpec {
     codec.map_or(CodecSpec::RAW, |codec| codec.spec())
 }
 
-/// The schedules of a request by an algorithm, and of a hierarchical one between hosts, for all
-/// ranks.
+/// Returns the pattern of `request` by an algorithm, with the algorithm between hosts of a hierarchical
+/// schedule.
 fn pattern(
     request: &Request,
     limits: &Limits,
@@ -446,7 +461,7 @@ fn pattern(
     }
 }
 
-/// Elements of all messages that a rank sends in all passes.
+/// Returns the elements of all messages that a rank sends in all passes.
 fn sent_elements(schedule: &Schedule, pattern: &Pattern, geometry: &Geometry) -> u64 {
     let mut sends = vec![0; pattern.parts()];
     for step in &schedule.steps {
@@ -462,7 +477,7 @@ fn sent_elements(schedule: &Schedule, pattern: &Pattern, geometry: &Geometry) ->
 /// Bytes of raw elements at which chunks may be cut: a cache line.
 pub const GRANULE_BYTES: usize = 64;
 
-/// Elements at which chunks may be cut: whole scale blocks, whole cache lines.
+/// Returns the elements at which chunks may be cut: whole scale blocks, and whole cache lines.
 pub fn granule(dtype: DType, codec: Option<&dyn Codec>) -> usize {
     let line = GRANULE_BYTES / dtype.size();
     match codec {
@@ -471,7 +486,10 @@ pub fn granule(dtype: DType, codec: Option<&dyn Codec>) -> usize {
     }
 }
 
-/// Largest number of elements whose encoding fits `slot_bytes`, a multiple of `granule`.
+/// Returns the most elements whose encoding fits `slot_bytes`, a multiple of [`granule`].
+///
+/// # Errors
+/// Invalid argument if not even one granule fits.
 pub fn chunk_max(
     slot_bytes: usize,
     dtype: DType,
@@ -483,7 +501,7 @@ pub fn chunk_max(
         None => elements * dtype.size() <= slot_bytes,
         Some(codec) => codec.wire_bytes(elements) <= slot_bytes,
     };
-    // Encodings are monotone in length; the largest fitting multiple by bisection.
+    // Encodings grow with their length, so bisection finds the largest multiple that fits.
     let (mut low, mut high) = (0, slot_bytes / granule + 1);
     while low + 1 < high {
         let middle = (low + high) / 2;
@@ -493,7 +511,7 @@ pub fn chunk_max(
             high = middle
         }
     }
-    // A tensor scale holds a whole chunk of accumulators at once; keep that in the second-level
+    // A tensor scale needs the accumulators of a whole chunk at once, which must fit the second-level
     // cache.
     if matches!(spec.scale, ScaleRule::Tensor { .. }) {
         low = low.min((64 << 10) / granule).max(1);

@@ -1,76 +1,22 @@
 //! Candidates for a call, and their predicted costs.
 
-use super::cost::{Machine, Work, moves_beside, seconds};
-use super::gpu::{self, GpuLimits};
+use super::algorithms::{Codecs, between, flat, keeps, no_hierarchy, ring_is_gentle};
+use super::busiest::{busiest, leaving};
+use super::candidate::Candidate;
+use super::cost::seconds;
+use super::gpu;
+use super::limits::Limits;
 use super::tuning::KernelVariant;
+use super::work::{CandidateWork, moves_beside};
 use super::{Geometry, Request, chunk_max, granule};
-use crate::codec::{Codec, Reencode};
 use crate::error::{Error, ErrorKind, Result};
-use crate::schedule::{self, CostCounts, Hops, Hosts, Pattern};
-use crate::types::{Algorithm, CodecSetting, KernelProtocol, Level, ScaleRule};
-
-/// Facts by which the planner selects, besides the request. They are equal on all ranks.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Limits {
-    /// Ranks.
-    pub nranks: usize,
-    /// Payload bytes of a slot.
-    pub slot_bytes: usize,
-    /// Slots of a connection.
-    pub slots: usize,
-    /// Channels that are connected.
-    pub channels: usize,
-    /// Algorithm preferred by the communicator's settings.
-    pub algorithm: Option<Algorithm>,
-    /// Costs of the machine's links and cores.
-    pub machine: Machine,
-    /// Which ranks share a host.
-    pub hosts: Hosts,
-    /// Facts about the GPUs; `None` if buffers are in host memory.
-    pub gpu: Option<GpuLimits>,
-}
-
-/// A way to run a request, with its predicted time.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Candidate {
-    /// The algorithm.
-    pub algorithm: Algorithm,
-    /// Algorithm between hosts of a hierarchical schedule; unused by others.
-    pub between: Algorithm,
-    /// Rings per channel of a ring; 1 for other algorithms.
-    pub rings: usize,
-    /// Chunks and passes of the message.
-    pub geometry: Geometry,
-    /// Channels that have at least one pass.
-    pub channels: usize,
-    /// Steps of one pass of the busiest rank.
-    pub counts: CostCounts,
-    /// Messages that depend on one another in a pass.
-    pub hops: Hops,
-    /// Predicted seconds.
-    pub seconds: f64,
-    /// The kernel and its protocol.
-    pub kernel: KernelProtocol,
-}
-
-/// The codecs of both levels, in the order of [`Level`].
-pub type Codecs<'a> = [Option<&'a dyn Codec>; 2];
-
-impl Candidate {
-    /// Returns the algorithm's name for tables: with the algorithm between hosts, or the number of
-    /// rings per channel.
-    pub fn name(&self) -> String {
-        match self.algorithm {
-            Algorithm::Hierarchical => format!("{}/{}", self.algorithm, self.between),
-            Algorithm::Ring if self.rings > 1 => format!("{}/{}", self.algorithm, self.rings),
-            flat => flat.name().into(),
-        }
-    }
-}
+use crate::schedule::{self, CostCounts, Pattern};
+use crate::types::{Algorithm, CodecSetting, KernelProtocol, Level};
 
 /// Returns every candidate for `request`, or only candidates of the algorithm that it asks for.
 ///
-/// # Errors Unsupported if the request asks for an algorithm that its collective does not have.
+/// # Errors
+/// Unsupported if the request asks for an algorithm that its collective does not have.
 pub fn candidates(
     request: &Request,
     limits: &Limits,
@@ -108,67 +54,6 @@ pub fn candidates(
     variants(request, limits, codecs, &all)
 }
 
-/// Whether `tensor=` scales are kept from call to call. One-shot needs each rank to decode its own
-/// contribution as its peers do, which a scale that is refreshed now and then does not guarantee.
-fn keeps(request: &Request, codec: Option<&dyn Codec>) -> bool {
-    matches!(request.codec.inter.scale, ScaleRule::Tensor { .. }) && codec.is_some()
-}
-
-/// Returns the algorithms with one level that can run `request`.
-fn flat(request: &Request, codec: Option<&dyn Codec>) -> Vec<Algorithm> {
-    let kept = keeps(request, codec);
-    let all = schedule::algorithms(request.collective).iter().copied();
-    all.filter(|algorithm| !(kept && *algorithm == Algorithm::OneShot))
-        .collect()
-}
-
-/// Whether a ring loses no more precision than other algorithms. A ring rounds a partial sum at
-/// every hop. With a lossy re-encode, direct and tree send as few bytes and round at most twice (a
-/// tree once a level).
-fn ring_is_gentle(request: &Request, limits: &Limits, codec: Option<&dyn Codec>) -> bool {
-    let loses = codec.is_some_and(|codec| codec.reencode() == Reencode::Lossy);
-    !loses || !request.collective.reduces() || limits.nranks <= 2
-}
-
-/// Returns the algorithms with one level among which the planner selects for `request`.
-pub(super) fn algorithms(
-    request: &Request,
-    limits: &Limits,
-    codec: Option<&dyn Codec>,
-) -> Vec<Algorithm> {
-    let mut all = flat(request, codec);
-    all.retain(|&algorithm| algorithm != Algorithm::Ring || ring_is_gentle(request, limits, codec));
-    all
-}
-
-/// Returns why no hierarchical schedule can run `request`, as a sentence.
-pub(super) fn no_hierarchy(request: &Request, limits: &Limits) -> Option<String> {
-    Pattern::no_hierarchy(request.collective, &limits.hosts).or_else(|| {
-        let two_codecs = limits.gpu.is_some() && request.codec.intra != request.codec.inter;
-        two_codecs.then(|| {
-            format!(
-                "{} by hierarchical with codecs intra={},inter={} is for host buffers: a kernel has \
-                 one codec for all of a call",
-                request.collective, request.codec.intra, request.codec.inter
-            )
-        })
-    })
-}
-
-/// Returns the algorithms that a hierarchical schedule may use between hosts. A ring between hosts
-/// rounds a partial sum at every hop. With a lossy re-encode it is left out, because direct sends
-/// as few bytes.
-fn between(request: &Request, limits: &Limits, codecs: Codecs<'_>) -> Vec<Algorithm> {
-    let codec = codecs[Level::Inter as usize];
-    let loses = codec.is_some_and(|codec| codec.reencode() == Reencode::Lossy);
-    let rings = !(loses && limits.hosts.count() > 2);
-    Pattern::between_hosts(request.collective)
-        .iter()
-        .copied()
-        .filter(|&between| rings || between != Algorithm::Ring)
-        .collect()
-}
-
 /// Returns every candidate for `request` by one of `algorithms`.
 fn variants(
     request: &Request,
@@ -182,25 +67,25 @@ fn variants(
         // Algorithms with one level have nothing between hosts.
         _ => vec![Algorithm::Direct],
     };
-    let ways = algorithms.iter().flat_map(|algorithm| {
+    let pairs = algorithms.iter().flat_map(|algorithm| {
         let betweens = two_levels(algorithm).into_iter();
         betweens.map(|between| (*algorithm, between))
     });
     let Some(gpu) = &limits.gpu else {
-        return ways
-            .map(|way| cheapest_cut(request, limits, codecs, way))
+        return pairs
+            .map(|pair| cheapest_cut(request, limits, codecs, pair))
             .collect();
     };
     let mut found = Vec::new();
-    for (algorithm, between) in ways {
+    for (algorithm, between) in pairs {
         for kernel in gpu::kernels(request, limits, gpu, codec, algorithm) {
-            let way = KernelVariant {
+            let variant = KernelVariant {
                 algorithm,
                 kernel,
                 channels: usize::MAX,
                 chunk: 0,
             };
-            let candidate = gpu::candidate(request, limits, gpu, codec, (way, between))?;
+            let candidate = gpu::candidate(request, limits, gpu, codec, (variant, between))?;
             found.push(candidate);
         }
     }
@@ -209,50 +94,6 @@ fn variants(
         found.retain(|candidate| gpu.asks_for(candidate.kernel));
     }
     Ok(found)
-}
-
-/// Returns a few ranks of which the busiest stands for all, the same few on every rank. The last of
-/// them is on the last of the sampled [`hosts`].
-pub(super) fn busiest(request: &Request, limits: &Limits) -> impl Iterator<Item = usize> + use<> {
-    let (nranks, root) = (limits.nranks, request.root);
-    let beside = match limits.hosts.count() {
-        1 => None,
-        _ => hosts(&limits.hosts, root).next_back(),
-    };
-    let beside = beside.map(|host| limits.hosts.ranks(host)[0] as usize);
-    [root, (root + 1) % nranks, nranks / 2]
-        .into_iter()
-        .chain(beside)
-}
-
-/// Returns the sampled hosts: the host of `root` and the two behind it. In trees the root has no
-/// parent and few children, and the third host has two if any host has.
-fn hosts(hosts: &Hosts, root: usize) -> impl DoubleEndedIterator<Item = usize> + use<> {
-    let (home, count) = (hosts.of(root).0, hosts.count());
-    (0..count.min(3)).map(move |behind| (home + behind) % count)
-}
-
-/// Ranks of a host whose schedules are generated to count what leaves the host; they stand for the
-/// rest.
-const LOOKED_AT: usize = 8;
-
-/// Returns the messages of a pass that leave the host which sends most to other hosts.
-pub(super) fn leaving(pattern: &Pattern, limits: &Limits) -> Result<usize> {
-    if limits.hosts.count() == 1 {
-        return Ok(0);
-    }
-    let mut most = 0;
-    for host in hosts(&limits.hosts, pattern.root) {
-        let ranks = limits.hosts.ranks(host);
-        let looked_at = &ranks[..ranks.len().min(LOOKED_AT)];
-        let mut messages = 0;
-        for &rank in looked_at {
-            let schedule = pattern.schedule(rank as usize)?;
-            messages += schedule::cost_counts(&schedule, &limits.hosts).crossing[0];
-        }
-        most = most.max((messages * ranks.len()).div_ceil(looked_at.len().max(1)));
-    }
-    Ok(most)
 }
 
 /// Returns the elements at which both codecs may be cut, and the most whose encodings fit a slot.
@@ -346,10 +187,10 @@ fn candidate(
             codec.wire_bytes(chunk)
         })
     });
-    let mut busiest = (0.0, CostCounts::default());
-    for rank in self::busiest(request, limits) {
+    let mut most = (0.0, CostCounts::default());
+    for rank in busiest(request, limits) {
         let counts = schedule::cost_counts(&pattern.schedule(rank)?, &limits.hosts);
-        let work = Work {
+        let work = CandidateWork {
             counts,
             hops,
             passes: geometry.passes(),
@@ -362,11 +203,11 @@ fn candidate(
             hosts: limits.hosts.count(),
         };
         let seconds = seconds(&work, limits.machine);
-        if seconds >= busiest.0 {
-            busiest = (seconds, counts);
+        if seconds >= most.0 {
+            most = (seconds, counts);
         }
     }
-    let (seconds, counts) = busiest;
+    let (seconds, counts) = most;
     Ok(Candidate {
         algorithm,
         between,
@@ -384,7 +225,8 @@ fn candidate(
 mod tests {
     use super::*;
     use crate::cpu::Isa;
-    use crate::plan::{Affine, MeasuredCosts, Planner, gpu_tests};
+    use crate::plan::{Affine, MachineFacts, MeasuredCosts, Planner, gpu_tests};
+    use crate::schedule::Hosts;
     use crate::types::{CodecSpec, Collective, TransportKind};
 
     fn limits(hosts: &Hosts) -> Limits {
@@ -394,7 +236,7 @@ mod tests {
             slots: 4,
             channels: 2,
             algorithm: None,
-            machine: Machine {
+            machine: MachineFacts {
                 transport: TransportKind::Tcp,
                 inside: TransportKind::Shm,
                 oversubscribed: false,

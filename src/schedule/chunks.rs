@@ -12,7 +12,7 @@
 //! W is the number of rings per channel, and 1 for chains and other algorithms. One rank has one chunk.
 
 use super::hosts::Hosts;
-use super::{hierarchical, ring};
+use super::{hierarchical, ring_count};
 use crate::types::{Algorithm, Collective};
 use std::ops::Range;
 
@@ -77,8 +77,8 @@ impl Pattern {
         match (self.collective, self.algorithm) {
             _ if self.nranks == 1 => 1,
             (_, Algorithm::Hierarchical) => hierarchical::parts(self),
-            (Collective::AllReduce, Algorithm::Ring) => self.nranks * ring::rings(self),
-            (_, Algorithm::Ring) => ring::rings(self),
+            (Collective::AllReduce, Algorithm::Ring) => self.nranks * self.ring_count(),
+            (_, Algorithm::Ring) => self.ring_count(),
             (Collective::AllReduce, Algorithm::Direct) => self.nranks,
             (Collective::Broadcast | Collective::Reduce, Algorithm::Direct) => self.nranks,
             (
@@ -87,6 +87,11 @@ impl Pattern {
             ) => 2,
             _ => 1,
         }
+    }
+
+    /// Returns the rings per channel of algorithm ring; chains have one.
+    pub(super) fn ring_count(&self) -> usize {
+        ring_count::rings(self.collective, self.rings)
     }
 
     /// Returns the chunks of a pass, over all ranks.
@@ -110,7 +115,7 @@ impl Pattern {
     /// Returns the slots that each connection needs to be free of deadlock.
     pub fn slots(&self) -> usize {
         match self.algorithm {
-            Algorithm::Ring => ring::slots(self),
+            Algorithm::Ring => ring_count::slots(self.ring_count(), self.nranks),
             _ => 2,
         }
     }

@@ -15,6 +15,7 @@ mod hosts;
 mod ir;
 mod oneshot;
 mod ring;
+mod ring_count;
 mod tree;
 mod verify;
 
@@ -28,5 +29,5 @@ pub use cost::{CostCounts, Hops, cost_counts};
 pub use generate::{algorithms, generate};
 pub use hosts::Hosts;
 pub use ir::{Cursor, MAX_FAN, Op, Own, Peers, Schedule, Step, Visit, Walk, walk};
-pub use ring::{directions, has_several_rings, ring_steps};
+pub use ring_count::{directions, has_several_rings, ring_steps};
 pub use verify::{Limits, Proof, verify};

@@ -22,43 +22,14 @@
 
 use super::chunks::Pattern;
 use super::ir::{Op, Step};
+use super::ring_count::directions;
 use crate::types::Collective;
 
 pub(super) const STAGES: usize = 1;
 
-/// Returns the slots that each connection needs.
-pub(super) fn slots(pattern: &Pattern) -> usize {
-    1 + rings(pattern).div_ceil(directions(pattern.nranks))
-}
-
-/// Returns the rings per channel of this pattern.
-pub(super) fn rings(pattern: &Pattern) -> usize {
-    match has_several_rings(pattern.collective) {
-        true => pattern.rings,
-        false => 1,
-    }
-}
-
-/// Whether `collective` may have several rings per channel; chains have one.
-pub const fn has_several_rings(collective: Collective) -> bool {
-    matches!(
-        collective,
-        Collective::AllReduce | Collective::AllGather | Collective::ReduceScatter
-    )
-}
-
-/// Returns the directions that lead to different ranks.
-pub const fn directions(nranks: usize) -> usize {
-    if nranks > 2 { 2 } else { 1 }
-}
-
-/// Returns the most steps of one ring in a pass, which an all_reduce has.
-pub const fn ring_steps(nranks: usize) -> usize {
-    2 * nranks - 1
-}
-
+/// Returns the steps of `rank`, interleaved over the rings.
 pub(super) fn steps(pattern: &Pattern, rank: usize) -> Vec<Step> {
-    let rings: Vec<_> = (0..rings(pattern))
+    let rings: Vec<_> = (0..pattern.ring_count())
         .map(|index| Ring::new(pattern, rank, index).steps(pattern.collective, pattern.root))
         .collect();
     // All rings have equally many steps.
@@ -80,7 +51,7 @@ impl Ring {
             nranks: pattern.nranks,
             rank,
             index,
-            rings: rings(pattern),
+            rings: pattern.ring_count(),
         }
     }
 

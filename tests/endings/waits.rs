@@ -7,7 +7,7 @@ use cinch::bootstrap::{LocalOutOfBand, OutOfBand, OutOfBandRef};
 use cinch::cpu::Isa;
 use cinch::engine::HostEngine;
 use cinch::mem::UserBuffers;
-use cinch::plan::{Machine, Request};
+use cinch::plan::{MachineFacts, Request};
 use cinch::schedule::Hosts;
 use cinch::sync::Fault;
 use cinch::transport::{ConnectContext, Header, Links, RecvEnd, Waiter, connect_all};
@@ -117,7 +117,7 @@ fn one_message(
                     0 => links,
                     _ => alter(links, exchange.clone()),
                 };
-                let machine = Machine {
+                let machine = MachineFacts {
                     transport,
                     inside: transport,
                     oversubscribed: true,

@@ -8,7 +8,7 @@ use cinch::codec;
 use cinch::comm::Call;
 use cinch::config::CodecPolicy;
 use cinch::cpu::Isa;
-use cinch::plan::{Candidate, Limits, Machine, Planner, Request, candidates};
+use cinch::plan::{Candidate, Limits, MachineFacts, Planner, Request, candidates};
 use cinch::schedule::{self, Hosts, Pattern, Schedule};
 use cinch::transport;
 use cinch::types::TransportKind;
@@ -59,7 +59,7 @@ fn limits(config: &Config, nranks: usize, hosts: &Hosts) -> cinch::Result<Limits
         slots: config.slots,
         channels: config.channels,
         algorithm: config.algorithm,
-        machine: Machine {
+        machine: MachineFacts {
             transport: config.transport.unwrap_or(between),
             inside: config.transport.unwrap_or(TransportKind::Shm),
             oversubscribed: false,

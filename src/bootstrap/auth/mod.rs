@@ -208,7 +208,7 @@ impl HandshakeConfig {
         ))
     }
 
-    /// Reads the other side's hello; the error says why the hello is refused, as a phrase behind
+    /// Reads the other side's hello; the error is the reason of a refusal, as a phrase behind
     /// "it".
     fn parse(
         &self,

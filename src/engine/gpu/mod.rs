@@ -44,7 +44,7 @@ use crate::gpu::{Context, DeviceMemory, Launch, Stream};
 use crate::gpu_links::{self, Network};
 use crate::mem::DeviceBuffers;
 use crate::plan::{
-    GpuLimits, KernelVariant, Limits, Machine, Plan, Planner, Request, Resident, Tuning,
+    GpuLimits, KernelVariant, Limits, MachineFacts, Plan, Planner, Request, Resident, Tuning,
 };
 use crate::schedule::Hosts;
 use crate::sync::Fault;
@@ -60,12 +60,12 @@ use std::sync::Arc;
 use std::time::Duration;
 use work_buffer::{Placed, WorkBufferPool};
 
-/// One call with its buffers on this rank's GPU.
+/// A call with its buffers on this rank's GPU.
 #[derive(Clone, Copy, Debug)]
 pub struct GpuCall<'a> {
     /// The call.
     pub request: Request,
-    /// Its buffers, and the stream on which it runs.
+    /// The call's buffers, and the stream on which it runs.
     pub buffers: DeviceBuffers<'a>,
 }
 
@@ -176,7 +176,7 @@ impl GpuEngine {
             slots: wiring.shape().fifo(abi::Protocol::Simple).depth as usize,
             channels: gpu.fifos[0].1,
             algorithm: config.algorithm,
-            machine: Machine {
+            machine: MachineFacts {
                 transport: between.unwrap_or(gpu_links::KIND),
                 inside: gpu_links::KIND,
                 oversubscribed: false,
@@ -241,8 +241,8 @@ impl GpuEngine {
     }
 
     /// Runs calls with this variant where it supports them; `None` returns to [`GpuEngine::tune`]'s choice.
-    pub fn force_variant(&mut self, way: Option<KernelVariant>) {
-        let tuning = way.map_or_else(|| self.tuning.clone(), Tuning::Always);
+    pub fn force_variant(&mut self, variant: Option<KernelVariant>) {
+        let tuning = variant.map_or_else(|| self.tuning.clone(), Tuning::Always);
         self.planner.tune(tuning);
     }
 
@@ -250,9 +250,9 @@ impl GpuEngine {
     ///
     /// # Errors
     /// See [`kernels::check`] and [`Planner::plan`].
-    pub fn supports(&self, request: &Request, way: KernelVariant) -> Result<bool> {
+    pub fn supports(&self, request: &Request, variant: KernelVariant) -> Result<bool> {
         kernels::check(request)?;
-        self.planner.supports(request, way)
+        self.planner.supports(request, variant)
     }
 
     /// Returns the variants of `request` that are worth a measurement.

@@ -16,7 +16,7 @@ use crate::reduce;
 use crate::schedule::{self, Op, Own, Pattern, Place, Schedule};
 use crate::types::{ReduceOp, Scalar};
 
-/// One rank's part of a pass, packed.
+/// A rank's steps of one pass, in the form that kernels read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PackedSchedule {
     /// Steps, in order of stage.

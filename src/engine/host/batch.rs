@@ -75,7 +75,7 @@ impl<'a> Batch<'a> {
         })
     }
 
-    /// Runs every step that can run now, and tells `caller` which calls start and end.
+    /// Runs every step that can run now, and reports to `caller` which calls start and end.
     ///
     /// # Errors
     /// The failure that stopped a call.

@@ -8,7 +8,7 @@ use crate::codec::feedback::Feedback;
 use crate::config::Config;
 use crate::cpu::Isa;
 use crate::error::Result;
-use crate::plan::{Limits, Machine, MeasuredCosts, Planner, Request};
+use crate::plan::{Limits, MachineFacts, MeasuredCosts, Planner, Request};
 use crate::schedule::Hosts;
 use crate::sync::Fault;
 use crate::transport::Links;
@@ -62,7 +62,7 @@ impl HostEngine {
         fault: Arc<Fault>,
         config: &Config,
         isa: Isa,
-        (machine, hosts): (Machine, Hosts),
+        (machine, hosts): (MachineFacts, Hosts),
     ) -> HostEngine {
         let limits = Limits {
             nranks: links.nranks,

@@ -233,7 +233,7 @@ impl PeerBufferLayout {
 
     /// Returns offset and bytes of two payloads for the path probe: the first and the last simple slot. Their
     /// initial content has no meaning.
-    pub fn trial_places(&self) -> [(u64, u64); 2] {
+    pub fn probe_places(&self) -> [(u64, u64); 2] {
         let fifo = self.fifo(Protocol::Simple);
         let last = u64::from(fifo.channels * fifo.depth - 1);
         let bytes = u64::from(fifo.slot_bytes);
@@ -280,7 +280,7 @@ fn ladder(nranks: usize, max_channels: usize) -> Vec<Sizes> {
         // The longest lines between two ranks are worth less than larger slots.
         step(&|sizes| sizes.lines = sizes.lines.min(lines_of(message)));
     }
-    // What lines have made less of use goes before what large messages have.
+    // Packets and ll shrink first, because lines replace most of them. Simple slots serve large messages.
     step(&|sizes| sizes.oneshot = kib(128));
     step(&|sizes| sizes.ll128.0 = kib(8));
     step(&|sizes| sizes.ll.0 = kib(8));
@@ -331,7 +331,7 @@ mod tests {
             let fifo = shape.fifo(protocol);
             let (header, memory) = match protocol {
                 Protocol::Simple => (128, u64::from(fifo.slot_bytes)),
-                // One 16-byte packet for 8 bytes; one 128-byte line for 120.
+                // A packet of 16 bytes carries 8; a line of 128 carries 120.
                 Protocol::Ll => (0, u64::from(fifo.slot_bytes) / 8 * 16),
                 Protocol::Ll128 => (0, u64::from(fifo.slot_bytes).div_ceil(120) * 128),
             };
@@ -401,7 +401,7 @@ mod tests {
                         "{what}"
                     );
                     assert!((16 << 10..=512 << 10).contains(&codes), "{what}");
-                    for (at, bytes) in shape.trial_places() {
+                    for (at, bytes) in shape.probe_places() {
                         let inside = |piece: &&(u64, u64)| piece.0 + 128 == at;
                         let piece = pieces.iter().find(inside).expect("a simple slot");
                         assert_eq!(piece.1, at + bytes);
@@ -454,7 +454,7 @@ mod tests {
         );
     }
 
-    /// What a GPU has to have free, in the pages in which the driver hands it out.
+    /// The driver allocates whole pages, and these stay within the budget.
     #[test]
     fn pages_count_too() {
         let pages = |bytes: usize| bytes.next_multiple_of(2 << 20);

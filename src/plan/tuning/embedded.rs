@@ -1,6 +1,6 @@
 //! Tuning tables that are part of the library.
 
-use super::Table;
+use super::TuningTable;
 use crate::error::Result;
 use crate::sys::fork_safe::First;
 use std::sync::Arc;
@@ -15,14 +15,15 @@ const TABLES: &[(&str, &str)] = &[
 
 /// Returns the tables, parsed once per process.
 ///
-/// # Errors As for [`Table::parse`]; a test rules them out.
-pub fn tables() -> Result<Vec<Arc<Table>>> {
-    static PARSED: First<Result<Vec<Arc<Table>>>> = First::new();
+/// # Errors
+/// As for [`TuningTable::parse`]; a test rules them out.
+pub fn tables() -> Result<Vec<Arc<TuningTable>>> {
+    static PARSED: First<Result<Vec<Arc<TuningTable>>>> = First::new();
     PARSED
         .get_or_make(|| {
             TABLES
                 .iter()
-                .map(|(name, text)| Table::parse(name, text).map(Arc::new))
+                .map(|(name, text)| TuningTable::parse(name, text).map(Arc::new))
                 .collect()
         })
         .clone()

@@ -2,7 +2,7 @@
 //! one GPU model, one number of ranks and one class of links. `cinch tune` writes tables; where
 //! none fits, the cost model selects.
 //!
-//! [`Table::parse`] describes the text. Tables in `src/plan/tuned` are embedded in the library
+//! [`TuningTable::parse`] describes the text. Tables in `src/plan/tuned` are embedded in the library
 //! through the list in `embedded.rs`.
 
 mod embedded;
@@ -16,8 +16,8 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A way to run a call with kernels: all that the planner selects. The rings per channel follow
-/// from it.
+/// The kernel and the cut that run a call: all that the planner selects. The rings per channel follow
+/// from them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct KernelVariant {
     /// The algorithm.
@@ -70,7 +70,7 @@ impl fmt::Display for WireClass {
 
 /// A line of a table: the variant for calls of these sizes.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Entry {
+pub struct TableEntry {
     /// The collective.
     pub collective: Collective,
     /// Codec and bytes of an element.
@@ -80,12 +80,12 @@ pub struct Entry {
     /// First size beyond the line.
     pub to: usize,
     /// The variant that such calls run by.
-    pub way: KernelVariant,
+    pub variant: KernelVariant,
     /// Seconds measured, or interpolated between measurements, at `from` and at `to`.
     pub seconds: [f64; 2],
 }
 
-impl Entry {
+impl TableEntry {
     /// Returns the seconds at `size`, linear between both ends in the logarithms of size and time.
     /// Smaller sizes take as long as `from`. Beyond `to` the time per byte stays, or a larger call
     /// would seem cheaper than the model's prediction for it with another codec.
@@ -102,7 +102,7 @@ impl Entry {
 
 /// Sizes that a table leaves to the model, between or beside its lines.
 #[derive(Clone, Debug, PartialEq)]
-struct Left {
+struct ModelSizes {
     collective: Collective,
     wire: WireClass,
     /// In bytes of the larger buffer.
@@ -111,7 +111,7 @@ struct Left {
 
 /// Where and how a table was measured.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Header {
+pub struct TableHeader {
     /// GPU model, as the driver names it.
     pub gpu: String,
     /// Ranks, each on a GPU of its own.
@@ -128,45 +128,46 @@ pub struct Header {
 
 /// Measured variants for one GPU model, number of ranks and class of links.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Table {
+pub struct TuningTable {
     /// File name, or name of an embedded table.
     pub name: String,
     /// Where and how it was measured.
-    pub header: Header,
+    pub header: TableHeader,
     /// Lines, each with its number in the file.
-    entries: Vec<(usize, Entry)>,
+    entries: Vec<(usize, TableEntry)>,
     /// Sizes that are left to the model.
-    left: Vec<Left>,
+    left: Vec<ModelSizes>,
     /// SHA-256 of the text, in hexadecimal.
     fingerprint: String,
 }
 
-/// How many times smaller or larger than the measured sizes a message may be that a table serves.
+/// A table serves messages up to this many times smaller or larger than its measured sizes.
 const BEYOND: usize = 16;
 
 /// The variant for a call, and where it comes from.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Choice {
     /// The variant.
-    pub way: KernelVariant,
+    pub variant: KernelVariant,
     /// The line of the table; `None` while `cinch tune` measures the variant.
-    pub line: Option<Line>,
+    pub line: Option<AppliedEntry>,
 }
 
 /// A line of a table, applied to one call.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Line {
-    /// Line number, from 1.
+pub struct AppliedEntry {
+    /// Line number in the file, from 1.
     pub number: usize,
     /// Measured seconds, scaled by bytes beyond the last measured size.
     pub seconds: f64,
 }
 
-impl Table {
-    /// Returns the variant for calls of `collective` whose larger buffer has `bytes`. Sizes up to
-    /// 16 times outside the measured range take the nearest line; sizes further out, and
-    /// sizes left to the model, take none. Raw elements of a size that was not measured take lines
-    /// of another size, because wire and waits take most of the time.
+impl TuningTable {
+    /// Returns the variant for calls of `collective` whose larger buffer has `bytes`. A size up to
+    /// [`BEYOND`] times smaller than the smallest measured size, or larger than the largest, takes
+    /// the nearest line. Sizes further out, and sizes left to the model, take no line. Raw elements
+    /// of a size that was not measured take the lines of another element size, because wire and
+    /// waits take most of the time.
     pub fn choice(&self, collective: Collective, wire: WireClass, bytes: usize) -> Option<Choice> {
         let of = |wire: WireClass| {
             let lines = self.entries.iter();
@@ -181,7 +182,7 @@ impl Table {
                 ..wire
             })
             .find(|&wire| of(wire).next().is_some())?;
-        let is_left = |left: &Left| {
+        let is_left = |left: &ModelSizes| {
             (left.collective, left.wire) == (collective, known) && left.sizes.contains(&bytes)
         };
         if self.left.iter().any(is_left) {
@@ -193,14 +194,14 @@ impl Table {
                 nearest = Some((*number, entry));
             }
         }
-        let near = |entry: &&Entry| {
+        let near = |entry: &&TableEntry| {
             let (low, high) = (entry.from / BEYOND, entry.to.saturating_mul(BEYOND));
             (low..=high).contains(&bytes)
         };
         let nearest = nearest.filter(|(_, entry)| near(entry));
         nearest.map(|(number, entry)| Choice {
-            way: entry.way,
-            line: Some(Line {
+            variant: entry.variant,
+            line: Some(AppliedEntry {
                 number,
                 seconds: entry.at(bytes),
             }),
@@ -208,7 +209,7 @@ impl Table {
     }
 
     /// Returns the lines in the order of the file.
-    pub fn entries(&self) -> impl Iterator<Item = &Entry> {
+    pub fn entries(&self) -> impl Iterator<Item = &TableEntry> {
         self.entries.iter().map(|(_, entry)| entry)
     }
 
@@ -221,7 +222,7 @@ impl Table {
     /// by more than 5 %.
     pub fn cliffs(&self) -> Vec<String> {
         let mut found = Vec::new();
-        let mut slowest: Option<(&Entry, f64, usize)> = None;
+        let mut slowest: Option<(&TableEntry, f64, usize)> = None;
         for entry in self.entries() {
             if slowest.is_some_and(|(last, ..)| {
                 (last.collective, last.wire) != (entry.collective, entry.wire)
@@ -248,12 +249,12 @@ impl Table {
 
     fn new(
         name: &str,
-        header: Header,
-        (entries, left): (Vec<(usize, Entry)>, Vec<Left>),
+        header: TableHeader,
+        (entries, left): (Vec<(usize, TableEntry)>, Vec<ModelSizes>),
         text: &str,
-    ) -> Table {
+    ) -> TuningTable {
         let digest = Sha256::digest(text.as_bytes());
-        Table {
+        TuningTable {
             name: name.into(),
             header,
             entries,
@@ -289,7 +290,7 @@ pub fn links<'a>(classes: impl Iterator<Item = &'a str>) -> String {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Tuning {
     /// A table.
-    Table(Arc<Table>),
+    Table(Arc<TuningTable>),
     /// No table, with the reason as a phrase.
     Model(String),
     /// This variant for every call that supports it: `cinch tune` is measuring.
@@ -300,12 +301,13 @@ impl Tuning {
     /// Returns the embedded table for GPUs of these ranks, or the model if the ranks differ or no
     /// table fits.
     ///
-    /// # Errors Internal if an embedded table cannot be parsed.
+    /// # Errors
+    /// Internal if an embedded table cannot be parsed.
     pub fn of_library(said: &[Site]) -> Result<Tuning> {
         Tuning::among(&embedded::tables()?, said)
     }
 
-    fn among(tables: &[Arc<Table>], said: &[Site]) -> Result<Tuning> {
+    fn among(tables: &[Arc<TuningTable>], said: &[Site]) -> Result<Tuning> {
         let first = said
             .first()
             .ok_or_else(|| Error::internal("a communicator without ranks"))?;
@@ -315,7 +317,7 @@ impl Tuning {
                 first.gpu, first.links, other.gpu, other.links
             )));
         }
-        let fits = |table: &&Arc<Table>| table.fits(first);
+        let fits = |table: &&Arc<TuningTable>| table.fits(first);
         Ok(match tables.iter().find(fits) {
             Some(table) => Tuning::Table(table.clone()),
             None => Tuning::Model(format!(
@@ -327,7 +329,7 @@ impl Tuning {
 
     /// Returns `table`, which the settings name, if it fits the GPUs of these ranks; else the
     /// model. One setting serves communicators of all sizes.
-    pub fn of_file(table: Arc<Table>, said: &[Site]) -> Tuning {
+    pub fn of_file(table: Arc<TuningTable>, said: &[Site]) -> Tuning {
         let Some(rank) = said.iter().position(|site| !table.fits(site)) else {
             return Tuning::Table(table);
         };
@@ -342,8 +344,8 @@ impl Tuning {
     pub(super) fn choice(&self, request: &Request, bytes: usize) -> Option<Choice> {
         match self {
             Tuning::Model(_) => None,
-            Tuning::Always(way) => Some(Choice {
-                way: *way,
+            Tuning::Always(variant) => Some(Choice {
+                variant: *variant,
                 line: None,
             }),
             Tuning::Table(table) => table.choice(request.collective, WireClass::of(request), bytes),
@@ -356,12 +358,12 @@ impl fmt::Display for Tuning {
         match self {
             Tuning::Table(table) => write!(f, "tuning table {}", table.name),
             Tuning::Model(why) => write!(f, "the cost model: {why}"),
-            Tuning::Always(way) => write!(f, "one way: {way}"),
+            Tuning::Always(variant) => write!(f, "one way: {variant}"),
         }
     }
 }
 
-impl Table {
+impl TuningTable {
     fn fits(&self, site: &Site) -> bool {
         let header = &self.header;
         (&header.gpu, header.ranks, &header.links) == (&site.gpu, site.ranks, &site.links)

@@ -20,8 +20,8 @@ all_reduce linear8/4 8 1024 direct schedule simple 4 0 9.000 9.500
 all_gather raw/4 8 1024 direct schedule ll 4 0 5.000 5.500
 ";
 
-fn table() -> Table {
-    Table::parse("t.tune", TEXT).unwrap()
+fn table() -> TuningTable {
+    TuningTable::parse("t.tune", TEXT).unwrap()
 }
 
 fn raw(element_bytes: usize) -> WireClass {
@@ -47,8 +47,8 @@ fn a_table_is_read_and_written_alike() {
         (table.header.ranks, table.header.command.as_str()),
         (4, "cinch tune -o t.tune")
     );
-    let entries: Vec<Entry> = table.entries().copied().collect();
-    let again = Table::parse("t.tune", &table.header.write(&entries)).unwrap();
+    let entries: Vec<TableEntry> = table.entries().copied().collect();
+    let again = TuningTable::parse("t.tune", &table.header.write(&entries)).unwrap();
     assert_eq!(again.header, table.header);
     assert!(again.entries().zip(&entries).all(|(a, b)| a == b));
     assert_ne!(again.fingerprint(), table.fingerprint());
@@ -62,12 +62,12 @@ fn choices_are_by_size() {
         let line = choice.line.unwrap();
         (line.number, (line.seconds * 1e9).round())
     };
-    // In the middle of the logarithms, the middle of the logarithms.
+    // Times are linear in the logarithms of size and time.
     assert_eq!(at(8), (10, 3000.0));
     assert_eq!(at((8.0 * 65536f64).sqrt() as usize).0, 10);
     assert!((at(724).1 - (3000.0 * 6000f64).sqrt()).abs() < 2.0);
     assert_eq!((at(65535).0, at(65536)), (10, (11, 6000.0)));
-    // Beyond both ends, and far beyond: what is larger takes longer.
+    // Smaller sizes take the first time; beyond the last size the time grows with the bytes.
     assert_eq!((at(1), at(4 << 20)), ((10, 3000.0), (11, 48000.0)));
     assert_eq!((at(5 << 20).1, at(1 << 26).1), (60000.0, 768_000.0));
     let far = table.choice(Collective::AllReduce, raw(4), 1 << 27);
@@ -77,7 +77,7 @@ fn choices_are_by_size() {
         choice.line.map(|line| line.number)
     };
     assert_eq!(line(Collective::AllReduce, raw(4)), Some(10));
-    // What is raw is bytes; codes are of elements.
+    // Raw calls may use lines of another element size; coded calls may not.
     assert_eq!(line(Collective::AllGather, raw(2)), Some(13));
     assert_eq!(line(Collective::AllReduce, raw(2)), Some(10));
     assert_eq!(line(Collective::Broadcast, raw(4)), None);
@@ -93,7 +93,7 @@ fn choices_are_by_size() {
 fn sizes_that_are_left_to_the_model_have_no_choice() {
     let last = "all_reduce raw/4 65536 4194304 ring schedule simple 8 4096 6.000 48.000\n";
     let text = TEXT.replace(last, &format!("{last}all_reduce raw/4 model 4194304\n"));
-    let table = Table::parse("t.tune", &text).unwrap();
+    let table = TuningTable::parse("t.tune", &text).unwrap();
     let has = |wire, bytes| table.choice(Collective::AllReduce, wire, bytes).is_some();
     assert!(has(raw(4), 4_194_303) && !has(raw(4), 4_194_304));
     let linear8 = WireClass {
@@ -103,7 +103,7 @@ fn sizes_that_are_left_to_the_model_have_no_choice() {
     assert!(has(linear8, 16_000));
     for wrong in ["raw/4 model 65536", "raw/2 model 4194304", "raw/4 model x"] {
         let text = text.replace("raw/4 model 4194304", wrong);
-        let error = Table::parse("t.tune", &text).unwrap_err();
+        let error = TuningTable::parse("t.tune", &text).unwrap_err();
         assert!(error.message().contains("line 12"), "{error}");
     }
 }
@@ -113,9 +113,9 @@ fn no_choice_follows_where_all_larger_sizes_are_left_to_the_model() {
     let last = "all_reduce raw/4 65536 4194304 ring schedule simple 8 4096 6.000 48.000\n";
     let model = "all_reduce raw/4 model 4194304\n";
     let behind = "all_reduce raw/4 4194304 8388608 ring schedule simple 8 4096 48.000 90.000\n";
-    assert!(Table::parse("t.tune", &TEXT.replace(last, &format!("{last}{behind}"))).is_ok());
+    assert!(TuningTable::parse("t.tune", &TEXT.replace(last, &format!("{last}{behind}"))).is_ok());
     let text = TEXT.replace(last, &format!("{last}{model}{behind}"));
-    let error = Table::parse("t.tune", &text).unwrap_err();
+    let error = TuningTable::parse("t.tune", &text).unwrap_err();
     let said = "all_reduce raw/4 from 4194304 on is left to the model";
     assert!(error.message().contains(said), "{error}");
 }
@@ -125,7 +125,7 @@ fn smaller_sizes_that_are_left_to_the_model_have_no_choice() {
     let first = "all_reduce linear8/4 8 1024 direct schedule simple 4 0 9.000 9.500\n";
     let below = "all_reduce linear8/4 model below 8\n";
     let text = TEXT.replace(first, &format!("{below}{first}"));
-    let table = Table::parse("t.tune", &text).unwrap();
+    let table = TuningTable::parse("t.tune", &text).unwrap();
     let has = |codec, bytes| {
         let wire = WireClass {
             codec,
@@ -137,7 +137,7 @@ fn smaller_sizes_that_are_left_to_the_model_have_no_choice() {
     assert!(has(CodecKind::Raw, 7));
     let others = ["linear8/4 model below 9", "linear8/2 model below 8"];
     for wrong in others.map(|wrong| below.replace("linear8/4 model below 8", wrong)) {
-        let error = Table::parse("t.tune", &text.replace(below, &wrong)).unwrap_err();
+        let error = TuningTable::parse("t.tune", &text.replace(below, &wrong)).unwrap_err();
         assert!(error.message().contains("line 12"), "{error}");
     }
     for (text, line) in [
@@ -145,13 +145,13 @@ fn smaller_sizes_that_are_left_to_the_model_have_no_choice() {
         (text.replace(below, &below.repeat(2)), "line 12"),
         (TEXT.replace(first, &format!("{first}{below}")), "line 13"),
     ] {
-        let error = Table::parse("t.tune", &text).unwrap_err();
+        let error = TuningTable::parse("t.tune", &text).unwrap_err();
         assert!(error.message().contains(line), "{error}");
     }
 }
 
-/// Lines of kernels that have changed since are not those of smaller sizes either: over 8 H200 those
-/// would take twice the time and more of what fused kernels do.
+/// Sizes left to the model do not take the lines of larger sizes: over 8 H200 these would take more than
+/// twice the time of fused kernels.
 #[test]
 fn small_calls_of_eight_are_not_led_by_lines_of_large_ones() {
     let site = site("NVIDIA H200", 8);
@@ -215,7 +215,7 @@ fn what_is_no_table_is_named_with_its_line() {
     ];
     for (from, to, word) in broken {
         assert!(TEXT.contains(from), "{from}");
-        let error = Table::parse("t.tune", &TEXT.replace(from, to)).unwrap_err();
+        let error = TuningTable::parse("t.tune", &TEXT.replace(from, to)).unwrap_err();
         let message = error.message();
         assert!(
             message.contains("t.tune, line") && message.contains(word),
@@ -227,7 +227,7 @@ fn what_is_no_table_is_named_with_its_line() {
         .take(7)
         .map(|line| format!("{line}\n"))
         .collect();
-    let error = Table::parse("t", &head).unwrap_err();
+    let error = TuningTable::parse("t", &head).unwrap_err();
     assert!(error.message().contains("no choices"), "{error}");
 }
 
@@ -239,7 +239,7 @@ fn cliffs_are_found_within_lines_and_between_them() {
         ("4096 6.000 48.000", "4096 5.600 48.000"),
         ("4096 6.000 48.000", "4096 6.000 5.000"),
     ] {
-        let table = Table::parse("t", &TEXT.replace(from, to)).unwrap();
+        let table = TuningTable::parse("t", &TEXT.replace(from, to)).unwrap();
         assert!(!table.cliffs().is_empty(), "{to}");
     }
 }
@@ -300,18 +300,18 @@ fn plans_are_those_of_the_table() {
     let seconds = planner.predict(&all_reduce(65536, "raw")).unwrap();
     assert!((seconds - 6e-6).abs() < 1e-9, "{seconds}");
     let mut least = 0.0f64;
-    // As far as the table counts: beyond that the model guesses, and these GPUs are none that it knows.
+    // Only sizes that the table serves: the model does not know these GPUs.
     let sizes = std::iter::successors(Some(8), |size| Some(size + size / 4));
     for size in sizes.take_while(|&size| size <= 64 << 20) {
         let seconds = planner.predict(&all_reduce(size, "raw")).unwrap();
         assert!(seconds >= 0.95 * least, "{size}: {seconds} after {least}");
         least = least.max(seconds);
     }
-    // A codec that was measured runs where its measured time is the shorter one.
+    // A measured codec runs at the sizes at which it is faster than raw.
     let auto = |bytes| all_reduce(bytes, "auto:linear8");
     assert!(planner.plan(&auto(4 << 20)).unwrap().specs.is_lossy());
     assert!(!planner.plan(&auto(1 << 10)).unwrap().specs.is_lossy());
-    // Of codes of a type that was not measured, the model decides; raw elements are bytes.
+    // For a coded call of an unmeasured element size the model decides; a raw call takes the line of f32.
     let model = Planner::new(limits(4, 132), 0, Isa::Scalar);
     let halves = |codec| Request {
         dtype: DType::BF16,
@@ -324,8 +324,8 @@ fn plans_are_those_of_the_table() {
     assert_eq!(planner.predict(&raw).unwrap(), of_f32);
 }
 
-/// Beyond its last size a table must not seem to carry more bytes in the same time: beside costs that
-/// grow, the codec would never pay.
+/// Beyond its last size, the time of a table grows with the bytes. A constant time would seem cheaper than
+/// the model's prediction with a codec, which then would never run.
 #[test]
 fn a_codec_that_pays_at_the_last_size_pays_beyond_it() {
     let without_codecs: String = TEXT
@@ -333,7 +333,7 @@ fn a_codec_that_pays_at_the_last_size_pays_beyond_it() {
         .filter(|line| !line.contains("linear8"))
         .map(|line| format!("{line}\n"))
         .collect();
-    let table = Table::parse("t.tune", &without_codecs).unwrap();
+    let table = TuningTable::parse("t.tune", &without_codecs).unwrap();
     let mut planner = planner(Tuning::Table(Arc::new(table)));
     for bytes in [4 << 20, 8 << 20, 16 << 20, 64 << 20] {
         let auto = all_reduce(bytes, "auto:linear8");
@@ -401,12 +401,15 @@ fn ways_are_different_and_each_can_be_taken() {
         for bytes in [8, 4 << 10, 256 << 10, 64 << 20] {
             let asked = all_reduce(bytes, codec);
             let mut planner = planner(Tuning::Model("none".into()));
-            let ways = planner.variants(&asked).unwrap();
-            assert!(ways.len() >= 2 || bytes == 8, "{codec} {bytes}: {ways:?}");
-            assert!(ways.len() <= 64, "{codec} {bytes}: {}", ways.len());
+            let variants = planner.variants(&asked).unwrap();
+            assert!(
+                variants.len() >= 2 || bytes == 8,
+                "{codec} {bytes}: {variants:?}"
+            );
+            assert!(variants.len() <= 64, "{codec} {bytes}: {}", variants.len());
             let mut seen = Vec::new();
-            for way in ways {
-                planner.tune(Tuning::Always(way));
+            for variant in variants {
+                planner.tune(Tuning::Always(variant));
                 let plan = planner.plan(&asked).unwrap();
                 let taken = (
                     plan.algorithm,
@@ -414,8 +417,11 @@ fn ways_are_different_and_each_can_be_taken() {
                     plan.channels,
                     plan.geometry.chunk(),
                 );
-                assert_eq!((taken.0, taken.1), (way.algorithm, way.kernel));
-                assert!(!seen.contains(&taken), "{codec} {bytes}: {way} is another");
+                assert_eq!((taken.0, taken.1), (variant.algorithm, variant.kernel));
+                assert!(
+                    !seen.contains(&taken),
+                    "{codec} {bytes}: {variant} is another"
+                );
                 seen.push(taken);
             }
         }

@@ -1,6 +1,6 @@
 //! Reads and writes tuning tables as text.
 
-use super::{Entry, Header, KernelVariant, Left, Table, WireClass};
+use super::{KernelVariant, ModelSizes, TableEntry, TableHeader, TuningTable, WireClass};
 use crate::config::MOST_GPU_CHANNELS;
 use crate::error::{Error, Result};
 use crate::types::{Algorithm, CodecKind, Collective, DType, Kernel, KernelProtocol, Protocol};
@@ -9,7 +9,7 @@ use std::fmt::Write;
 /// First line of every table, with the version of the format.
 const FIRST: &str = "cinch tuning 2";
 
-impl Table {
+impl TuningTable {
     /// Reads a table:
     ///
     /// ```text
@@ -32,7 +32,7 @@ impl Table {
     ///
     /// # Errors
     /// Invalid argument, with name and line, if the text is not a table.
-    pub fn parse(name: &str, text: &str) -> Result<Table> {
+    pub fn parse(name: &str, text: &str) -> Result<TuningTable> {
         let mut parser = Parser::default();
         let mut last = 1;
         // An empty text lacks its first line.
@@ -47,7 +47,7 @@ impl Table {
                 Error::invalid_argument(format!("tuning table {name}, line {line}: {why}"))
             })?;
         let entries = (parser.entries, parser.left);
-        Ok(Table::new(name, parser.header, entries, text))
+        Ok(TuningTable::new(name, parser.header, entries, text))
     }
 }
 
@@ -57,11 +57,11 @@ type Wrong = (usize, String);
 /// A table while its lines are read.
 #[derive(Default)]
 struct Parser {
-    header: Header,
-    entries: Vec<(usize, Entry)>,
-    left: Vec<Left>,
+    header: TableHeader,
+    entries: Vec<(usize, TableEntry)>,
+    left: Vec<ModelSizes>,
     /// A `model below` line, with its number, until the entry that it belongs to follows.
-    below: Option<(usize, Left)>,
+    below: Option<(usize, ModelSizes)>,
 }
 
 impl Parser {
@@ -90,14 +90,14 @@ impl Parser {
 
     /// Takes a line that leaves sizes to the model: below the entry that follows, or from the end of
     /// the last one on.
-    fn model(&mut self, number: usize, left: Left) -> std::result::Result<(), Wrong> {
+    fn model(&mut self, number: usize, left: ModelSizes) -> std::result::Result<(), Wrong> {
         if left.sizes.start == 0 {
             return match self.below.replace((number, left)) {
                 Some((at, before)) => Err((at, not_below(&before))),
                 None => Ok(()),
             };
         }
-        let ends_there = |(_, last): &(usize, Entry)| {
+        let ends_there = |(_, last): &(usize, TableEntry)| {
             (last.collective, last.wire, last.to) == (left.collective, left.wire, left.sizes.start)
         };
         if self.below.is_some() || !self.entries.last().is_some_and(ends_there) {
@@ -112,7 +112,7 @@ impl Parser {
     }
 
     /// Takes a choice, which continues the line before or begins another collective or codec.
-    fn entry(&mut self, number: usize, entry: Entry) -> std::result::Result<(), Wrong> {
+    fn entry(&mut self, number: usize, entry: TableEntry) -> std::result::Result<(), Wrong> {
         let key = (entry.collective, entry.wire);
         if let Some((at, left)) = self.below.take() {
             if (left.collective, left.wire) != key || left.sizes.end != entry.from {
@@ -120,8 +120,9 @@ impl Parser {
             }
             self.left.push(left);
         }
-        let is_ended =
-            |left: &&Left| (left.collective, left.wire) == key && left.sizes.end == usize::MAX;
+        let is_ended = |left: &&ModelSizes| {
+            (left.collective, left.wire) == key && left.sizes.end == usize::MAX
+        };
         if let Some(left) = self.left.iter().find(is_ended) {
             let why = format!(
                 "{} {} from {} on is left to the model",
@@ -129,7 +130,7 @@ impl Parser {
             );
             return Err((number, why));
         }
-        let is_same = |(_, other): &&(usize, Entry)| (other.collective, other.wire) == key;
+        let is_same = |(_, other): &&(usize, TableEntry)| (other.collective, other.wire) == key;
         match self.entries.last() {
             Some(before) if is_same(&before) => {
                 let (at, to) = (before.0, before.1.to);
@@ -166,7 +167,7 @@ impl Parser {
     }
 }
 
-impl Header {
+impl TableHeader {
     /// Takes one line. Returns whether the line belongs to the header.
     fn set(&mut self, key: &str, value: &str) -> std::result::Result<bool, String> {
         let text = match key {
@@ -209,8 +210,8 @@ impl Header {
     }
 
     /// Returns the text of a table with these lines.
-    pub fn write(&self, entries: &[Entry]) -> String {
-        let Header {
+    pub fn write(&self, entries: &[TableEntry]) -> String {
+        let TableHeader {
             gpu,
             ranks,
             links,
@@ -228,7 +229,7 @@ impl Header {
             let _ = writeln!(
                 text,
                 "{} {} {} {} {} {first:.3} {last:.3}",
-                entry.collective, entry.wire, entry.from, entry.to, entry.way
+                entry.collective, entry.wire, entry.from, entry.to, entry.variant
             );
         }
         text
@@ -236,14 +237,14 @@ impl Header {
 }
 
 /// Returns the sizes that a `model` line leaves to the model, or `None` if it is another line.
-fn left(line: &str) -> std::result::Result<Option<Left>, String> {
+fn left(line: &str) -> std::result::Result<Option<ModelSizes>, String> {
     let words: Vec<&str> = line.split_whitespace().collect();
     let (collective, wire, sizes) = match words[..] {
         [collective, wire, "model", from] => (collective, wire, number(from)?..usize::MAX),
         [collective, wire, "model", "below", to] => (collective, wire, 0..number(to)?),
         _ => return Ok(None),
     };
-    Ok(Some(Left {
+    Ok(Some(ModelSizes {
         collective: Collective::from_name(collective)
             .ok_or_else(|| unknown("collective", collective))?,
         wire: wire_class(wire)?,
@@ -251,7 +252,7 @@ fn left(line: &str) -> std::result::Result<Option<Left>, String> {
     }))
 }
 
-fn not_below(left: &Left) -> String {
+fn not_below(left: &ModelSizes) -> String {
     format!(
         "the line behind it is none of {} {} from {} on",
         left.collective, left.wire, left.sizes.end
@@ -267,7 +268,7 @@ fn unknown(what: &str, text: &str) -> String {
     format!("no {what} is called {text}")
 }
 
-fn entry(line: &str) -> std::result::Result<Entry, String> {
+fn entry(line: &str) -> std::result::Result<TableEntry, String> {
     let words: Vec<&str> = line.split_whitespace().collect();
     let [
         collective,
@@ -305,12 +306,12 @@ fn entry(line: &str) -> std::result::Result<Entry, String> {
     if !crate::schedule::algorithms(collective).contains(&algorithm) {
         return Err(format!("{collective} has no {algorithm}"));
     }
-    Ok(Entry {
+    Ok(TableEntry {
         collective,
         wire: wire_class(wire)?,
         from,
         to,
-        way: KernelVariant {
+        variant: KernelVariant {
             algorithm,
             kernel: kernel_protocol(kernel, protocol)?,
             channels,

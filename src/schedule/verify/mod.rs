@@ -1,18 +1,18 @@
 //! Proves that a schedule is right: all ranks run symbolically, over connections of a given depth,
 //! with overlapping passes.
 //!
-//! Proven, for the passes that run:
+//! The run proves of its passes:
 //! - every output chunk holds each contribution that it should hold exactly once, divided once
 //!   where the collective reduces;
 //! - ranks that receive the same chunk end with the same bits under any codec: their outputs are the same
 //!   expression, equal in the order of additions and in every encoding;
 //! - messages come in the order in which they are expected, and none is left over;
-//! - no rank waits for ever;
+//! - no rank waits without end;
 //! - no step reads input that an earlier step has overwritten, if the call is in place.
 //!
-//! One run proves it for every timing. A rank runs its steps in one order, a connection has one
-//! sender and one receiver, and a step that can run stays able to run: so all interleavings lead
-//! to the same messages and to the same end.
+//! A single run covers every timing. Each rank runs its steps in one order, each connection has one sender
+//! and one receiver, and a step that can run stays able to run. So all interleavings exchange the same
+//! messages and end in the same state.
 //!
 //! Expressions are 64-bit hashes; two that differ are taken for equal with a probability of
 //! 2^-64 for each comparison.

@@ -202,7 +202,7 @@ fn a_missing_contribution_is_seen() {
 
 #[test]
 fn the_bound_is_near_the_error() {
-    // One part in 10,000 too much on every element of an fp32 sum is seen on nearly all.
+    // An error of 1 in 10,000 exceeds the bound on nearly all elements of an fp32 sum.
     let data = Data {
         pattern: Pattern::Gaussian,
         dtype: DType::F32,
@@ -218,7 +218,7 @@ fn the_bound_is_near_the_error() {
     let found = problem.check(&data, 0, &f32_bytes(&off), 0.0).unwrap();
     assert!(found.wrong > 1900, "{found:?}");
     assert!((found.rms_rel_err() / 1e-4 - 1.0).abs() < 0.01, "{found:?}");
-    // What a codec may add is granted.
+    // The extra bound, for the error of a codec, allows it.
     let extra = found.max_abs_err;
     assert_eq!(
         problem

@@ -5,7 +5,7 @@ use super::super::tests::interpreter::order;
 use super::*;
 use crate::cpu::Isa;
 use crate::mem::PeerBufferLayout;
-use crate::plan::{GpuLimits, Limits, Machine, Resident};
+use crate::plan::{GpuLimits, Limits, MachineFacts, Resident};
 use crate::schedule::{self, Hosts};
 use crate::types::{Algorithm, CodecSpec, Collective, DType, Fused, TransportKind};
 
@@ -18,7 +18,7 @@ fn limits(hosts: &Hosts, nranks: usize, channels: usize) -> Limits {
         slots: 2,
         channels: gpu.fifos[0].1,
         algorithm: None,
-        machine: Machine {
+        machine: MachineFacts {
             transport: TransportKind::Tcp,
             inside: TransportKind::Cuda,
             oversubscribed: false,

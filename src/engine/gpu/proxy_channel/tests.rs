@@ -5,7 +5,7 @@ use crate::cpu::Isa;
 use crate::gpu::abi::{Counters, LINE_BYTES, Protocol};
 use crate::gpu::{Context, Device, Driver, PinnedMemory};
 use crate::mem::{PeerBufferLayout, Staging};
-use crate::plan::{GpuLimits, Limits, Machine, Planner, Request, Resident};
+use crate::plan::{GpuLimits, Limits, MachineFacts, Planner, Request, Resident};
 use crate::schedule::Hosts;
 use crate::sys::cuda::mock::Machine as Gpus;
 use crate::types::{
@@ -116,7 +116,7 @@ impl Bench {
             slots: 2,
             channels: 1,
             algorithm: None,
-            machine: Machine {
+            machine: MachineFacts {
                 transport: TransportKind::Tcp,
                 inside: TransportKind::Cuda,
                 oversubscribed: false,

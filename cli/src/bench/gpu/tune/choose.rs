@@ -1,7 +1,7 @@
 //! From measurements to the lines of a table.
 
 use super::search::{Point, Sweep};
-use cinch::plan::{Entry, KernelVariant};
+use cinch::plan::{KernelVariant, TableEntry};
 
 /// How much slower than the fastest a variant may be that a neighbour has too.
 const AS_FAST: f64 = 1.02;
@@ -55,14 +55,14 @@ fn sparing(point: &Point) -> (KernelVariant, f64) {
 
 /// Returns the lines of a sweep: neighbours meet where the lines through both variants' times cross, in the
 /// logarithms of size and time.
-pub fn entries(sweep: &Sweep, points: &[Point]) -> Vec<Entry> {
+pub fn entries(sweep: &Sweep, points: &[Point]) -> Vec<TableEntry> {
     let chosen = variants(points);
-    let entry = |variant: KernelVariant, from: (usize, f64), to: (usize, f64)| Entry {
+    let entry = |variant: KernelVariant, from: (usize, f64), to: (usize, f64)| TableEntry {
         collective: sweep.collective,
         wire: sweep.wire(),
         from: from.0,
         to: to.0,
-        way: variant,
+        variant,
         seconds: [from.1, to.1],
     };
     let end = |at: usize| {

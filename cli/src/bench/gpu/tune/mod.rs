@@ -15,7 +15,7 @@ use crate::bench::workload::Workload;
 use crate::bench::world::BenchRank;
 use crate::{ExitResult, USAGE};
 use cinch::config::Origin;
-use cinch::plan::{Header, Table};
+use cinch::plan::{TableHeader, TuningTable};
 use cinch::types::CodecSetting;
 use cinch::{Collective, Communicator, Config, Error, Result};
 use clap::Args;
@@ -213,7 +213,7 @@ impl GpuTask for Tune<'_> {
             control,
             &format!("{} over {}", place.gpu, place.links),
         )?)?;
-        let header = Header {
+        let header = TableHeader {
             gpu: place.gpu,
             ranks: place.ranks,
             links: place.links,
@@ -241,14 +241,14 @@ impl GpuTask for Tune<'_> {
 
 impl Tune<'_> {
     /// Writes the table, after parsing it as the library will.
-    fn write(&self, header: &Header, searches: &[Search], output: &mut Output) -> Result<()> {
+    fn write(&self, header: &TableHeader, searches: &[Search], output: &mut Output) -> Result<()> {
         let entries: Vec<_> = searches
             .iter()
             .flat_map(|search| choose::entries(search.sweep(), search.points()))
             .collect();
         let text = header.write(&entries);
         let path = self.options.output.display().to_string();
-        let table = Table::parse(&path, &text)?;
+        let table = TuningTable::parse(&path, &text)?;
         std::fs::write(&self.options.output, &text).map_err(|error| self.unwritten(error))?;
         for cliff in table.cliffs() {
             output.note(&format!(

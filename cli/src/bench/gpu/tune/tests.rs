@@ -154,13 +154,13 @@ fn sweep(collective: Collective, codec: &str) -> Sweep {
     }
 }
 
-fn tune(paper: &mut Paper, sweeps: &[Sweep], seconds: f64) -> (Table, Vec<String>) {
+fn tune(paper: &mut Paper, sweeps: &[Sweep], seconds: f64) -> (TuningTable, Vec<String>) {
     let (searches, notes) = run(paper, sweeps, RANKS, (8, 1 << 30), seconds).unwrap();
     let entries: Vec<_> = searches
         .iter()
         .flat_map(|search| choose::entries(search.sweep(), search.points()))
         .collect();
-    let header = Header {
+    let header = TableHeader {
         gpu: "Paper".into(),
         ranks: RANKS,
         links: "NVLink".into(),
@@ -169,14 +169,14 @@ fn tune(paper: &mut Paper, sweeps: &[Sweep], seconds: f64) -> (Table, Vec<String
         command: "cinch tune".into(),
     };
     (
-        Table::parse("paper", &header.write(&entries)).unwrap(),
+        TuningTable::parse("paper", &header.write(&entries)).unwrap(),
         notes,
     )
 }
 
 /// Returns the largest ratio of the chosen way's time to the fastest one's, walking through all sizes; and the
 /// largest fall of the chosen way's time when the size grows.
-fn judge(paper: &Paper, table: &Table, sweep: &Sweep) -> (f64, f64) {
+fn judge(paper: &Paper, table: &TuningTable, sweep: &Sweep) -> (f64, f64) {
     let (mut worst, mut fall, mut before) = (1.0f64, 0.0f64, 0.0f64);
     let mut size = 8.0f64;
     while size <= (1 << 30) as f64 {
@@ -187,8 +187,8 @@ fn judge(paper: &Paper, table: &Table, sweep: &Sweep) -> (f64, f64) {
             continue;
         }
         let choice = table.choice(sweep.collective, sweep.wire(), bytes).unwrap();
-        let time = paper.law(&row, &choice.way).unwrap_or_else(|| {
-            panic!("{} at {bytes} cannot be", choice.way);
+        let time = paper.law(&row, &choice.variant).unwrap_or_else(|| {
+            panic!("{} at {bytes} cannot be", choice.variant);
         });
         worst = worst.max(time / paper.best(&row));
         fall = fall.max(1.0 - time / before.max(time));
@@ -313,7 +313,7 @@ fn the_next_sizes_way_is_taken_where_it_is_faster() {
     assert_eq!(choose::variants(&later), [a, a, b]);
     // Where both lines cross, in logarithms: from 2.0 to 9.0 and from 2.0 to 2.1.
     let entries = choose::entries(&sweep(Collective::AllReduce, "raw"), &points);
-    let border = entries.iter().find(|entry| entry.way == b).unwrap();
+    let border = entries.iter().find(|entry| entry.variant == b).unwrap();
     assert!(border.from > 16 && border.from < 18, "{border:?}");
     assert!(entries.windows(2).all(|pair| pair[0].to == pair[1].from));
     assert_eq!(entries.last().unwrap().to, 32);
@@ -337,7 +337,7 @@ fn a_way_ends_where_it_cannot_be() {
     let entries = choose::entries(&all, &[low, high]);
     let ends: Vec<(usize, usize, KernelVariant)> = entries
         .iter()
-        .map(|entry| (entry.from, entry.to, entry.way))
+        .map(|entry| (entry.from, entry.to, entry.variant))
         .collect();
     assert_eq!(ends, [(1024, 1025, a), (1025, 4096, b)]);
 }

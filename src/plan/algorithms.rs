@@ -1,0 +1,75 @@
+//! The algorithms that may run a request, which its codec restricts.
+
+use super::Request;
+use super::limits::Limits;
+use crate::codec::{Codec, Reencode};
+use crate::schedule::{self, Pattern};
+use crate::types::{Algorithm, Level, ScaleRule};
+
+/// The codecs of both levels, in the order of [`Level`].
+pub type Codecs<'a> = [Option<&'a dyn Codec>; 2];
+
+/// Whether `tensor=` scales are kept from call to call. One-shot needs each rank to decode its own
+/// contribution as its peers do, which a scale that is refreshed now and then does not guarantee.
+pub(super) fn keeps(request: &Request, codec: Option<&dyn Codec>) -> bool {
+    matches!(request.codec.inter.scale, ScaleRule::Tensor { .. }) && codec.is_some()
+}
+
+/// Returns the algorithms with one level that can run `request`.
+pub(super) fn flat(request: &Request, codec: Option<&dyn Codec>) -> Vec<Algorithm> {
+    let kept = keeps(request, codec);
+    let all = schedule::algorithms(request.collective).iter().copied();
+    all.filter(|algorithm| !(kept && *algorithm == Algorithm::OneShot))
+        .collect()
+}
+
+/// Whether a ring loses no more precision than other algorithms. A ring rounds a partial sum at
+/// every hop. With a lossy re-encode, direct and tree send as few bytes and round at most twice (a
+/// tree once a level).
+pub(super) fn ring_is_gentle(
+    request: &Request,
+    limits: &Limits,
+    codec: Option<&dyn Codec>,
+) -> bool {
+    let loses = codec.is_some_and(|codec| codec.reencode() == Reencode::Lossy);
+    !loses || !request.collective.reduces() || limits.nranks <= 2
+}
+
+/// Returns the algorithms with one level among which the planner selects for `request`.
+pub(super) fn algorithms(
+    request: &Request,
+    limits: &Limits,
+    codec: Option<&dyn Codec>,
+) -> Vec<Algorithm> {
+    let mut all = flat(request, codec);
+    all.retain(|&algorithm| algorithm != Algorithm::Ring || ring_is_gentle(request, limits, codec));
+    all
+}
+
+/// Returns why no hierarchical schedule can run `request`, as a sentence.
+pub(super) fn no_hierarchy(request: &Request, limits: &Limits) -> Option<String> {
+    Pattern::no_hierarchy(request.collective, &limits.hosts).or_else(|| {
+        let two_codecs = limits.gpu.is_some() && request.codec.intra != request.codec.inter;
+        two_codecs.then(|| {
+            format!(
+                "{} by hierarchical with codecs intra={},inter={} is for host buffers: a kernel has \
+                 one codec for all of a call",
+                request.collective, request.codec.intra, request.codec.inter
+            )
+        })
+    })
+}
+
+/// Returns the algorithms that a hierarchical schedule may use between hosts. A ring between hosts
+/// rounds a partial sum at every hop. With a lossy re-encode it is left out, because direct sends
+/// as few bytes.
+pub(super) fn between(request: &Request, limits: &Limits, codecs: Codecs<'_>) -> Vec<Algorithm> {
+    let codec = codecs[Level::Inter as usize];
+    let loses = codec.is_some_and(|codec| codec.reencode() == Reencode::Lossy);
+    let rings = !(loses && limits.hosts.count() > 2);
+    Pattern::between_hosts(request.collective)
+        .iter()
+        .copied()
+        .filter(|&between| rings || between != Algorithm::Ring)
+        .collect()
+}
