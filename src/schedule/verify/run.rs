@@ -93,7 +93,7 @@ impl<'a> Run<'a> {
         while let Some(rank) = self.runnable.pop_front() {
             while let Some(visit) = self.ranks[rank].visit {
                 let step = &self.schedules[rank].steps[visit.step];
-                self.ranks[rank].waits_for = self.first_obstacle(rank, step);
+                self.ranks[rank].waits_for = self.first_blocker(rank, step);
                 if self.ranks[rank].waits_for.is_some() {
                     break;
                 }
@@ -110,7 +110,7 @@ impl<'a> Run<'a> {
     }
 
     /// Returns the first connection that keeps a step from running.
-    fn first_obstacle(&self, rank: usize, step: &Step) -> Option<usize> {
+    fn first_blocker(&self, rank: usize, step: &Step) -> Option<usize> {
         let empty = step.recv_from.iter().find_map(|&peer| {
             let wire = self.wires.find(peer as usize, rank)?;
             (self.wires.len[wire] == 0).then_some(wire)
