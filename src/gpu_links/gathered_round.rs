@@ -87,8 +87,8 @@ impl GpuInfo {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PathReport {
     /// Why a peer's memory cannot be written, or what it wrote was wrong: rank and reason.
-    pub obstacles: Vec<(usize, String)>,
-    /// The slowest of its links that have no obstacle.
+    pub failures: Vec<(usize, String)>,
+    /// The slowest of its links that have no failure.
     pub slowest: LinkClass,
 }
 
@@ -97,7 +97,7 @@ impl PathReport {
     pub fn encode(&self) -> Vec<u8> {
         let mut writer = Writer::default();
         writer.u8(self.slowest as u8);
-        for (rank, reason) in &self.obstacles {
+        for (rank, reason) in &self.failures {
             writer.u32(*rank as u32).text(shortened(reason));
         }
         writer.0
@@ -110,16 +110,16 @@ impl PathReport {
     pub fn decode(bytes: &[u8], peer: &PeerInfo, nranks: usize) -> Result<PathReport> {
         let read = || -> WireResult<PathReport> {
             let mut reader = Reader(bytes);
-            let mut findings = PathReport {
+            let mut report = PathReport {
                 slowest: LinkClass::from_number(reader.u8()?).ok_or(Damaged)?,
-                obstacles: Vec::new(),
+                failures: Vec::new(),
             };
             while reader.end().is_err() {
                 let (rank, reason) = (reader.u32()? as usize, reader.text()?);
-                findings.obstacles.push((rank, reason));
+                report.failures.push((rank, reason));
             }
-            let sensible = findings.obstacles.iter().all(|(rank, _)| *rank < nranks);
-            sensible.then_some(findings).ok_or(Damaged)
+            let sensible = report.failures.iter().all(|(rank, _)| *rank < nranks);
+            sensible.then_some(report).ok_or(Damaged)
         };
         read().map_err(|_| foreign(peer))
     }
@@ -203,35 +203,35 @@ mod tests {
         assert_eq!(GpuInfo::decode(&bytes), Ok(gpu_info()));
         assert!((0..bytes.len()).all(|cut| GpuInfo::decode(&bytes[..cut]).is_err()));
 
-        let findings = PathReport {
-            obstacles: vec![(1, "the driver says no".into()), (4, String::new())],
+        let report = PathReport {
+            failures: vec![(1, "the driver says no".into()), (4, String::new())],
             slowest: LinkClass::NvLink,
         };
-        let bytes = findings.encode();
+        let bytes = report.encode();
         let one = peer(1, 1);
-        assert_eq!(PathReport::decode(&bytes, &one, 5).unwrap(), findings);
+        assert_eq!(PathReport::decode(&bytes, &one, 5).unwrap(), report);
         assert!(PathReport::decode(&bytes, &one, 4).is_err());
         assert!(PathReport::decode(&bytes[..bytes.len() - 1], &one, 5).is_err());
         assert!(PathReport::decode(&[], &one, 5).is_err());
         let long = PathReport {
-            obstacles: vec![(0, "é".repeat(1000))],
-            ..findings
+            failures: vec![(0, "é".repeat(1000))],
+            ..report
         };
         let back = PathReport::decode(&long.encode(), &one, 5).unwrap();
-        assert_eq!(back.obstacles[0].1, "é".repeat(LONGEST / 2));
+        assert_eq!(back.failures[0].1, "é".repeat(LONGEST / 2));
 
         for (handle, refusal) in [
             (None, ""),
             (None, "no sharing"),
             (Some([7; IPC_HANDLE_BYTES]), ""),
         ] {
-            let whereabouts = MemoryHandle {
+            let exported = MemoryHandle {
                 offer: 9,
                 handle,
                 refusal: refusal.into(),
             };
-            let bytes = whereabouts.encode();
-            assert_eq!(MemoryHandle::decode(&bytes, &one).unwrap(), whereabouts);
+            let bytes = exported.encode();
+            assert_eq!(MemoryHandle::decode(&bytes, &one).unwrap(), exported);
             assert!(MemoryHandle::decode(&bytes[..bytes.len() - 1], &one).is_err());
         }
     }

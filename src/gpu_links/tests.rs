@@ -118,14 +118,14 @@ impl Job {
                         verbs: None,
                     };
                     let own = usize::from(device.uuid[0]) - 1;
-                    let trial = || -> Result<Box<dyn PathProbe>> {
+                    let probe = || -> Result<Box<dyn PathProbe>> {
                         Ok(Box::new(Heap {
                             machine: self.machine.clone(),
                             own,
                             garbled: self.garbled.clone(),
                         }))
                     };
-                    connect_with(&context, &gpu, &trial)
+                    connect_with(&context, &gpu, &probe)
                         .inspect_err(|error| exchange.announce(error))
                 })
             };

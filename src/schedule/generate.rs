@@ -93,7 +93,7 @@ impl Pattern {
                  so hosts have nothing to combine"
             ));
         }
-        let why = hosts.flat_reason()?;
+        let why = hosts.single_level_reason()?;
         Some(format!(
             "{collective} by hierarchical needs several hosts with several ranks: {why}"
         ))

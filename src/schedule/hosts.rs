@@ -105,7 +105,7 @@ impl Hosts {
 
     /// Returns why a hierarchical schedule gains nothing on these hosts, as the end of a sentence; `None` if
     /// it may gain.
-    pub fn flat_reason(&self) -> Option<String> {
+    pub fn single_level_reason(&self) -> Option<String> {
         match &self.0 {
             None => Some("all ranks are on one host".into()),
             Some(map) if map.most == 1 => {
@@ -168,7 +168,7 @@ mod tests {
         assert_eq!((hosts.rails(), hosts.nranks()), (1, Some(6)));
         assert!(hosts.share(0, 5) && !hosts.share(0, 1));
         assert_eq!(hosts.to_string(), "3 hosts of 1 to 3 ranks");
-        assert_eq!(hosts.flat_reason(), None);
+        assert_eq!(hosts.single_level_reason(), None);
     }
 
     #[test]
@@ -176,10 +176,14 @@ mod tests {
         for one in [Hosts::ONE, Hosts::new([7, 7, 7]), Hosts::even(1, 9)] {
             assert_eq!(one, Hosts::ONE);
             assert_eq!((one.count(), one.of(5), one.nranks()), (1, (0, 5), None));
-            assert!(one.flat_reason().unwrap().contains("one host"));
+            assert!(one.single_level_reason().unwrap().contains("one host"));
         }
         let thin = Hosts::even(4, 1);
-        assert!(thin.flat_reason().unwrap().contains("4 hosts has one rank"));
+        assert!(
+            thin.single_level_reason()
+                .unwrap()
+                .contains("4 hosts has one rank")
+        );
         let even = Hosts::even(4, 2);
         assert_eq!((even.of(5), even.rails()), ((2, 1), 2));
         assert_eq!(even.to_string(), "4 hosts of 2 ranks");

@@ -4,15 +4,15 @@ use crate::source::{Source, code, sources};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Most type names that may be defined in several places.
-const MOST_SHARED_NAMES: usize = 87;
+const MOST_SHARED_NAMES: usize = 48;
 /// Longest function, in lines of its body.
 const LONGEST_FUNCTION: usize = 114;
 /// Deepest nesting of control flow in a function.
-const DEEPEST_NESTING: usize = 6;
+const DEEPEST_NESTING: usize = 4;
 /// Folders with stricter limits: (folder, longest function, deepest nesting).
 const STRICT: &[(&str, usize, usize)] = &[("src/transport/", 80, 4)];
 /// Most circles between files, and most files in one.
-const MOST_CIRCLES: usize = 14;
+const MOST_CIRCLES: usize = 11;
 const LARGEST_CIRCLE: usize = 8;
 
 /// Folders whose subfolders implement one trait: a name may stand once in each of them.

@@ -233,7 +233,7 @@ impl PeerBufferLayout {
 
     /// Returns offset and bytes of two payloads for the path probe: the first and the last simple slot. Their
     /// initial content has no meaning.
-    pub fn probe_places(&self) -> [(u64, u64); 2] {
+    pub fn probed_ranges(&self) -> [(u64, u64); 2] {
         let fifo = self.fifo(Protocol::Simple);
         let last = u64::from(fifo.channels * fifo.depth - 1);
         let bytes = u64::from(fifo.slot_bytes);
@@ -401,7 +401,7 @@ mod tests {
                         "{what}"
                     );
                     assert!((16 << 10..=512 << 10).contains(&codes), "{what}");
-                    for (at, bytes) in shape.probe_places() {
+                    for (at, bytes) in shape.probed_ranges() {
                         let inside = |piece: &&(u64, u64)| piece.0 + 128 == at;
                         let piece = pieces.iter().find(inside).expect("a simple slot");
                         assert_eq!(piece.1, at + bytes);

@@ -67,15 +67,15 @@ pub(super) fn stages(pattern: &Pattern) -> usize {
 
 /// Returns the steps of `rank`, in order of stage.
 pub(super) fn steps(pattern: &Pattern, rank: usize) -> Vec<Step> {
-    let seat = Seat::new(pattern, rank);
+    let position = Position::new(pattern, rank);
     let mut steps = match (pattern.collective, pattern.between) {
-        (Collective::AllReduce, Algorithm::Ring) => sums::ring(&seat),
-        (Collective::AllReduce, Algorithm::Direct) => sums::direct(&seat),
-        (Collective::AllReduce, _) => trees::all_reduce(&seat),
-        (Collective::Broadcast, _) => trees::broadcast(&seat, pattern.root),
-        (Collective::Reduce, _) => trees::reduce(&seat, pattern.root),
-        (Collective::ReduceScatter, _) => blocks::reduce_scatter(&seat),
-        (Collective::AllGather, _) => blocks::all_gather(&seat),
+        (Collective::AllReduce, Algorithm::Ring) => sums::ring(&position),
+        (Collective::AllReduce, Algorithm::Direct) => sums::direct(&position),
+        (Collective::AllReduce, _) => trees::all_reduce(&position),
+        (Collective::Broadcast, _) => trees::broadcast(&position, pattern.root),
+        (Collective::Reduce, _) => trees::reduce(&position, pattern.root),
+        (Collective::ReduceScatter, _) => blocks::reduce_scatter(&position),
+        (Collective::AllGather, _) => blocks::all_gather(&position),
         _ => Vec::new(),
     };
     steps.sort_by_key(|step| step.stage);
@@ -103,28 +103,28 @@ pub(super) fn hops(pattern: &Pattern) -> Hops {
 }
 
 /// A rank's view of the hosts.
-struct Seat<'a> {
+struct Position<'a> {
     hosts: &'a Hosts,
     rank: usize,
     host: usize,
-    /// Place: index among the host's ranks.
-    place: usize,
+    /// Index among the host's ranks.
+    local_rank: usize,
 }
 
-impl<'a> Seat<'a> {
-    fn new(pattern: &'a Pattern, rank: usize) -> Seat<'a> {
-        let (host, place) = pattern.hosts.of(rank);
-        Seat {
+impl<'a> Position<'a> {
+    fn new(pattern: &'a Pattern, rank: usize) -> Position<'a> {
+        let (host, local_rank) = pattern.hosts.of(rank);
+        Position {
             hosts: &pattern.hosts,
             rank,
             host,
-            place,
+            local_rank,
         }
     }
 
-    /// Returns the rank at a place of a host.
-    fn at(&self, host: usize, place: usize) -> usize {
-        self.hosts.ranks(host)[place] as usize
+    /// Returns the rank with a local rank on a host.
+    fn at(&self, host: usize, local_rank: usize) -> usize {
+        self.hosts.ranks(host)[local_rank] as usize
     }
 
     /// Returns the host's other ranks, in order.
@@ -169,6 +169,6 @@ impl<'a> Seat<'a> {
         }
         let at = Step::new(stage, op, chunk);
         let terms = [(Level::Intra, &others[..]), (Level::Inter, &from[..])];
-        fan::sum(at, &terms, (OwnTerm::Exact, self.place), to)
+        fan::sum(at, &terms, (OwnTerm::Exact, self.local_rank), to)
     }
 }

@@ -28,7 +28,7 @@ struct Rank<'a> {
     walk: Walk<'a>,
     /// The next step.
     visit: Option<Visit>,
-    /// The connection that blocks the next step.
+    /// The connection that it waits for.
     waits_for: Option<usize>,
     /// The sum of an open chain.
     open: Option<Value>,
@@ -93,7 +93,7 @@ impl<'a> Run<'a> {
         while let Some(rank) = self.runnable.pop_front() {
             while let Some(visit) = self.ranks[rank].visit {
                 let step = &self.schedules[rank].steps[visit.step];
-                self.ranks[rank].waits_for = self.blocking_connection(rank, step);
+                self.ranks[rank].waits_for = self.first_blocker(rank, step);
                 if self.ranks[rank].waits_for.is_some() {
                     break;
                 }
@@ -109,8 +109,8 @@ impl<'a> Run<'a> {
         })
     }
 
-    /// Returns the first connection that blocks a step: empty where it receives, or full where it sends.
-    fn blocking_connection(&self, rank: usize, step: &Step) -> Option<usize> {
+    /// Returns the first connection that keeps a step from running.
+    fn first_blocker(&self, rank: usize, step: &Step) -> Option<usize> {
         let empty = step.recv_from.iter().find_map(|&peer| {
             let wire = self.wires.find(peer as usize, rank)?;
             (self.wires.len[wire] == 0).then_some(wire)
