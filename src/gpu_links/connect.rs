@@ -1,294 +1,224 @@
 //! Connects a GPU rank with all others.
 //!
 //! ```text
-//! round 1  GPU of each rank
-//! round 2  which ways the driver refuses                       -> layout of the inboxes
-//! round 3  inboxes are allocated and zero: where they are
-//! round 4  peers' inboxes are mapped, and patterns written into them: what failed
-//! round 5  what came in looks right, or not                    -> paths are final
-//! round 6  only if some pair has no path: where its boxes in host memory are
-//! round 7  only on several hosts: boxes in host memory for the proxies are there; then the
-//!          connections of a host transport between them
-//! barrier  all is connected
+//! round 1  each rank's GPU
+//! round 2  mappings that the driver refuses               -> layout of the inboxes
+//! round 3  handles of the inboxes, allocated and zeroed
+//! round 4  peers' inboxes are mapped, patterns written    -> mappings that failed
+//! round 5  patterns are compared, inboxes zeroed          -> paths are final
+//! round 6  only if a path failed: handles of peer buffers in host memory
+//! round 7  only on several hosts: peer buffers for the proxies are allocated; then the host
+//!          transport connects
+//! barrier  all ranks are connected
 //! ```
-//! Every rank takes part in every round, in trouble or not, and decides about pairs from what all
-//! ranks said: both ends of a pair come to the same path.
+//! Every rank takes part in every round, even after a failure of its own, and decides about pairs from
+//! the reports of all ranks. So both ranks of a pair take one path.
 
 use super::GpuLinks;
-use super::gathered_round::{GpuInfo, MemoryHandle, PathReport, round};
 use super::host;
-use super::local_registry::Offer;
-use super::mapping::{self, Mapping, MappingPlan};
+use super::local_registry::Registration;
+use super::mapping::{self, MappingPlan, PeerMapping};
 use super::network;
-use super::path_probe::{Pair, PathProbe};
+use super::path_probe::{PathProbe, ProbedPeerBuffer};
 use super::paths::{GPUS_THAT_KEEP_LINES_WHOLE, LinkClass, PathFailures, PeerPath};
-use crate::bootstrap::PeerInfo;
+use super::round_messages::{GpuInfo, MemoryHandle, PathReport};
+use super::setup::LinkSetup;
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::abi::MAX_RANKS;
 use crate::gpu::probe::Probe;
 use crate::gpu::{Context, DeviceMemory, Stream};
 use crate::mem::{ControlWords, PRIVATE_BYTES, PeerBufferLayout};
-use crate::schedule::Hosts;
 use crate::sys::log::{Level, line};
 use crate::transport::ConnectContext;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex};
+
+/// Creates the probe of a rank. Tests pass probes that damage data.
+type NewProbe<'a> = &'a dyn Fn() -> Result<Box<dyn PathProbe>>;
 
 /// Connects this rank, whose buffers are on `gpu`, with all others. All ranks call it together,
 /// each from a thread of its own.
 ///
 /// # Errors
-/// On all ranks: mismatch if a rank has another version; unsupported if ranks are too many; invalid
-/// argument if the peer buffers cannot fit the budget; remote, naming the rank that is in trouble. On this rank: timeout; the fault's reason; system
-/// and unsupported, from the driver. After these the caller announces the failure, so that the
-/// other ranks do not wait for the deadline.
+/// On all ranks: mismatch if a rank has another version; unsupported for more than [`MAX_RANKS`] ranks;
+/// invalid argument if the peer buffers exceed the budget; remote, naming the rank that failed. On this
+/// rank: timeout; the fault's reason; system and unsupported, from the driver. After these the caller
+/// must announce the failure, or the other ranks wait until the deadline.
 pub fn connect(context: &ConnectContext<'_>, gpu: &Arc<Context>) -> Result<GpuLinks> {
     connect_with(context, gpu, &|| Ok(Box::new(Probe::new(gpu)?)))
 }
 
-/// The same, with another way to try the paths.
+/// Connects as [`connect`] does, with the path probe that `new_probe` creates.
 pub(super) fn connect_with(
     context: &ConnectContext<'_>,
     gpu: &Arc<Context>,
-    probe: &dyn Fn() -> Result<Box<dyn PathProbe>>,
+    new_probe: NewProbe<'_>,
 ) -> Result<GpuLinks> {
-    let exchange = context.exchange;
-    let (me, peers) = (exchange.rank(), exchange.peers());
-    let named = |error: Error| error.context(format!("{} on {}", peers[me], gpu.device()));
-    let connecting = Connecting {
-        context,
-        gpu,
-        me,
-        peers,
-        hosts: Hosts::new(peers.iter().map(|peer| peer.host_id)),
+    let setup = LinkSetup::new(context, gpu);
+    let named =
+        |error: Error| error.context(format!("{} on {}", setup.peers[setup.me], gpu.device()));
+    run(&setup, new_probe).map_err(named)
+}
+
+fn run(setup: &LinkSetup<'_>, new_probe: NewProbe<'_>) -> Result<GpuLinks> {
+    let gpus = GpuInfo::read_all(&setup.round(own_gpu(setup))?, setup.peers)?;
+    // All ranks compute one layout or fail alike, so no error needs to be announced.
+    let shape = peer_buffer_layout(setup)?;
+    let mut failures = PathFailures::new(&setup.hosts);
+    let plans = match setup.nranks() {
+        1 => Vec::new(),
+        _ => plan_mappings(setup, &gpus, &mut failures)?,
     };
-    connecting.run(probe).map_err(named)
+    // A pair whose path fails later leaves its peer buffers in the inboxes unused.
+    let inboxes = InboxLayout {
+        refused: failures.clone(),
+        shape,
+    };
+    let allocated = Allocated::new(setup, &inboxes, new_probe);
+    if setup.nranks() == 1 {
+        return Ok(allocated?.finish(&gpus));
+    }
+    let handle = allocated.as_ref().map(|own| own.handle.encode());
+    let handles = setup.round(handle.map_err(Error::clone))?;
+    let mut own = allocated?;
+    let written = own.write_patterns(setup, &inboxes, &handles);
+    setup.agree(written, &mut failures)?;
+    let compared = own.compare_patterns(setup, &inboxes, &plans, &failures);
+    own.links.slowest = setup.agree(compared, &mut failures)?;
+    own.take_paths(setup, &plans, &failures)?;
+    Ok(own.finish(&gpus))
 }
 
-/// One rank, connecting.
-pub(super) struct Connecting<'a> {
-    pub context: &'a ConnectContext<'a>,
-    pub gpu: &'a Arc<Context>,
-    pub me: usize,
-    pub peers: &'a [PeerInfo],
-    pub hosts: Hosts,
+/// Returns the encoded [`GpuInfo`] of this rank.
+///
+/// # Errors
+/// Unsupported if the settings ask for a transport between host buffers, on one host. Between several
+/// hosts the host transport reports whether it can carry messages.
+fn own_gpu(setup: &LinkSetup<'_>) -> Result<Vec<u8>> {
+    let config = setup.context.config;
+    if let Some(kind) = config.transport
+        && kind != super::KIND
+        && setup.hosts.count() == 1
+    {
+        return Err(Error::new(
+            ErrorKind::Unsupported,
+            format!("CINCH_TRANSPORT={kind} carries host memory only (unset it, or say cuda)"),
+        ));
+    }
+    let device = setup.gpu.device();
+    let info = GpuInfo {
+        uuid: device.uuid,
+        ordinal: device.ordinal(),
+        capability: device.compute_capability,
+        p2p_disable: config.p2p_disable,
+    };
+    Ok(info.encode())
 }
 
-/// What a rank has allocated before it knows where the others' memory is.
-struct Prepared {
+fn peer_buffer_layout(setup: &LinkSetup<'_>) -> Result<PeerBufferLayout> {
+    let config = setup.context.config;
+    match setup.hosts.count() {
+        1 => {
+            let channels = config.gpu_channels_for(1);
+            PeerBufferLayout::new(setup.nranks(), config.buffer_bytes, channels)
+        }
+        _ => network::layout(&setup.hosts, config),
+    }
+}
+
+/// Plans the mappings of all peers, and agrees with them on the pairs that the driver refuses.
+fn plan_mappings(
+    setup: &LinkSetup<'_>,
+    gpus: &[GpuInfo],
+    failures: &mut PathFailures,
+) -> Result<Vec<MappingPlan>> {
+    let plans = mapping::plans(setup.gpu, setup.me, setup.peers, gpus);
+    let refused = plans.as_ref().map(|plans| PathReport {
+        failures: mapping::refusals(plans),
+        slowest: LinkClass::SameDevice,
+    });
+    setup.agree(refused.map_err(Error::clone), failures)?;
+    plans
+}
+
+/// The place of every peer buffer in the inboxes of all ranks.
+struct InboxLayout {
+    /// Pairs that the driver refuses; no inbox has room for them.
+    refused: PathFailures,
+    shape: PeerBufferLayout,
+}
+
+impl InboxLayout {
+    /// Returns the ranks that have a peer buffer in the inbox of `reader`, in order.
+    fn writers(&self, reader: usize) -> Vec<usize> {
+        self.refused.reachable(reader, self.shape.nranks())
+    }
+
+    /// Returns the bytes of the inbox of `reader`.
+    fn bytes(&self, reader: usize) -> usize {
+        self.writers(reader).len() * self.shape.bytes()
+    }
+
+    /// Returns the offset of the peer buffer from `writer` in the inbox of `reader`.
+    fn offset(&self, reader: usize, writer: usize) -> u64 {
+        let index = self.writers(reader).iter().position(|&rank| rank == writer);
+        index.unwrap_or_default() as u64 * self.shape.bytes() as u64
+    }
+}
+
+/// The memory of a rank, and what it needs until all ranks are connected.
+struct Allocated {
     links: GpuLinks,
+    /// `None` if the rank has no inbox.
     probe: Option<Box<dyn PathProbe>>,
-    exported: MemoryHandle,
-    /// Until all are connected.
-    offer: Option<Offer>,
+    handle: MemoryHandle,
+    /// Lends the inbox to the ranks of this process.
+    _registration: Option<Registration>,
 }
 
-impl Connecting<'_> {
-    fn run(&self, probe: &dyn Fn() -> Result<Box<dyn PathProbe>>) -> Result<GpuLinks> {
-        let (me, nranks, config) = (self.me, self.peers.len(), self.context.config);
-        let gpus = GpuInfo::read_all(&self.round(self.gpu_info())?, self.peers)?;
-        // All ranks compute the same, or fail alike: no error needs to be announced.
-        let shape = match self.hosts.count() {
-            1 => PeerBufferLayout::new(nranks, config.buffer_bytes, config.gpu_channels_for(1))?,
-            _ => network::shape(&self.hosts, config)?,
-        };
-        if nranks == 1 {
-            let mut links = self.prepare(shape, &[], probe)?.links;
-            links.gpus_keep_lines_whole = gpus_keep_lines_whole(&gpus);
-            return Ok(links);
-        }
-
-        let mut failures = PathFailures::on(&self.hosts);
-        let ways = mapping::ways(self.gpu, me, self.peers, &gpus);
-        let refused = ways.as_ref().map(|ways| PathReport {
-            failures: mapping::refusals(ways),
-            slowest: LinkClass::SameDevice,
-        });
-        self.agree(refused.map_err(Error::clone), &mut failures)?;
-        let ways = ways?;
-
-        // By what all know now the inboxes are laid out. Pairs that turn out to be apart later
-        // leave their part unused.
-        let candidates = failures.clone();
-        let reachable = candidates.reachable(me, nranks);
-        let prepared = self.prepare(shape, &reachable, probe);
-        let part = prepared.as_ref().map(|own| own.exported.encode());
-        let parts = self.round(part.map_err(Error::clone))?;
-        let Prepared {
-            mut links,
-            probe,
-            offer,
-            ..
-        } = prepared?;
-        links.gpus_keep_lines_whole = gpus_keep_lines_whole(&gpus);
-
-        let pair = |from, to, address| Pair {
-            from,
-            to,
-            address,
-            shape: &shape,
-            nonce: self.nonce(),
-        };
-
-        let written = self.map(&parts, &reachable, &candidates, &mut links);
-        let written = written.and_then(|failed| {
-            for &peer in &reachable {
-                if let (Some(probe), 1..) = (&probe, links.outbox[peer]) {
-                    self.glance()?;
-                    // SAFETY: the peer's inbox, mapped by `map`, where this box is ours alone;
-                    // kernels of calls come when all have met.
-                    unsafe { pair(me, peer, links.outbox[peer]).write(&**probe)? };
-                }
-            }
-            Ok(PathReport {
-                failures: failed,
-                slowest: LinkClass::SameDevice,
-            })
-        });
-        self.agree(written, &mut failures)?;
-
-        let reachable = failures.reachable(me, nranks);
-        if let Some(memory) = &links.memory {
-            for &peer in &reachable {
-                links.inbox[peer] = memory.address() + place(&candidates, me, peer, &shape);
-            }
-        }
-        let look = || -> Result<PathReport> {
-            let mut failed = Vec::new();
-            for &peer in &reachable {
-                self.glance()?;
-                let probe = probe.as_deref();
-                // SAFETY: our inbox, whose writers have ended: all ranks have told what failed.
-                let wrong =
-                    probe.map(|probe| unsafe { pair(peer, me, links.inbox[peer]).wrong(probe) });
-                match wrong.transpose()? {
-                    None | Some(0) => {}
-                    Some(wrong) => failed.push((peer, self.garbled(peer, wrong))),
-                }
-            }
-            // Nobody writes here again before all have met.
-            if let Some(memory) = &links.memory {
-                let stream = Stream::new(self.gpu)?;
-                memory.fill(0, &stream)?;
-                stream.wait(self.left())?;
-            }
-            Ok(PathReport {
-                failures: failed,
-                slowest: slowest(&ways, &reachable),
-            })
-        };
-        links.slowest = self.agree(look(), &mut failures)?;
-
-        for peer in failures.apart(me, nranks) {
-            (links.inbox[peer], links.outbox[peer]) = (0, 0);
-        }
-        links.paths = self.paths(&ways, &failures);
-        if !failures.is_empty() {
-            links.slowest = LinkClass::Host;
-            let reached = links.reached.get_mut();
-            let reached = reached.unwrap_or_else(PoisonError::into_inner);
-            reached.retain(|(peer, _)| links.outbox[*peer] != 0);
-            self.log(&failures);
-            host::connect(self, &mut links, &failures)?;
-        } else {
-            self.meet()?;
-        }
-        if self.hosts.count() > 1 {
-            network::connect(self, &mut links, &failures.abroad(me, nranks))?;
-        }
-        // All have met: offers have served every rank, and every inbox is zero.
-        drop(offer);
-        Ok(links)
-    }
-
-    /// Maps the inboxes of `reachable` peers; which failed, and why.
-    fn map(
-        &self,
-        parts: &[Vec<u8>],
-        reachable: &[usize],
-        candidates: &PathFailures,
-        links: &mut GpuLinks,
-    ) -> Result<Vec<(usize, String)>> {
-        let mut failed = Vec::new();
-        for &peer in reachable {
-            let exported = MemoryHandle::decode(&parts[peer], &self.peers[peer])?;
-            let bytes = candidates.reachable(peer, self.peers.len()).len() * links.shape.bytes();
-            match Mapping::open(self.gpu, &exported, self.share_process(peer), bytes) {
-                Ok(reached) => {
-                    let at = place(candidates, peer, self.me, &links.shape);
-                    links.outbox[peer] = reached.address() + at;
-                    let all = links.reached.get_mut();
-                    let all = all.unwrap_or_else(PoisonError::into_inner);
-                    all.push((peer, reached));
-                }
-                Err(error) => failed.push((peer, self.unmapped(peer, &error))),
-            }
-        }
-        Ok(failed)
-    }
-
-    /// Says which GPU this is, unless a setting forbids GPUs.
-    fn gpu_info(&self) -> Result<Vec<u8>> {
-        let config = self.context.config;
-        // Between hosts another kind may be asked for; which of them can, connecting says.
-        if let Some(kind) = config.transport
-            && kind != super::KIND
-            && self.hosts.count() == 1
-        {
-            return Err(Error::new(
-                ErrorKind::Unsupported,
-                format!("CINCH_TRANSPORT={kind} carries host memory only (unset it, or say cuda)"),
-            ));
-        }
-        let device = self.gpu.device();
-        let gpu_info = GpuInfo {
-            uuid: device.uuid,
-            ordinal: device.ordinal(),
-            capability: device.compute_capability,
-            p2p_disable: config.p2p_disable,
-        };
-        Ok(gpu_info.encode())
-    }
-
-    /// Allocates what this rank needs, boxes for the `reachable` peers among it.
-    fn prepare(
-        &self,
-        shape: PeerBufferLayout,
-        reachable: &[usize],
-        probe: &dyn Fn() -> Result<Box<dyn PathProbe>>,
-    ) -> Result<Prepared> {
-        let (gpu, left) = (self.gpu, self.left());
-        let private = DeviceMemory::zeroed(gpu, PRIVATE_BYTES, left)?;
+impl Allocated {
+    /// Allocates the inbox, private memory and control words, and exports the inbox.
+    fn new(
+        setup: &LinkSetup<'_>,
+        inboxes: &InboxLayout,
+        new_probe: NewProbe<'_>,
+    ) -> Result<Allocated> {
+        let (gpu, time_left) = (setup.gpu, setup.time_left());
+        let private = DeviceMemory::zeroed(gpu, PRIVATE_BYTES, time_left)?;
         let control = ControlWords::new(gpu)?;
-        let memory = match reachable.len() * shape.bytes() {
+        let memory = match inboxes.bytes(setup.me) {
             0 => None,
-            bytes => Some(Arc::new(DeviceMemory::zeroed(gpu, bytes, left)?)),
+            bytes => Some(Arc::new(DeviceMemory::zeroed(gpu, bytes, time_left)?)),
         };
-        let abroad = reachable.iter().any(|&peer| !self.share_process(peer));
-        let at_home = reachable.iter().any(|&peer| self.share_process(peer));
-        // Where the driver shares no memory between processes (virtual GPUs, WSL 2) these pairs meet in
-        // host memory.
-        let (handle, refusal) = match memory
+        let writers = inboxes.writers(setup.me);
+        let any_local = writers.iter().any(|&peer| setup.shares_process(peer));
+        let any_remote = writers.iter().any(|&peer| !setup.shares_process(peer));
+        let registration = memory.clone().filter(|_| any_local).map(Registration::new);
+        let mut handle = MemoryHandle {
+            registration: registration.as_ref().map_or(0, |entry| entry.number),
+            ..MemoryHandle::default()
+        };
+        // Some drivers share no memory between processes (virtual GPUs, WSL 2). The refusal sends these
+        // pairs to host memory.
+        match memory
             .as_ref()
-            .filter(|_| abroad)
+            .filter(|_| any_remote)
             .map(|own| mapping::export(own))
         {
-            None => (None, String::new()),
-            Some(Ok(handle)) => (Some(handle), String::new()),
-            Some(Err(error)) => (None, error.message().into()),
-        };
-        let offer = memory.clone().filter(|_| at_home).map(Offer::new);
-        let memory_is_there = memory.is_some();
+            None => {}
+            Some(Ok(ipc)) => handle.ipc = Some(ipc),
+            Some(Err(error)) => handle.refusal = error.message().into(),
+        }
+        let probe = memory.as_ref().map(|_| new_probe()).transpose()?;
         let links = GpuLinks {
-            reached: Mutex::default(),
+            mappings: Mutex::default(),
             host: None,
             network: Mutex::default(),
             staging: Vec::new(),
-            rank: self.me,
-            shape,
+            rank: setup.me,
+            shape: inboxes.shape,
             inbox: [0; MAX_RANKS],
             outbox: [0; MAX_RANKS],
-            paths: vec![None; self.peers.len()],
+            paths: vec![None; setup.nranks()],
             slowest: LinkClass::SameDevice,
             gpus_keep_lines_whole: false,
             device_bytes: PRIVATE_BYTES + memory.as_ref().map_or(0, |memory| memory.bytes()),
@@ -298,149 +228,211 @@ impl Connecting<'_> {
             private,
             control,
         };
-        Ok(Prepared {
+        Ok(Allocated {
             links,
-            probe: memory_is_there.then(probe).transpose()?,
-            exported: MemoryHandle {
-                offer: offer.as_ref().map_or(0, |offer| offer.number),
-                handle,
-                refusal,
-            },
-            offer,
+            probe,
+            handle,
+            _registration: registration,
         })
     }
 
-    fn paths(&self, ways: &[MappingPlan], failures: &PathFailures) -> Vec<Option<PeerPath>> {
-        let path = |peer: usize| match failures.between(self.me, peer) {
-            _ if peer == self.me => None,
-            Some(reason) => Some(PeerPath::PinnedHost {
-                reason: reason.into(),
-            }),
-            None => match &ways[peer] {
-                MappingPlan::Open {
-                    class,
-                    performance_rank,
-                } if *class != LinkClass::SameDevice => Some(PeerPath::Peer {
-                    class: *class,
-                    performance_rank: *performance_rank,
-                }),
-                _ => Some(PeerPath::SameDevice),
-            },
-        };
-        (0..self.peers.len()).map(path).collect()
-    }
-
-    fn log(&self, failures: &PathFailures) {
-        for (reason, peers) in failures.told_by(self.me) {
-            // What was asked for is no news.
-            let level = match reason.starts_with(mapping::SWITCHED_OFF) {
-                true => Level::Info,
-                false => Level::Warn,
-            };
-            let peers: Vec<String> = peers.iter().map(usize::to_string).collect();
-            line(
-                level,
-                format_args!(
-                    "pinned host memory carries data between {} and rank{} {}: {reason}",
-                    self.peers[self.me],
-                    if peers.len() == 1 { "" } else { "s" },
-                    peers.join(", "),
-                ),
-            );
-        }
-    }
-
-    fn unmapped(&self, peer: usize, error: &Error) -> String {
-        format!(
-            "{} cannot map the memory of {}: {}",
-            self.peers[self.me],
-            self.peers[peer],
-            error.message()
-        )
-    }
-
-    fn garbled(&self, peer: usize, wrong: u64) -> String {
-        format!(
-            "{wrong} words of a pattern that {} wrote arrived wrong at {} (PCIe access control or \
-             an IOMMU between the GPUs?)",
-            self.peers[peer], self.peers[self.me]
-        )
-    }
-
-    /// Whether `peer` is in this process.
-    pub fn share_process(&self, peer: usize) -> bool {
-        self.peers[peer].process_id == self.peers[self.me].process_id
-    }
-
-    /// Time that is left.
-    pub fn left(&self) -> Duration {
-        let deadline = self.context.deadline;
-        deadline.saturating_duration_since(Instant::now())
-    }
-
-    /// Returns when all ranks are here.
-    pub fn meet(&self) -> Result<()> {
-        self.context.exchange.barrier()
-    }
-
-    /// See [`round`].
-    pub fn round(&self, mine: Result<Vec<u8>>) -> Result<Vec<Vec<u8>>> {
-        round(self.context.exchange, mine)
-    }
-
-    /// Tells all what this rank found, and notes what all say: in rank order, so that all note
-    /// the same. Returns the slowest link of all.
-    fn agree(&self, mine: Result<PathReport>, failures: &mut PathFailures) -> Result<LinkClass> {
-        let parts = self.round(mine.map(|report| report.encode()))?;
-        let mut slowest = LinkClass::SameDevice;
-        for (by, part) in parts.iter().enumerate() {
-            let report = PathReport::decode(part, &self.peers[by], self.peers.len())?;
-            slowest = slowest.max(report.slowest);
-            for (peer, reason) in report.failures {
-                failures.note(by, peer, reason);
+    /// Maps the inboxes of all peers that `handles` describe, and writes a pattern into this rank's peer
+    /// buffer of each. Reports the mappings that failed.
+    fn write_patterns(
+        &mut self,
+        setup: &LinkSetup<'_>,
+        inboxes: &InboxLayout,
+        handles: &[Vec<u8>],
+    ) -> Result<PathReport> {
+        let mut failures = Vec::new();
+        let readers = inboxes.writers(setup.me);
+        for &peer in &readers {
+            let handle = MemoryHandle::decode(&handles[peer], &setup.peers[peer])?;
+            let local = setup.shares_process(peer);
+            match PeerMapping::open(setup.gpu, &handle, local, inboxes.bytes(peer)) {
+                Ok(mapping) => {
+                    self.links.outbox[peer] = mapping.address() + inboxes.offset(peer, setup.me);
+                    self.links.mappings().push((peer, mapping));
+                }
+                Err(error) => failures.push((peer, cannot_map(setup, peer, &error))),
             }
         }
-        Ok(slowest)
+        for &peer in &readers {
+            if let (Some(probe), 1..) = (&self.probe, self.links.outbox[peer]) {
+                setup.check_deadline()?;
+                let buffer = self.probed(setup, (setup.me, peer), self.links.outbox[peer]);
+                // SAFETY: `mappings` keeps the peer's inbox mapped. Only this rank writes this peer
+                // buffer, and its reader waits for the next round.
+                unsafe { buffer.write_pattern(&**probe)? };
+            }
+        }
+        Ok(PathReport {
+            failures,
+            slowest: LinkClass::SameDevice,
+        })
     }
 
-    /// Looks whether connecting must end.
-    fn glance(&self) -> Result<()> {
-        self.context.fault.check()?;
-        if self.left().is_zero() {
-            return Err(Error::new(
-                ErrorKind::Timeout,
-                "connecting GPUs took longer than CINCH_INIT_TIMEOUT",
-            ));
+    /// Compares the patterns that peers wrote into this rank's inbox, then zeroes the inbox. Reports the
+    /// peers whose pattern arrived wrong, and the slowest link.
+    fn compare_patterns(
+        &mut self,
+        setup: &LinkSetup<'_>,
+        inboxes: &InboxLayout,
+        plans: &[MappingPlan],
+        failures: &PathFailures,
+    ) -> Result<PathReport> {
+        let writers = failures.reachable(setup.me, setup.nranks());
+        if let Some(memory) = &self.links.memory {
+            for &peer in &writers {
+                self.links.inbox[peer] = memory.address() + inboxes.offset(setup.me, peer);
+            }
+        }
+        let mut wrong_peers = Vec::new();
+        for &peer in &writers {
+            setup.check_deadline()?;
+            let Some(probe) = &self.probe else { continue };
+            let buffer = self.probed(setup, (peer, setup.me), self.links.inbox[peer]);
+            // SAFETY: `links.memory` is this rank's inbox. Its writers have finished, because all ranks
+            // have reported in the round before.
+            let wrong = unsafe { buffer.count_wrong(&**probe)? };
+            if wrong > 0 {
+                wrong_peers.push((peer, arrived_wrong(setup, peer, wrong)));
+            }
+        }
+        // No rank writes here before the final barrier.
+        if let Some(memory) = &self.links.memory {
+            let stream = Stream::new(setup.gpu)?;
+            memory.fill(0, &stream)?;
+            stream.wait(setup.time_left())?;
+        }
+        Ok(PathReport {
+            failures: wrong_peers,
+            slowest: slowest(plans, &writers),
+        })
+    }
+
+    fn probed(
+        &self,
+        setup: &LinkSetup<'_>,
+        (writer, reader): (usize, usize),
+        address: u64,
+    ) -> ProbedPeerBuffer<'_> {
+        ProbedPeerBuffer {
+            writer,
+            reader,
+            address,
+            shape: &self.links.shape,
+            nonce: setup.nonce(),
+        }
+    }
+
+    /// Sets the final path of each pair, and connects pairs without peer access through host memory or
+    /// the network. Returns when all ranks are connected.
+    fn take_paths(
+        &mut self,
+        setup: &LinkSetup<'_>,
+        plans: &[MappingPlan],
+        failures: &PathFailures,
+    ) -> Result<()> {
+        let (me, nranks, links) = (setup.me, setup.nranks(), &mut self.links);
+        for peer in failures.in_host_memory(me, nranks) {
+            (links.inbox[peer], links.outbox[peer]) = (0, 0);
+        }
+        links.paths = paths(setup, plans, failures);
+        if failures.is_empty() {
+            setup.barrier()?;
+        } else {
+            links.slowest = LinkClass::Host;
+            links
+                .mappings()
+                .retain(|(peer, _)| links.outbox[*peer] != 0);
+            log_failures(setup, failures);
+            host::connect(setup, links, failures)?;
+        }
+        if setup.hosts.count() > 1 {
+            network::connect(setup, links, &failures.on_other_hosts(me, nranks))?;
         }
         Ok(())
     }
 
-    /// A number of this communicator.
-    fn nonce(&self) -> u64 {
-        let key = self.context.exchange.key("cuda path probe");
-        u64::from_le_bytes(std::array::from_fn(|at| key[at]))
+    /// Returns the links. The registration of the inbox ends, because every rank has used it.
+    fn finish(self, gpus: &[GpuInfo]) -> GpuLinks {
+        let mut links = self.links;
+        links.gpus_keep_lines_whole = GPUS_THAT_KEEP_LINES_WHOLE
+            .iter()
+            .any(|&known| gpus.iter().all(|gpu| gpu.capability == known));
+        links
     }
 }
 
-/// Where in `reader`'s inbox the box of `writer` is: those who may reach it have theirs in order.
-fn place(candidates: &PathFailures, reader: usize, writer: usize, shape: &PeerBufferLayout) -> u64 {
-    let order = candidates.reachable(reader, shape.nranks());
-    let index = order.iter().position(|&rank| rank == writer);
-    index.unwrap_or_default() as u64 * shape.bytes() as u64
+/// Returns the final path to each rank; `None` for this rank.
+fn paths(
+    setup: &LinkSetup<'_>,
+    plans: &[MappingPlan],
+    failures: &PathFailures,
+) -> Vec<Option<PeerPath>> {
+    let path = |peer: usize| match failures.between(setup.me, peer) {
+        _ if peer == setup.me => None,
+        Some(reason) => Some(PeerPath::PinnedHost {
+            reason: reason.into(),
+        }),
+        None => match &plans[peer] {
+            MappingPlan::Open {
+                class,
+                performance_rank,
+            } if *class != LinkClass::SameDevice => Some(PeerPath::Peer {
+                class: *class,
+                performance_rank: *performance_rank,
+            }),
+            _ => Some(PeerPath::SameDevice),
+        },
+    };
+    (0..setup.nranks()).map(path).collect()
 }
 
-/// Whether all these GPUs are of one kind, and that one is known to show lines of 128 bytes whole.
-fn gpus_keep_lines_whole(gpus: &[GpuInfo]) -> bool {
-    GPUS_THAT_KEEP_LINES_WHOLE
-        .iter()
-        .any(|&known| gpus.iter().all(|gpu_info| gpu_info.capability == known))
-}
-
-fn slowest(ways: &[MappingPlan], peers: &[usize]) -> LinkClass {
-    let class = |&peer: &usize| match &ways[peer] {
+fn slowest(plans: &[MappingPlan], peers: &[usize]) -> LinkClass {
+    let class = |&peer: &usize| match &plans[peer] {
         MappingPlan::Open { class, .. } => *class,
         MappingPlan::Refused(_) => LinkClass::Host,
     };
     let classes = peers.iter().map(class);
     classes.max().unwrap_or(LinkClass::SameDevice)
+}
+
+/// Logs each failed path on the lower rank of its pair.
+fn log_failures(setup: &LinkSetup<'_>, failures: &PathFailures) {
+    for (reason, peers) in failures.with_higher_ranks(setup.me) {
+        // A user who switched peer access off needs no warning.
+        let level = match reason.starts_with(mapping::SWITCHED_OFF) {
+            true => Level::Info,
+            false => Level::Warn,
+        };
+        let peers: Vec<String> = peers.iter().map(usize::to_string).collect();
+        line(
+            level,
+            format_args!(
+                "pinned host memory carries data between {} and rank{} {}: {reason}",
+                setup.peers[setup.me],
+                if peers.len() == 1 { "" } else { "s" },
+                peers.join(", "),
+            ),
+        );
+    }
+}
+
+fn cannot_map(setup: &LinkSetup<'_>, peer: usize, error: &Error) -> String {
+    format!(
+        "{} cannot map the memory of {}: {}",
+        setup.peers[setup.me],
+        setup.peers[peer],
+        error.message()
+    )
+}
+
+fn arrived_wrong(setup: &LinkSetup<'_>, peer: usize, wrong: u64) -> String {
+    format!(
+        "{wrong} words of a pattern that {} wrote arrived wrong at {} (PCIe access control or \
+         an IOMMU between the GPUs?)",
+        setup.peers[peer], setup.peers[setup.me]
+    )
 }

@@ -1,14 +1,14 @@
-//! Boxes of pairs that have no other way: in host memory, which both GPUs map.
+//! Peer buffers in pinned host memory, for pairs of one host without peer access.
 //!
-//! The reader owns them, as it owns its inbox on the GPU. Between processes they lie in a sealed
-//! memfd that is handed over as the shm transport hands over its regions; within one process by
-//! reference. Either way both sides register the memory with their GPU.
+//! The reader owns its peer buffers, as it owns its inbox on the GPU. Ranks of one process share them by
+//! reference. Other processes map a sealed memfd, which the shm transport passes over a socket. Both
+//! ranks of a pair register the memory with their GPU.
 
 use super::GpuLinks;
-use super::connect::Connecting;
-use super::gathered_round::MemoryHandle;
-use super::local_registry::{self, Offer};
+use super::local_registry::{self, Registration};
 use super::paths::PathFailures;
+use super::round_messages::MemoryHandle;
+use super::setup::LinkSetup;
 use crate::bootstrap::auth::Listener;
 use crate::error::{Error, Result};
 use crate::gpu::{Context, IPC_HANDLE_BYTES, PinnedMemory};
@@ -21,170 +21,166 @@ use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// What the sockets are for, in messages and in the key.
+/// Names the sockets in errors, and separates their key from the keys of other sockets.
 const PURPOSE: &str = "cuda";
 
-/// What keeps boxes in host memory alive.
+/// Keeps peer buffers in host memory mapped and registered: its own, and its peers'.
 #[derive(Debug)]
 pub(super) struct HostPeerBuffers {
-    _registered: Vec<PinnedMemory>,
-    _own: Arc<LocalBuffers>,
-    _others: Vec<Arc<LocalBuffers>>,
+    _mapped: Vec<PinnedMemory>,
+    _own: Arc<Inbox>,
+    _local: Vec<Arc<Inbox>>,
 }
 
-/// One reader's boxes, as the ranks of its process share them.
+/// The peer buffers of one reader, in the order of the writers.
 #[derive(Debug)]
-pub(super) struct LocalBuffers {
-    boxes: Vec<PinnedMemory>,
-}
+struct Inbox(Vec<PinnedMemory>);
 
-/// What a rank holds ready before it knows the others' addresses.
-struct Prepared {
-    buffers: Arc<LocalBuffers>,
-    offer: Option<Offer>,
+/// The peer buffers of this rank, ready for its peers to map.
+struct Exported {
+    inbox: Arc<Inbox>,
+    registration: Option<Registration>,
+    /// Name of the socket that passes the memfd.
     name: [u8; 16],
-    local: Option<(Listener, OwnedFd)>,
+    /// The socket and the memfd, if a peer is in another process.
+    shared: Option<(Listener, OwnedFd)>,
 }
 
-/// Gives each pair with a failed path its boxes. All ranks call it together if there is one at all.
+/// Connects all pairs in `failures`. All ranks call it together if any pair has failed.
 pub(super) fn connect(
-    connecting: &Connecting<'_>,
+    setup: &LinkSetup<'_>,
     links: &mut GpuLinks,
     failures: &PathFailures,
 ) -> Result<()> {
-    let (me, peers) = (connecting.me, connecting.peers);
-    let apart = failures.apart(me, peers.len());
+    let (me, peers) = (setup.me, setup.peers);
+    let writers = failures.in_host_memory(me, peers.len());
     let stride = links.shape.bytes().next_multiple_of(PAGE);
-    let prepared = Prepared::new(connecting, &apart, stride);
-    let part = prepared.as_ref().map(|prepared| prepared.part().encode());
-    let parts = connecting.round(part.map_err(Error::clone))?;
-    let mut prepared = prepared?;
-    if apart.is_empty() {
-        return connecting.meet();
+    let exported = Exported::new(setup, &writers, stride);
+    let handle = exported.as_ref().map(|own| own.handle().encode());
+    let handles = setup.round(handle.map_err(Error::clone))?;
+    let mut exported = exported?;
+    if writers.is_empty() {
+        return setup.barrier();
     }
 
-    for (&peer, memory) in apart.iter().zip(&prepared.buffers.boxes) {
+    for (&peer, memory) in writers.iter().zip(&exported.inbox.0) {
         links.inbox[peer] = memory.address();
     }
-    let mut others = Vec::new();
-    let mut abroad = Vec::new();
-    for &peer in &apart {
-        let exported = MemoryHandle::decode(&parts[peer], &peers[peer])?;
-        if connecting.share_process(peer) {
-            let buffers: Arc<LocalBuffers> = local_registry::take(exported.offer)
+    let (mut local, mut remote) = (Vec::new(), Vec::new());
+    for &peer in &writers {
+        let handle = MemoryHandle::decode(&handles[peer], &peers[peer])?;
+        if setup.shares_process(peer) {
+            let inbox: Arc<Inbox> = local_registry::lookup(handle.registration)
                 .map_err(|error| error.context(&peers[peer]))?;
-            let theirs = failures.apart(peer, peers.len());
-            let index = theirs.iter().position(|&rank| rank == me);
-            let memory = index
-                .and_then(|index| buffers.boxes.get(index))
-                .ok_or_else(|| Error::internal(format!("{} has no box for us", peers[peer])))?;
+            let order = failures.in_host_memory(peer, peers.len());
+            let index = order.iter().position(|&rank| rank == me);
+            let memory = index.and_then(|index| inbox.0.get(index)).ok_or_else(|| {
+                Error::internal(format!("{} has no peer buffer for us", peers[peer]))
+            })?;
             links.outbox[peer] = memory.address();
-            others.push(buffers);
+            local.push(inbox);
         } else {
-            let mut name = [0; 16];
-            let handle = exported.handle.unwrap_or([0; IPC_HANDLE_BYTES]);
-            name.copy_from_slice(&handle[..16]);
-            abroad.push((peer, name));
+            let ipc = handle.ipc.unwrap_or([0; IPC_HANDLE_BYTES]);
+            remote.push((peer, std::array::from_fn(|at| ipc[at])));
         }
     }
-    let mut registered = Vec::new();
-    if let Some((listener, memory)) = prepared.local.take() {
+    let mut mapped = Vec::new();
+    if let Some((listener, memfd)) = exported.shared.take() {
         let bytes = stride * (peers.len() - 1);
-        let regions = shm::exchange(connecting.mesh(listener, &abroad), &memory, bytes)?;
-        for (peer, region) in regions {
+        for (peer, region) in shm::exchange(mesh(setup, listener, &remote), &memfd, bytes)? {
             let at = stride * index_of(peer, me);
-            let memory = pin(connecting.gpu, region, at, stride)
+            let memory = pin(setup.gpu, region, at, stride)
                 .map_err(|error| error.context(format!("host memory of {}", peers[peer])))?;
             links.outbox[peer] = memory.address();
-            registered.push(memory);
+            mapped.push(memory);
         }
     }
-    links.pinned_bytes += apart.len() * stride;
+    links.pinned_bytes += writers.len() * stride;
     links.host = Some(HostPeerBuffers {
-        _registered: registered,
-        _own: prepared.buffers.clone(),
-        _others: others,
+        _mapped: mapped,
+        _own: exported.inbox.clone(),
+        _local: local,
     });
-    // Offers have served every rank when all have met.
-    let met = connecting.meet();
-    drop(prepared);
-    met
+    // The registration lasts until every rank has looked it up.
+    let all_connected = setup.barrier();
+    drop(exported);
+    all_connected
 }
 
-impl Prepared {
-    fn new(connecting: &Connecting<'_>, apart: &[usize], stride: usize) -> Result<Prepared> {
-        let (me, nranks) = (connecting.me, connecting.peers.len());
-        let bytes = stride * (nranks - 1);
-        let abroad = apart.iter().any(|&peer| !connecting.share_process(peer));
+impl Exported {
+    fn new(setup: &LinkSetup<'_>, writers: &[usize], stride: usize) -> Result<Exported> {
+        // The region has room for every other rank: pages that no rank touches or registers take no
+        // memory.
+        let bytes = stride * (setup.nranks() - 1);
+        let any_local = writers.iter().any(|&peer| setup.shares_process(peer));
+        let any_remote = writers.iter().any(|&peer| !setup.shares_process(peer));
         let mut name = [0; 16];
-        let mut local = None;
-        // Pages that nobody touches or registers take no memory.
-        let region = match abroad {
-            false => Region::heap(bytes)?,
+        let (region, shared) = match any_remote {
+            false => (Region::heap(bytes)?, None),
             true => {
-                let (region, memory) = Region::shareable(bytes)?;
+                let (region, memfd) = Region::shareable(bytes)?;
                 getrandom::fill(&mut name)
                     .map_err(|error| Error::internal(format!("no random numbers: {error}")))?;
-                local = Some((Listener::bind_local(name)?, memory));
-                region
+                (region, Some((Listener::bind_local(name)?, memfd)))
             }
         };
-        let mut boxes = Vec::new();
-        for &peer in apart {
-            let at = stride * index_of(me, peer);
-            boxes.push(pin(connecting.gpu, region.clone(), at, stride)?);
-        }
-        let buffers = Arc::new(LocalBuffers { boxes });
-        let at_home = apart.iter().any(|&peer| connecting.share_process(peer));
-        Ok(Prepared {
-            offer: at_home.then(|| Offer::new(buffers.clone())),
-            buffers,
+        let pin = |&peer: &usize| {
+            let at = stride * index_of(setup.me, peer);
+            pin(setup.gpu, region.clone(), at, stride)
+        };
+        let inbox = Arc::new(Inbox(writers.iter().map(pin).collect::<Result<_>>()?));
+        Ok(Exported {
+            registration: any_local.then(|| Registration::new(inbox.clone())),
+            inbox,
             name,
-            local,
+            shared,
         })
     }
 
-    fn part(&self) -> MemoryHandle {
-        let mut handle = [0; IPC_HANDLE_BYTES];
-        handle[..16].copy_from_slice(&self.name);
+    fn handle(&self) -> MemoryHandle {
+        let mut ipc = [0; IPC_HANDLE_BYTES];
+        ipc[..16].copy_from_slice(&self.name);
         MemoryHandle {
-            offer: self.offer.as_ref().map_or(0, |offer| offer.number),
-            handle: self.local.is_some().then_some(handle),
+            registration: self.registration.as_ref().map_or(0, |entry| entry.number),
+            ipc: self.shared.is_some().then_some(ipc),
             refusal: String::new(),
         }
     }
 }
 
-impl<'a> Connecting<'a> {
-    fn mesh(&'a self, listener: Listener, abroad: &[(usize, [u8; 16])]) -> SocketMesh<'a> {
-        let addresses = abroad
-            .iter()
-            .map(|&(peer, name)| (peer, Address::Local(name)));
-        SocketMesh {
-            purpose: PURPOSE,
-            key: self.context.exchange.key(PURPOSE),
-            me: self.me,
-            peers: self.peers,
-            listener,
-            addresses: addresses.collect(),
-            channels: 1,
-            sockets: 1,
-            fault: self.context.fault,
-            deadline: self.context.deadline,
-        }
+/// Returns the sockets to `peers` of other processes, each with the name of its listener.
+fn mesh<'a>(
+    setup: &'a LinkSetup<'_>,
+    listener: Listener,
+    peers: &[(usize, [u8; 16])],
+) -> SocketMesh<'a> {
+    let addresses = peers
+        .iter()
+        .map(|&(peer, name)| (peer, Address::Local(name)));
+    SocketMesh {
+        purpose: PURPOSE,
+        key: setup.context.exchange.key(PURPOSE),
+        me: setup.me,
+        peers: setup.peers,
+        listener,
+        addresses: addresses.collect(),
+        channels: 1,
+        sockets: 1,
+        fault: setup.context.fault,
+        deadline: setup.context.deadline,
     }
 }
 
-/// Lets the GPU use `bytes` bytes at `at` of a region.
+/// Registers `bytes` bytes at offset `at` of a region with the GPU.
 fn pin(gpu: &Arc<Context>, region: Arc<Region>, at: usize, bytes: usize) -> Result<PinnedMemory> {
     let place = NonNull::new(region.place(at, bytes, PAGE))
         .ok_or_else(|| Error::internal("a region at address 0"))?;
-    // SAFETY: in bounds by `place`; the region is mapped, for reading and writing, while the
-    // owner lives.
+    // SAFETY: `place` checks the bounds. `PinnedMemory` owns the region, which stays mapped for reading
+    // and writing until the registration ends.
     unsafe { PinnedMemory::register(gpu, place, bytes, region) }
 }
 
-/// Where in `reader`'s region the box from `writer` is.
+/// Returns the index of the peer buffer from `writer` in the region of `reader`.
 fn index_of(reader: usize, writer: usize) -> usize {
     writer - usize::from(writer > reader)
 }

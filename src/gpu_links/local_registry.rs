@@ -1,4 +1,5 @@
-//! Memory of ranks that are connecting, for the other ranks of this process: by reference.
+//! Lends memory of a rank that connects to the other ranks of its process, by a number that travels in
+//! a round.
 
 use std::any::Any;
 use std::collections::HashMap;
@@ -6,54 +7,53 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::error::{Error, Result};
 
-static OFFERED: Mutex<Option<Offers>> = Mutex::new(None);
+static REGISTRY: Mutex<Option<LocalRegistry>> = Mutex::new(None);
 
 #[derive(Default)]
-struct Offers {
+struct LocalRegistry {
     last: u64,
-    things: HashMap<u64, Arc<dyn Any + Send + Sync>>,
+    entries: HashMap<u64, Arc<dyn Any + Send + Sync>>,
 }
 
-/// An offer to the other ranks of this process, until it is dropped.
+/// An entry of the registry. Dropping the registration removes the entry.
 #[derive(Debug)]
-pub(super) struct Offer {
-    /// What to tell them; never 0.
+pub(super) struct Registration {
+    /// The number by which [`lookup`] finds the entry; never 0.
     pub number: u64,
 }
 
-impl Offer {
-    /// Offers `thing`.
-    pub fn new<T: Any + Send + Sync>(thing: Arc<T>) -> Offer {
-        let mut offers = offered();
-        let offers = offers.get_or_insert_default();
-        offers.last += 1;
-        offers.things.insert(offers.last, thing);
-        Offer {
-            number: offers.last,
+impl Registration {
+    pub fn new<T: Any + Send + Sync>(entry: Arc<T>) -> Registration {
+        let mut registry = registry();
+        let registry = registry.get_or_insert_default();
+        registry.last += 1;
+        registry.entries.insert(registry.last, entry);
+        Registration {
+            number: registry.last,
         }
     }
 }
 
-impl Drop for Offer {
+impl Drop for Registration {
     fn drop(&mut self) {
-        // Whatever it is may take the driver's time to destroy: not under the lock.
-        let thing = offered()
+        // The entry is dropped without the lock, because freeing memory may wait for the driver.
+        let entry = registry()
             .as_mut()
-            .and_then(|offers| offers.things.remove(&self.number));
-        drop(thing);
+            .and_then(|registry| registry.entries.remove(&self.number));
+        drop(entry);
     }
 }
 
-/// What another rank of this process offers under `number`.
+/// Returns the entry that another rank of this process registered under `number`.
 ///
 /// # Errors
-/// Internal if there is no such thing: the ranks only seem to be in one process.
-pub(super) fn take<T: Any + Send + Sync>(number: u64) -> Result<Arc<T>> {
-    let thing = offered()
+/// Internal if no entry of this type has the number: the ranks are not in one process.
+pub(super) fn lookup<T: Any + Send + Sync>(number: u64) -> Result<Arc<T>> {
+    let entry = registry()
         .as_ref()
-        .and_then(|offers| offers.things.get(&number).cloned());
-    thing
-        .and_then(|thing| thing.downcast().ok())
+        .and_then(|registry| registry.entries.get(&number).cloned());
+    entry
+        .and_then(|entry| entry.downcast().ok())
         .ok_or_else(|| {
             Error::internal(format!(
                 "no {} is offered under {number}",
@@ -62,9 +62,9 @@ pub(super) fn take<T: Any + Send + Sync>(number: u64) -> Result<Arc<T>> {
         })
 }
 
-fn offered() -> MutexGuard<'static, Option<Offers>> {
-    // Nothing is left half done by a panic: entries are whole.
-    OFFERED.lock().unwrap_or_else(PoisonError::into_inner)
+fn registry() -> MutexGuard<'static, Option<LocalRegistry>> {
+    // Each change leaves the registry consistent, so a poisoned lock does not matter.
+    REGISTRY.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(all(test, not(loom)))]
@@ -72,14 +72,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_offer_ends_with_its_handle_and_has_one_type() {
-        let thing = Arc::new(7u32);
-        let offer = Offer::new(thing.clone());
-        assert!(Arc::ptr_eq(&take::<u32>(offer.number).unwrap(), &thing));
-        assert!(take::<u64>(offer.number).is_err());
-        let number = offer.number;
-        drop(offer);
-        assert!(take::<u32>(number).is_err());
-        assert_eq!(Arc::strong_count(&thing), 1);
+    fn a_lookup_of_a_dropped_registration_or_another_type_fails() {
+        let entry = Arc::new(7u32);
+        let registration = Registration::new(entry.clone());
+        let number = registration.number;
+        assert!(Arc::ptr_eq(&lookup::<u32>(number).unwrap(), &entry));
+        assert!(lookup::<u64>(number).is_err());
+        drop(registration);
+        assert!(lookup::<u32>(number).is_err());
+        assert_eq!(Arc::strong_count(&entry), 1);
     }
 }

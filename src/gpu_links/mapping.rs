@@ -1,8 +1,8 @@
-//! The ways to peers' device memory: which there are, and going them.
+//! Plans and opens the mappings of peers' device memory.
 
-use super::gathered_round::{GpuInfo, MemoryHandle};
 use super::local_registry;
 use super::paths::LinkClass;
+use super::round_messages::{GpuInfo, MemoryHandle};
 use crate::bootstrap::PeerInfo;
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::{Context, Device, DeviceMemory, IPC_HANDLE_BYTES, IpcHandle, IpcMemory};
@@ -10,73 +10,76 @@ use crate::sys::cuda::p2p_attribute;
 use std::ffi::c_int;
 use std::sync::Arc;
 
-/// How the reason begins where peer access is switched off.
+/// Beginning of the reason where a setting forbids peer access.
 pub(super) const SWITCHED_OFF: &str = "CINCH_P2P_DISABLE=1";
 
-/// A way to a peer's device memory, as far as the driver knows.
+/// Whether a peer's device memory can be mapped, by the driver and the settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum MappingPlan {
-    /// It may be tried.
+    /// The mapping may be opened, which can still fail.
     Open {
-        /// The kind of link.
+        /// The class of the link.
         class: LinkClass,
-        /// The driver's rank of it, 0 for the fastest; `None` if the other GPU is hidden.
+        /// The driver's performance rank of the link, 0 for the fastest; `None` if this process does not
+        /// see the other GPU.
         performance_rank: Option<u32>,
     },
-    /// There is none, or it must not be used; why.
+    /// The driver or a setting refuses the mapping, for this reason.
     Refused(String),
 }
 
-/// The ways from `me` to all ranks, by rank; that to itself is of no account.
+/// Returns the plans of `me` for all ranks, by rank. The plan for `me` itself is unused.
 ///
 /// # Errors
 /// Those of the driver.
-pub(super) fn ways(
+pub(super) fn plans(
     gpu: &Context,
     me: usize,
     peers: &[PeerInfo],
     gpus: &[GpuInfo],
 ) -> Result<Vec<MappingPlan>> {
     let visible = gpu.driver().devices()?;
-    let way = |peer: usize| -> Result<MappingPlan> {
-        let (own, gpu_info) = (&gpus[me], &gpus[peer]);
-        for (rank, gpu_info) in [(me, own), (peer, gpu_info)] {
-            if gpu_info.p2p_disable {
+    let plan = |peer: usize| -> Result<MappingPlan> {
+        let (own, other) = (&gpus[me], &gpus[peer]);
+        for (rank, gpu) in [(me, own), (peer, other)] {
+            if gpu.p2p_disable {
                 let reason = format!("{SWITCHED_OFF} on rank {rank}");
                 return Ok(MappingPlan::Refused(reason));
             }
         }
-        if own.uuid == gpu_info.uuid {
+        if own.uuid == other.uuid {
             return Ok(MappingPlan::Open {
                 class: LinkClass::SameDevice,
                 performance_rank: Some(0),
             });
         }
-        // A process that is told to see one GPU alone can still map the memory of others.
-        let Some(device) = visible.iter().find(|device| device.uuid == gpu_info.uuid) else {
+        // With CUDA_VISIBLE_DEVICES a process may not see the other GPU. It can still map that GPU's
+        // memory by an IPC handle, over a link of unknown class.
+        let Some(device) = visible.iter().find(|device| device.uuid == other.uuid) else {
             return Ok(MappingPlan::Open {
                 class: LinkClass::Pcie,
                 performance_rank: None,
             });
         };
-        link(gpu.device(), device).map(|way| match way {
+        link(gpu.device(), device).map(|plan| match plan {
             MappingPlan::Refused(why) => MappingPlan::Refused(format!("{}: {why}", peers[me])),
             open => open,
         })
     };
-    (0..peers.len()).map(way).collect()
+    (0..peers.len()).map(plan).collect()
 }
 
-/// What is refused, for the other ranks.
-pub(super) fn refusals(ways: &[MappingPlan]) -> Vec<(usize, String)> {
-    let refusal = |(rank, way): (usize, &MappingPlan)| match way {
+/// Returns the refused ranks, with the reasons.
+pub(super) fn refusals(plans: &[MappingPlan]) -> Vec<(usize, String)> {
+    let refusal = |(rank, plan): (usize, &MappingPlan)| match plan {
         MappingPlan::Refused(reason) => Some((rank, reason.clone())),
         MappingPlan::Open { .. } => None,
     };
-    ways.iter().enumerate().filter_map(refusal).collect()
+    plans.iter().enumerate().filter_map(refusal).collect()
 }
 
-/// By which kind of link `own` reaches the memory of `other`, by what the driver says.
+/// Returns the class of the link over which `own` reaches the memory of `other`; [`LinkClass::Host`] if
+/// the driver offers no peer access.
 ///
 /// # Errors
 /// Those of the driver.
@@ -90,7 +93,7 @@ pub fn link_class(own: &Device, other: &Device) -> Result<LinkClass> {
     })
 }
 
-/// What the driver says about the link between two GPUs.
+/// Asks the driver for the link between two different GPUs.
 fn link(own: &Device, other: &Device) -> Result<MappingPlan> {
     if !own.can_access(other)? {
         return Ok(MappingPlan::Refused(format!(
@@ -98,9 +101,9 @@ fn link(own: &Device, other: &Device) -> Result<MappingPlan> {
         )));
     }
     let driver = own.driver();
-    let ask = |attribute: c_int| -> Result<u32> {
+    let attribute = |attribute: c_int| -> Result<u32> {
         let mut value: c_int = 0;
-        // SAFETY: handles of this driver; writes one integer.
+        // SAFETY: `own` and `other` hold valid device handles of this driver; the call writes one integer.
         let result = unsafe {
             let api = driver.api();
             api.cuDeviceGetP2PAttribute(&mut value, attribute, own.handle(), other.handle())
@@ -108,17 +111,17 @@ fn link(own: &Device, other: &Device) -> Result<MappingPlan> {
         driver.check("cuDeviceGetP2PAttribute", result)?;
         Ok(value.unsigned_abs())
     };
-    let class = match ask(p2p_attribute::NATIVE_ATOMIC_SUPPORTED)? {
+    let class = match attribute(p2p_attribute::NATIVE_ATOMIC_SUPPORTED)? {
         0 => LinkClass::Pcie,
         _ => LinkClass::NvLink,
     };
     Ok(MappingPlan::Open {
         class,
-        performance_rank: Some(ask(p2p_attribute::PERFORMANCE_RANK)?),
+        performance_rank: Some(attribute(p2p_attribute::PERFORMANCE_RANK)?),
     })
 }
 
-/// How other processes may open `memory`.
+/// Exports the IPC handle by which other processes open `memory`.
 ///
 /// # Errors
 /// Those of the driver.
@@ -127,29 +130,29 @@ pub(super) fn export(memory: &DeviceMemory) -> Result<[u8; IPC_HANDLE_BYTES]> {
     Ok(handle.to_bytes())
 }
 
-/// A peer's inbox, as this rank's GPU addresses it, kept there while this lives.
+/// A peer's inbox, mapped for this rank's GPU until the mapping is dropped.
 #[derive(Debug)]
-pub(super) enum Mapping {
-    /// Of a rank of this process.
-    Near(Arc<DeviceMemory>),
-    /// Of another process.
-    Mapped(IpcMemory),
+pub(super) enum PeerMapping {
+    /// Memory of a rank of this process.
+    Local(Arc<DeviceMemory>),
+    /// Memory of another process.
+    Ipc(IpcMemory),
 }
 
-impl Mapping {
-    /// Maps the `bytes` bytes that `exported` names.
+impl PeerMapping {
+    /// Maps an inbox of at least `bytes` bytes.
     ///
     /// # Errors
     /// Those of the driver; unsupported if it refuses peer access; mismatch if the memory is
     /// smaller.
     pub fn open(
         gpu: &Arc<Context>,
-        exported: &MemoryHandle,
+        handle: &MemoryHandle,
         same_process: bool,
         bytes: usize,
-    ) -> Result<Mapping> {
-        let reached = if same_process {
-            let memory: Arc<DeviceMemory> = local_registry::take(exported.offer)?;
+    ) -> Result<PeerMapping> {
+        let mapping = if same_process {
+            let memory: Arc<DeviceMemory> = local_registry::lookup(handle.registration)?;
             if !gpu.enable_peer(memory.context())? {
                 return Err(Error::new(
                     ErrorKind::Unsupported,
@@ -160,18 +163,18 @@ impl Mapping {
                     ),
                 ));
             }
-            Mapping::Near(memory)
+            PeerMapping::Local(memory)
         } else {
-            let none = || match &exported.refusal[..] {
+            let none = || match &handle.refusal[..] {
                 "" => Error::internal("no IPC handle came"),
                 why => Error::new(ErrorKind::Unsupported, why),
             };
-            let handle = exported.handle.ok_or_else(none)?;
-            Mapping::Mapped(IpcMemory::open(gpu, &IpcHandle::from_bytes(&handle))?)
+            let ipc = handle.ipc.ok_or_else(none)?;
+            PeerMapping::Ipc(IpcMemory::open(gpu, &IpcHandle::from_bytes(&ipc))?)
         };
-        let found = match &reached {
-            Mapping::Near(memory) => memory.bytes(),
-            Mapping::Mapped(memory) => memory.bytes(),
+        let found = match &mapping {
+            PeerMapping::Local(memory) => memory.bytes(),
+            PeerMapping::Ipc(memory) => memory.bytes(),
         };
         if found < bytes {
             return Err(Error::new(
@@ -179,14 +182,14 @@ impl Mapping {
                 format!("a peer's inbox has {found} bytes, expected {bytes}"),
             ));
         }
-        Ok(reached)
+        Ok(mapping)
     }
 
-    /// Its first byte.
+    /// Returns the address of the inbox.
     pub fn address(&self) -> u64 {
         match self {
-            Mapping::Near(memory) => memory.address(),
-            Mapping::Mapped(memory) => memory.address(),
+            PeerMapping::Local(memory) => memory.address(),
+            PeerMapping::Ipc(memory) => memory.address(),
         }
     }
 }

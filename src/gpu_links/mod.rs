@@ -1,27 +1,26 @@
-//! GPUs: each rank's slots lie in its GPU's memory, and its peers of the same host write them there.
+//! Sets up peer memory between GPU ranks.
 //!
-//! A box for each ordered pair of ranks ([`crate::mem::PeerBufferLayout`]) lies with the reader. Ranks of
-//! one process pass addresses and enable peer access; other processes open an IPC handle. Before a
-//! pair relies on that, each side writes a pattern to the other and the other looks at it: systems
-//! that promise peer access and deliver garbage exist. Where it is refused, fails or is switched
-//! off, the pair's boxes lie in pinned host memory instead, the log says why, and
-//! [`GpuLinks::paths`] shows it.
+//! Each ordered pair of ranks has a peer buffer ([`crate::mem::PeerBufferLayout`]) in memory of the reader's
+//! GPU. The peer buffers of one reader are its inbox. Ranks of one process pass addresses and enable peer
+//! access; ranks of different processes open CUDA IPC handles. Some systems offer peer access and deliver
+//! wrong data, so each pair is probed with a pattern first. If peer access is refused, fails or is
+//! switched off, the peer buffers of the pair are in pinned host memory; the log and [`GpuLinks::paths`]
+//! give the reason.
 //!
-//! Ranks of different hosts do not reach each other at all. Kernels on both sides use boxes in
-//! pinned memory of their own host, and the engine's proxy carries messages between those by a
-//! host transport: see [`Network`].
+//! Ranks of different hosts have peer buffers in pinned memory of both hosts. The engine's proxy carries
+//! messages between these by a host transport; see [`Network`].
 //!
-//! Unlike the other transports this one moves nothing itself: kernels do, with what
-//! [`GpuLinks::view`] tells them.
+//! Kernels move the data, through the addresses in [`GpuLinks::view`].
 
 mod connect;
-mod gathered_round;
 mod host;
 mod local_registry;
 mod mapping;
 mod network;
 mod path_probe;
 mod paths;
+mod round_messages;
+mod setup;
 
 #[cfg(all(test, not(loom)))]
 mod tests;
@@ -36,23 +35,23 @@ use crate::gpu::abi::{CURSORS_BYTES, CommView, MAX_RANKS, Protocol};
 use crate::mem::{ControlWords, PeerBufferLayout, Staging};
 use crate::types::TransportKind;
 use host::HostPeerBuffers;
-use mapping::Mapping;
-use std::sync::{Arc, Mutex, PoisonError};
+use mapping::PeerMapping;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// The kind that reports give for calls over peer memory of GPUs.
+/// The transport that reports name for calls over peer memory.
 pub const KIND: TransportKind = TransportKind::Cuda;
 
-/// All connections of one GPU rank: where its boxes are, and what keeps them alive.
+/// The connections of one GPU rank: the addresses of its peer buffers, and the memory they are in.
 ///
-/// Drop it when no kernel of this rank uses it any more: kernels that wait for a peer have ended,
-/// or were told to abort and have ended. Peers of this process keep each other's memory alive;
-/// peers of other processes should have unmapped it ([`GpuLinks::unmap`]): what CUDA does with
-/// memory that is freed while another process maps it is not defined.
+/// The caller must drop the links after all kernels of this rank have ended; kernels that wait for a peer
+/// end when they are aborted. Ranks of one process share ownership of their memory. Ranks of other
+/// processes must unmap it before ([`GpuLinks::unmap`]), because CUDA does not define the effect of freeing
+/// memory that another process maps.
 #[derive(Debug)]
 pub struct GpuLinks {
-    // Dropped from first to last: mappings of others' memory before our own.
-    reached: Mutex<Vec<(usize, Mapping)>>,
+    // Fields are dropped in order: mappings of peers' memory before this rank's memory.
+    mappings: Mutex<Vec<(usize, PeerMapping)>>,
     host: Option<HostPeerBuffers>,
     network: Mutex<Option<Network>>,
     staging: Vec<Arc<Staging>>,
@@ -61,60 +60,58 @@ pub struct GpuLinks {
     control: ControlWords,
     /// This rank.
     pub rank: usize,
-    /// The layout of each box.
+    /// The layout of each peer buffer.
     pub shape: PeerBufferLayout,
-    /// The box p -> this rank, as kernels of this rank's GPU address it; 0 where there is none.
+    /// Address of the peer buffer from rank p to this rank, for kernels of this rank; 0 if unused.
     pub inbox: [u64; MAX_RANKS],
-    /// The box this rank -> p, likewise.
+    /// Address of the peer buffer from this rank to rank p, for kernels of this rank; 0 if unused.
     pub outbox: [u64; MAX_RANKS],
-    /// By which way this rank and rank p reach each other; None for this rank itself. Both ranks
-    /// of a pair have the same kind of path.
+    /// The path between this rank and rank p, equal on both ranks; `None` for this rank itself.
     pub paths: Vec<Option<PeerPath>>,
-    /// The slowest link between any two ranks of a host: the same on all ranks, for selection.
+    /// The slowest link between any two ranks of a host, equal on all ranks.
     pub slowest: LinkClass,
-    /// Whether the GPUs of all ranks are of one kind that shows lines of 128 bytes whole: the same on
-    /// all ranks.
+    /// Whether all GPUs have one compute capability that keeps lines of 128 bytes whole; equal on all
+    /// ranks.
     gpus_keep_lines_whole: bool,
-    /// Device memory of this rank: boxes, cursors and epoch.
+    /// Device memory of this rank: its inbox, cursors and epochs.
     pub device_bytes: usize,
-    /// Pinned host memory of this rank: boxes from peers that cannot reach it, and the control
-    /// words.
+    /// Pinned host memory of this rank: peer buffers of pairs without peer access, and control words.
     pub pinned_bytes: usize,
-    /// Host memory of this rank: slots of the connections with ranks of other hosts.
+    /// Host memory of this rank: slots of the connections to other hosts.
     pub connection_bytes: usize,
 }
 
 impl GpuLinks {
-    /// Ranks of the communicator.
+    /// Returns the number of ranks.
     pub fn nranks(&self) -> usize {
         self.shape.nranks()
     }
 
-    /// Memory that this rank's boxes and connections take, wherever it is.
+    /// Returns the bytes of this rank's peer buffers and connections, in device and host memory.
     pub fn buffer_bytes(&self) -> usize {
         self.device_bytes + self.pinned_bytes + self.connection_bytes
     }
 
-    /// Device address of the cursors: `cinch_cursor[CINCH_PROTOCOLS][CINCH_MAX_LANES]
-    /// [CINCH_MAX_RANKS]`, zero at first.
+    /// Returns the device address of the cursors: `cinch_cursor[CINCH_PROTOCOLS][CINCH_MAX_CHANNELS]
+    /// [CINCH_MAX_RANKS]`, initially zero.
     pub fn cursors(&self) -> u64 {
         self.private.address()
     }
 
-    /// Device addresses of the two 64-bit words of the fused kernels that send packets, and of those
-    /// that send lines, zero at first. The calls of each are counted by themselves: every so many of
-    /// its own, one sends all packets anew.
+    /// Returns the device addresses of the sequence numbers of fused kernels, initially zero: two 64-bit words
+    /// for kernels that send packets, and two for kernels that send lines. They are separate, because each
+    /// refreshes its own area once in a number of its own calls (`REFRESH_PERIOD` of the kernels).
     pub fn epochs(&self) -> [u64; 2] {
         let first = self.private.address() + CURSORS_BYTES as u64;
         [first, first + 16]
     }
 
-    /// The words that the host and this rank's kernels share.
+    /// Returns the words that the host and this rank's kernels share.
     pub fn control(&self) -> &ControlWords {
         &self.control
     }
 
-    /// What a kernel needs to know that uses `protocol` and lets each wait last `timeout`.
+    /// Returns the kernel argument for calls that use `protocol` and limit each wait to `timeout`.
     pub fn view(&self, protocol: Protocol, timeout: Duration) -> CommView {
         CommView {
             inbox: self.inbox,
@@ -130,39 +127,42 @@ impl GpuLinks {
         }
     }
 
-    /// The connections with ranks of other hosts, for the proxy: once, and only where there are
-    /// such ranks.
+    /// Takes the connections to other hosts, for the proxy. Returns `None` on one host, and from the second
+    /// call on.
     pub fn take_network(&self) -> Option<Network> {
         let network = self.network.lock();
         network.unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// Whether the ll128 protocol works between all ranks of each host; the same on all ranks.
+    /// Whether the ll128 protocol works between all ranks of each host; equal on all ranks.
     pub fn lines_arrive_whole(&self) -> bool {
         self.gpus_keep_lines_whole && self.slowest.keeps_lines_whole()
     }
 
-    /// Gives up this rank's mappings of other processes' memory. Ranks that all do so, meet once
-    /// more, and drop their links only then, never free memory that another still maps. No kernel
-    /// may use the links from here on.
+    /// Unmaps the memory of all peers; no kernel may use the links afterwards. If all ranks unmap and pass
+    /// a barrier before they drop their links, no rank frees memory that another process maps.
     pub fn unmap(&self) {
-        let mut reached = self.reached.lock().unwrap_or_else(PoisonError::into_inner);
-        reached.clear();
+        self.mappings().clear();
     }
 
-    /// The same for memory of ranks of this process alone. It is theirs to free: see
-    /// [`GpuLinks::is_mapped_by_peers`]. Returns whether there was any.
+    /// Unmaps the memory of ranks of this process only. Returns whether any was mapped. The owner frees the
+    /// memory; see [`GpuLinks::is_mapped_by_peers`].
     pub fn unmap_local_peers(&self) -> bool {
-        let mut reached = self.reached.lock().unwrap_or_else(PoisonError::into_inner);
-        let all = reached.len();
-        reached.retain(|(_, memory)| !matches!(memory, Mapping::Near(_)));
-        reached.len() < all
+        let mut mappings = self.mappings();
+        let all = mappings.len();
+        mappings.retain(|(_, mapping)| !matches!(mapping, PeerMapping::Local(_)));
+        mappings.len() < all
     }
 
-    /// Whether ranks of this process have not given up this one's memory yet. Links that are dropped
-    /// then leave it to the last of them to free it, on whatever GPU that one is.
+    /// Whether ranks of this process still map this rank's memory. If the links are dropped while they do,
+    /// the last of these ranks frees the memory, and waits for the kernels of this rank's GPU.
     pub fn is_mapped_by_peers(&self) -> bool {
         let memory = self.memory.as_ref();
         memory.is_some_and(|memory| Arc::strong_count(memory) > 1)
+    }
+
+    /// Locks the mappings of peers' inboxes, each with the peer's rank.
+    fn mappings(&self) -> MutexGuard<'_, Vec<(usize, PeerMapping)>> {
+        self.mappings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

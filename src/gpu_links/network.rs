@@ -1,18 +1,18 @@
-//! Ranks of different hosts: boxes in pinned memory on both sides, and the connections of a host
-//! transport between them.
+//! Connects ranks of different hosts: peer buffers in pinned memory of both hosts, and connections of a
+//! host transport between them.
 //!
 //! ```text
 //! host A                                                        host B
 //! kernel -> outbox (pinned) -> proxy -> SendEnd ==> RecvEnd -> proxy -> inbox (pinned) -> kernel
 //! ```
-//! To a kernel both boxes look like those of a peer that it meets in host memory. Each channel has a
-//! connection of its own, so that a channel whose messages nobody takes holds up no other. A message
-//! is copied once on each side, between a box and a slot of the transport; over TCP not even that:
-//! the kernel of the operating system copies from the box and into it.
+//! Kernels use both peer buffers as those of a pair in host memory. Each channel has a connection of its own,
+//! so that a channel whose messages are not received does not block other channels. Each host copies a
+//! message once, between a peer buffer and a slot of the transport. Over TCP the operating system copies
+//! from and to the peer buffer directly.
 
 use super::GpuLinks;
-use super::connect::Connecting;
 use super::paths::PeerPath;
+use super::setup::LinkSetup;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::gpu::PinnedMemory;
@@ -25,16 +25,16 @@ use crate::transport::{self, ConnectContext, Links};
 use crate::types::TransportKind;
 use std::sync::{Arc, Mutex};
 
-/// Slots of a connection of the transport: one is filled or emptied while another travels, beside
-/// those of the boxes.
+/// Slots of a connection of the host transport: one is filled or emptied while the other travels.
 const SLOTS: usize = 2;
 
-/// The connections with ranks of other hosts, and the boxes that kernels use for them.
+/// The connections to ranks of other hosts, and the peer buffers that kernels use for them.
 #[derive(Debug)]
 pub struct Network {
-    /// Connections of the host transport, one channel for each GPU channel; nothing for ranks of the same host.
+    /// Connections of the host transport, one channel for each GPU channel; `None` for ranks of
+    /// the same host.
     pub links: Links,
-    /// The boxes of each rank of another host, by rank.
+    /// The peer buffers for each rank of another host, by rank.
     pub staging: Vec<Option<Arc<Staging>>>,
 }
 
@@ -46,90 +46,90 @@ impl Network {
     }
 }
 
-/// The largest boxes with which no rank takes more than the budget: one in device memory for each
-/// rank of its host; for each other rank two in pinned memory, and the slots of the connections.
+/// Returns the largest peer buffers with which every rank stays within the budget. A rank has a peer buffer
+/// in device memory for each rank of its host. For each other rank it has two in pinned memory, and the
+/// slots of the connections.
 ///
 /// # Errors
 /// As for [`PeerBufferLayout::new`].
-pub(super) fn shape(hosts: &Hosts, config: &Config) -> Result<PeerBufferLayout> {
+pub(super) fn layout(hosts: &Hosts, config: &Config) -> Result<PeerBufferLayout> {
     let ranks = |host| hosts.ranks(host).len();
     let nranks: usize = (0..hosts.count()).map(ranks).sum();
-    // A rank abroad takes more than one at home, so the ranks of the smallest host take most.
-    let at_home = (0..hosts.count()).map(ranks).min().unwrap_or(nranks);
-    let (near, far) = (at_home.saturating_sub(1), nranks - at_home);
+    // Ranks of the smallest host take most, because a rank of another host takes more than one of the
+    // same host.
+    let least = (0..hosts.count()).map(ranks).min().unwrap_or(nranks);
+    let (same_host, other_hosts) = (least.saturating_sub(1), nranks - least);
     let channels = config.gpu_channels_for(hosts.count());
-    // What crosses hosts is carried in slots alone, and so are all calls of such a communicator.
+    // Proxies carry slots only, so no call of such a communicator uses lines.
     PeerBufferLayout::within(nranks, config.buffer_bytes, channels, false, |shape| {
-        near * shape.bytes() + far * far_bytes(shape) + PRIVATE_BYTES
+        same_host * shape.bytes() + other_hosts * network_bytes(shape) + PRIVATE_BYTES
     })
 }
 
-/// What a rank of another host takes: its boxes, and the slots of its connections, both ways.
-fn far_bytes(shape: &PeerBufferLayout) -> usize {
+/// Returns the bytes for a rank of another host: two peer buffers, and slots in both directions.
+fn network_bytes(shape: &PeerBufferLayout) -> usize {
     let fifo = shape.fifo(Protocol::Simple);
     let slot = LINE_BYTES + fifo.slot_bytes as usize;
     2 * shape.bytes() + 2 * fifo.channels as usize * SLOTS * slot
 }
 
-/// Gives each rank `abroad` its boxes and connections. All ranks call it together.
+/// Connects this rank with `remote_peers`, the ranks of other hosts. All ranks call it together.
 pub(super) fn connect(
-    connecting: &Connecting<'_>,
+    setup: &LinkSetup<'_>,
     links: &mut GpuLinks,
-    abroad: &[usize],
+    remote_peers: &[usize],
 ) -> Result<()> {
-    let nranks = connecting.peers.len();
-    let boxes = || -> Result<Vec<Option<Arc<Staging>>>> {
-        let mut staging = vec![None; nranks];
-        for &peer in abroad {
-            let memory = || PinnedMemory::new(connecting.gpu, links.shape.bytes());
+    let allocate = || -> Result<Vec<Option<Arc<Staging>>>> {
+        let mut staging = vec![None; setup.nranks()];
+        for &peer in remote_peers {
+            let memory = || PinnedMemory::new(setup.gpu, links.shape.bytes());
             staging[peer] = Some(Arc::new(Staging::new(memory()?, memory()?, &links.shape)?));
         }
         Ok(staging)
     };
-    let boxes = boxes();
-    connecting.round(boxes.as_ref().map(|_| Vec::new()).map_err(Error::clone))?;
-    let staging = boxes?;
+    let staging = allocate();
+    setup.round(staging.as_ref().map(|_| Vec::new()).map_err(Error::clone))?;
+    let staging = staging?;
 
-    let between = connect_across_hosts(&ConnectContext {
-        config: &config_of(connecting.context.config, &links.shape),
-        verbs: connecting.context.verbs.clone(),
-        ..*connecting.context
+    let connections = connect_across_hosts(&ConnectContext {
+        config: &config_of(setup.context.config, &links.shape),
+        verbs: setup.context.verbs.clone(),
+        ..*setup.context
     })?;
-    for &peer in abroad {
-        let boxes = staging[peer].as_ref();
-        let (Some(boxes), Some(transport)) = (boxes, between.kinds[peer]) else {
+    for &peer in remote_peers {
+        let (Some(buffers), Some(transport)) = (&staging[peer], connections.kinds[peer]) else {
             return Err(Error::internal("no transport between two hosts"));
         };
-        (links.inbox[peer], links.outbox[peer]) = boxes.addresses();
+        (links.inbox[peer], links.outbox[peer]) = buffers.addresses();
         links.paths[peer] = Some(PeerPath::Network { transport });
         links.pinned_bytes += 2 * links.shape.bytes();
-        // Kernels may use them longer than the proxy lives.
-        links.staging.push(boxes.clone());
+        // Kernels may use the peer buffers after the proxy has ended.
+        links.staging.push(buffers.clone());
     }
     line(
         Level::Info,
         format_args!(
             "{}: {} of other hosts through {}: {} channels, {} bytes of pinned memory and {} of slots",
-            connecting.peers[connecting.me],
-            match abroad.len() {
+            setup.peers[setup.me],
+            match remote_peers.len() {
                 1 => "1 rank".into(),
                 ranks => format!("{ranks} ranks"),
             },
-            names(&between),
-            between.channels,
-            2 * links.shape.bytes() * abroad.len(),
-            between.buffer_bytes,
+            names(&connections),
+            connections.channels,
+            2 * links.shape.bytes() * remote_peers.len(),
+            connections.buffer_bytes,
         ),
     );
-    links.connection_bytes = between.buffer_bytes;
+    links.connection_bytes = connections.buffer_bytes;
     links.network = Mutex::new(Some(Network {
-        links: between,
+        links: connections,
         staging,
     }));
     Ok(())
 }
 
-/// The transports that carry anything.
+/// Returns the names of the transports that carry messages.
 fn names(links: &Links) -> String {
     let mut kinds: Vec<&str> = links
         .kinds
@@ -142,8 +142,8 @@ fn names(links: &Links) -> String {
     kinds.join(" and ")
 }
 
-/// The settings of the host transport: a channel for each channel, a slot for what a kernel's slot
-/// holds, and as many sockets between two ranks as for host buffers, one for each channel at least.
+/// Returns the settings of the host transport: as many channels as kernels have, slots of the size of a
+/// kernel's slots, and as many sockets between two ranks as for host buffers, at least one per channel.
 fn config_of(config: &Config, shape: &PeerBufferLayout) -> Config {
     let fifo = shape.fifo(Protocol::Simple);
     let channels = fifo.channels as usize;
@@ -152,7 +152,7 @@ fn config_of(config: &Config, shape: &PeerBufferLayout) -> Config {
         slots: SLOTS,
         slot_bytes: fifo.slot_bytes as usize,
         tcp_sockets: (config.channels * config.tcp_sockets).div_ceil(channels),
-        // The boxes were fitted to the budget, with these slots counted: see `shape`.
+        // `layout` has counted these slots in the budget.
         buffer_bytes: usize::MAX,
         transport: config.transport.filter(|&kind| kind != super::KIND),
         ..config.clone()

@@ -1,101 +1,105 @@
-//! Whether what a peer writes arrives: each side writes a pattern into the other's inbox, and the
-//! other looks.
+//! Probes whether data arrives: the writer of a peer buffer writes a pattern, and the reader compares
+//! it.
 
 use crate::error::Result;
 use crate::gpu::probe::Probe;
 use crate::mem::PeerBufferLayout;
 
-/// What writes and looks: kernels, or in tests something that may be made to fail.
+/// Writes and compares patterns: kernels on a GPU, or in tests code that damages data.
 pub(super) trait PathProbe {
-    /// Writes the pattern of `seed` to `words` 64-bit words at `address`, and returns when they
-    /// are there.
+    /// Writes the pattern of `seed` to `words` 64-bit words at `address`, and returns when the words
+    /// have arrived.
     ///
     /// # Errors
     /// Timeout; those of the driver.
     ///
     /// # Safety
-    /// The words are mapped, and nobody else uses them meanwhile.
+    /// The words are mapped, and no other code accesses them during the call.
     unsafe fn write(&self, address: u64, words: u64, seed: u64) -> Result<()>;
 
-    /// How many of the words are not the pattern.
+    /// Returns the number of words that differ from the pattern of `seed`.
     ///
     /// # Errors
     /// Timeout; those of the driver.
     ///
     /// # Safety
-    /// As for [`PathProbe::write`].
-    unsafe fn wrong(&self, address: u64, words: u64, seed: u64) -> Result<u32>;
+    /// See [`PathProbe::write`].
+    unsafe fn count_wrong(&self, address: u64, words: u64, seed: u64) -> Result<u32>;
 }
 
 impl PathProbe for Probe {
     unsafe fn write(&self, address: u64, words: u64, seed: u64) -> Result<()> {
-        // SAFETY: by the caller's word.
+        // SAFETY: the caller guarantees that the words are mapped and unused.
         unsafe { self.fill(address, words, seed) }
     }
 
-    unsafe fn wrong(&self, address: u64, words: u64, seed: u64) -> Result<u32> {
-        // SAFETY: by the caller's word.
+    unsafe fn count_wrong(&self, address: u64, words: u64, seed: u64) -> Result<u32> {
+        // SAFETY: the caller guarantees that the words are mapped and unused.
         unsafe { self.wrong_words(address, words, seed) }
     }
 }
 
-/// The probe of one box.
+/// A peer buffer under a path probe.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Pair<'a> {
-    /// The writer's rank.
-    pub from: usize,
-    /// The reader's rank.
-    pub to: usize,
-    /// Of the box, as the caller's GPU sees it.
+pub(super) struct ProbedPeerBuffer<'a> {
+    /// The rank that writes.
+    pub writer: usize,
+    /// The rank that reads.
+    pub reader: usize,
+    /// Address of the peer buffer, as the caller's GPU maps it.
     pub address: u64,
-    /// Layout of the box.
+    /// Layout of the peer buffer.
     pub shape: &'a PeerBufferLayout,
     /// A number that ranks of other communicators do not use.
     pub nonce: u64,
 }
 
-impl Pair<'_> {
-    /// The writer's part.
+impl ProbedPeerBuffer<'_> {
+    /// Writes the pattern.
     ///
     /// # Errors
     /// See [`PathProbe::write`].
     ///
     /// # Safety
-    /// A box of that shape is mapped at the address, and only this probe uses it.
-    pub unsafe fn write(self, probe: &dyn PathProbe) -> Result<()> {
-        for (address, words, seed) in self.places() {
-            // SAFETY: inside the box, by the shape.
+    /// A peer buffer of this layout is mapped at the address, and no other code accesses it during the
+    /// call.
+    pub unsafe fn write_pattern(self, probe: &dyn PathProbe) -> Result<()> {
+        for (address, words, seed) in self.ranges() {
+            // SAFETY: the layout has the range, and the caller guarantees that the peer buffer is mapped
+            // and unused.
             unsafe { probe.write(address, words, seed)? };
         }
         Ok(())
     }
 
-    /// The reader's part: words that are wrong.
+    /// Returns the number of words that arrived wrong.
     ///
     /// # Errors
-    /// See [`PathProbe::wrong`].
+    /// See [`PathProbe::count_wrong`].
     ///
     /// # Safety
-    /// As for [`Pair::write`].
-    pub unsafe fn wrong(self, probe: &dyn PathProbe) -> Result<u64> {
+    /// See [`ProbedPeerBuffer::write_pattern`].
+    pub unsafe fn count_wrong(self, probe: &dyn PathProbe) -> Result<u64> {
         let mut wrong = 0;
-        for (address, words, seed) in self.places() {
-            // SAFETY: as above.
-            wrong += u64::from(unsafe { probe.wrong(address, words, seed)? });
+        for (address, words, seed) in self.ranges() {
+            // SAFETY: the layout has the range, and the caller guarantees that the peer buffer is mapped
+            // and unused.
+            wrong += u64::from(unsafe { probe.count_wrong(address, words, seed)? });
         }
         Ok(wrong)
     }
 
-    fn places(self) -> [(u64, u64, u64); 2] {
-        // Different for each box and place, so that data that went astray is not taken for right.
-        let pair = ((self.from as u64) << 32) | ((self.to as u64) << 8);
-        let mut place = 0;
+    /// Returns address, words and seed of each probed range. Seeds differ by pair and range, so that
+    /// data of another pair does not pass for the right data.
+    fn ranges(self) -> [(u64, u64, u64); 2] {
+        let pair = ((self.writer as u64) << 32) | ((self.reader as u64) << 8);
+        let mut range = 0;
         self.shape.probed_ranges().map(|(offset, bytes)| {
-            place += 1;
+            range += 1;
             (
                 self.address + offset,
                 bytes / 8,
-                self.nonce ^ pair.wrapping_add(place).wrapping_mul(0xd6e8_feb8_6659_fd93),
+                self.nonce ^ pair.wrapping_add(range).wrapping_mul(0xd6e8_feb8_6659_fd93),
             )
         })
     }

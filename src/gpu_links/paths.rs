@@ -1,29 +1,28 @@
-//! By which way two GPUs reach each other. Pure: what each rank found out goes in, and all ranks
-//! come to the same answer about every pair.
+//! The path of each pair of GPUs: a pure function of the reports of all ranks, so that all ranks find
+//! the same path for every pair.
 
 use crate::schedule::Hosts;
 use crate::types::TransportKind;
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// What lies between two GPUs, from fast to slow.
+/// Class of the link between two GPUs, from fast to slow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum LinkClass {
-    /// Nothing: they are one.
+    /// No link: both ranks use one GPU.
     SameDevice = 0,
-    /// A link that carries atomics, as NVLink does: a line of 128 bytes arrives whole.
+    /// A link with native atomics, as NVLink has them. A line of 128 bytes arrives whole.
     NvLink = 1,
-    /// PCIe, or unknown because the other GPU is hidden from this process: lines may be torn.
+    /// PCIe, or unknown because this process does not see the other GPU. The link may tear lines.
     Pcie = 2,
-    /// Memory of the host.
+    /// Pinned memory of the host.
     Host = 3,
 }
 
-/// Compute capabilities of GPUs that show each other the 128 bytes of a line together. No document
-/// promises it of any: 9.0 is where this library has been tried, and these are the ones of those it has
-/// kernels for on which NCCL takes its protocol of that kind by itself (2.28, `src/graph/tuning.cc`). On
-/// others stale words could pass for a message.
+/// Compute capabilities of GPUs that keep lines whole: another GPU sees the 128 bytes that a warp stores
+/// together at once. No document promises this. Capability 9.0 is tested here. On all three, NCCL 2.28
+/// selects LL128 by default (`src/graph/tuning.cc`). On other GPUs stale words could pass for a message.
 pub const GPUS_THAT_KEEP_LINES_WHOLE: [(u32, u32); 3] = [(8, 0), (9, 0), (10, 0)];
 
 impl LinkClass {
@@ -34,7 +33,7 @@ impl LinkClass {
         LinkClass::Host,
     ];
 
-    /// Its name.
+    /// Returns the name for logs and reports.
     pub fn name(self) -> &'static str {
         match self {
             LinkClass::SameDevice => "same GPU",
@@ -44,8 +43,8 @@ impl LinkClass {
         }
     }
 
-    /// Whether 128 bytes that a warp stores together are seen together, as the ll128 protocol
-    /// needs, between GPUs that keep lines whole (`GPUS_THAT_KEEP_LINES_WHOLE`).
+    /// Whether the link keeps lines whole between GPUs of [`GPUS_THAT_KEEP_LINES_WHOLE`], as the ll128
+    /// protocol needs.
     pub fn keeps_lines_whole(self) -> bool {
         self <= LinkClass::NvLink
     }
@@ -61,34 +60,34 @@ impl fmt::Display for LinkClass {
     }
 }
 
-/// Where the boxes of a pair of ranks lie, both directions alike.
+/// The place of the peer buffers of a pair of ranks, equal for both directions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PeerPath {
-    /// On the GPU that both ranks use.
+    /// In memory of the GPU that both ranks use.
     SameDevice,
-    /// Each on the reader's GPU, written over the link between the two.
+    /// In memory of the reader's GPU, which the writer writes over the link between both GPUs.
     Peer {
-        /// The kind of link.
+        /// The class of the link.
         class: LinkClass,
-        /// The driver's rank of the link, 0 for the fastest; `None` if the other GPU is hidden
-        /// from this process.
+        /// The driver's performance rank of the link, 0 for the fastest; `None` if this process does not
+        /// see the other GPU.
         performance_rank: Option<u32>,
     },
-    /// In pinned host memory, because one GPU cannot or must not write the other's memory.
+    /// In pinned host memory, because one GPU cannot write the other's memory or a setting forbids it.
     PinnedHost {
-        /// Why.
+        /// Why the pair has no peer access.
         reason: String,
     },
-    /// On different hosts: each rank's kernels use boxes in pinned memory of their own host, and
-    /// its proxy carries messages from one to the other.
+    /// In pinned memory of both hosts. Kernels use the peer buffers of their own host, and proxies carry
+    /// messages between the hosts.
     Network {
-        /// By which transport.
+        /// The transport that carries the messages.
         transport: TransportKind,
     },
 }
 
 impl PeerPath {
-    /// What lies between a rank and what its kernels write to.
+    /// Returns the class of the link between a rank's GPU and the peer buffers that its kernels write.
     pub fn class(&self) -> LinkClass {
         match self {
             PeerPath::SameDevice => LinkClass::SameDevice,
@@ -97,7 +96,7 @@ impl PeerPath {
         }
     }
 
-    /// The transport that carries messages.
+    /// Returns the transport that carries messages.
     pub fn transport(&self) -> TransportKind {
         match self {
             PeerPath::Network { transport } => *transport,
@@ -105,7 +104,7 @@ impl PeerPath {
         }
     }
 
-    /// What the two have between them, without a reason for it.
+    /// Returns the path for reports, without the reason of a failure.
     pub fn name(&self) -> String {
         match self {
             PeerPath::Network { .. } => self.to_string(),
@@ -124,8 +123,7 @@ impl fmt::Display for PeerPath {
     }
 }
 
-/// Why pairs of ranks of one host cannot use each other's device memory, as far as all ranks have
-/// said.
+/// Pairs of ranks of one host that have no peer access, with the reasons that ranks reported.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct PathFailures {
     pairs: BTreeMap<(usize, usize), String>,
@@ -133,67 +131,66 @@ pub(super) struct PathFailures {
 }
 
 impl PathFailures {
-    /// None yet between ranks of `hosts`.
-    pub fn on(hosts: &Hosts) -> PathFailures {
+    /// Returns an empty set for the ranks of `hosts`.
+    pub fn new(hosts: &Hosts) -> PathFailures {
         PathFailures {
             pairs: BTreeMap::new(),
             hosts: hosts.clone(),
         }
     }
 
-    /// Notes what rank `by` said about its way to `peer`. The first word about a pair stays.
-    /// Between hosts there is no way that it could be about.
-    pub fn note(&mut self, by: usize, peer: usize, reason: String) {
-        let pair = (by.min(peer), by.max(peer));
-        if self.hosts.share(by, peer) {
+    /// Records the failure that rank `reporter` reported about `peer`. The first reason of a pair stays.
+    /// Pairs between hosts are ignored, because they never have peer access.
+    pub fn record(&mut self, reporter: usize, peer: usize, reason: String) {
+        let pair = (reporter.min(peer), reporter.max(peer));
+        if self.hosts.share(reporter, peer) {
             self.pairs.entry(pair).or_insert(reason);
         }
     }
 
-    /// What keeps the two apart, if anything does.
+    /// Returns the reason why two ranks have no peer access; `None` if they may have it.
     pub fn between(&self, one: usize, two: usize) -> Option<&str> {
         let pair = (one.min(two), one.max(two));
         self.pairs.get(&pair).map(String::as_str)
     }
 
-    /// Whether there is none at all.
     pub fn is_empty(&self) -> bool {
         self.pairs.is_empty()
     }
 
-    /// Peers of `me` whose device memory it uses.
+    /// Returns the peers with which `me` has peer access.
     pub fn reachable(&self, me: usize, nranks: usize) -> Vec<usize> {
         self.peers(me, nranks, |peer| {
             self.hosts.share(me, peer) && self.between(me, peer).is_none()
         })
     }
 
-    /// Peers of `me` that it meets in memory of their host.
-    pub fn apart(&self, me: usize, nranks: usize) -> Vec<usize> {
+    /// Returns the peers whose peer buffers are in pinned memory of the host they share with `me`.
+    pub fn in_host_memory(&self, me: usize, nranks: usize) -> Vec<usize> {
         self.peers(me, nranks, |peer| self.between(me, peer).is_some())
     }
 
-    /// Peers of `me` on other hosts.
-    pub fn abroad(&self, me: usize, nranks: usize) -> Vec<usize> {
+    /// Returns the peers of `me` on other hosts.
+    pub fn on_other_hosts(&self, me: usize, nranks: usize) -> Vec<usize> {
         self.peers(me, nranks, |peer| !self.hosts.share(me, peer))
     }
 
-    fn peers(&self, me: usize, nranks: usize, which: impl Fn(usize) -> bool) -> Vec<usize> {
+    fn peers(&self, me: usize, nranks: usize, selects: impl Fn(usize) -> bool) -> Vec<usize> {
         let others = (0..nranks).filter(|&peer| peer != me);
-        others.filter(|&peer| which(peer)).collect()
+        others.filter(|&peer| selects(peer)).collect()
     }
 
-    /// For the log: each reason with the peers above `me` that it is about, so that of each pair
-    /// one rank speaks.
-    pub fn told_by(&self, me: usize) -> Vec<(&str, Vec<usize>)> {
-        let mut told: Vec<(&str, Vec<usize>)> = Vec::new();
+    /// Returns each reason with the higher ranks that it separates from `me`, so that one rank of each
+    /// pair logs it.
+    pub fn with_higher_ranks(&self, me: usize) -> Vec<(&str, Vec<usize>)> {
+        let mut found: Vec<(&str, Vec<usize>)> = Vec::new();
         for (&(_, high), reason) in self.pairs.range((me, 0)..(me + 1, 0)) {
-            match told.iter_mut().find(|(known, _)| known == reason) {
+            match found.iter_mut().find(|(known, _)| known == reason) {
                 Some((_, peers)) => peers.push(high),
-                None => told.push((reason, vec![high])),
+                None => found.push((reason, vec![high])),
             }
         }
-        told
+        found
     }
 }
 
@@ -202,37 +199,37 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pair_has_one_answer_whoever_asks_and_whoever_spoke() {
+    fn a_failure_is_equal_for_both_ranks_and_the_first_reason_stays() {
         let mut failures = PathFailures::default();
         assert!(failures.is_empty());
-        failures.note(2, 0, "first".into());
-        failures.note(0, 2, "second".into());
-        failures.note(0, 3, "first".into());
-        failures.note(1, 0, "third".into());
+        failures.record(2, 0, "first".into());
+        failures.record(0, 2, "second".into());
+        failures.record(0, 3, "first".into());
+        failures.record(1, 0, "third".into());
         assert_eq!(failures.between(0, 2), Some("first"));
         assert_eq!(failures.between(2, 0), Some("first"));
         assert_eq!(failures.between(1, 2), None);
         assert_eq!(failures.reachable(0, 5), [4]);
-        assert_eq!(failures.apart(0, 5), [1, 2, 3]);
+        assert_eq!(failures.in_host_memory(0, 5), [1, 2, 3]);
         assert_eq!(failures.reachable(2, 5), [1, 3, 4]);
         assert_eq!(
-            failures.told_by(0),
+            failures.with_higher_ranks(0),
             [("third", vec![1]), ("first", vec![2, 3])]
         );
-        assert!(failures.told_by(2).is_empty());
+        assert!(failures.with_higher_ranks(2).is_empty());
     }
 
     #[test]
-    fn ranks_of_different_hosts_meet_nowhere() {
-        let mut failures = PathFailures::on(&Hosts::even(2, 2));
-        failures.note(0, 2, "no link".into());
+    fn pairs_of_different_hosts_record_no_failure() {
+        let mut failures = PathFailures::new(&Hosts::even(2, 2));
+        failures.record(0, 2, "no link".into());
         assert!(failures.is_empty() && failures.between(0, 2).is_none());
-        failures.note(2, 3, "no link".into());
+        failures.record(2, 3, "no link".into());
         assert_eq!(failures.reachable(0, 4), [1]);
-        assert_eq!(failures.abroad(0, 4), [2, 3]);
+        assert_eq!(failures.on_other_hosts(0, 4), [2, 3]);
         assert!(failures.reachable(3, 4).is_empty());
-        assert_eq!(failures.apart(3, 4), [2]);
-        assert_eq!(failures.abroad(3, 4), [0, 1]);
+        assert_eq!(failures.in_host_memory(3, 4), [2]);
+        assert_eq!(failures.on_other_hosts(3, 4), [0, 1]);
         let path = PeerPath::Network {
             transport: TransportKind::Tcp,
         };
@@ -241,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn classes_go_from_fast_to_slow_and_travel_as_numbers() {
+    fn link_classes_are_ordered_and_survive_a_round_trip() {
         assert!(LinkClass::ALL.windows(2).all(|pair| pair[0] < pair[1]));
         for (number, class) in LinkClass::ALL.into_iter().enumerate() {
             assert_eq!(LinkClass::from_number(number as u8), Some(class));

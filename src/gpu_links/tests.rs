@@ -1,4 +1,4 @@
-//! Ranks of a simulated machine connect, whatever is wrong with it.
+//! Connects ranks on a simulated machine with the faults of real ones.
 
 mod machine;
 
@@ -20,20 +20,20 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Writes and looks on the heap; pairs of GPUs, writer first, may garble what they carry.
-struct Heap {
+/// A probe on heap memory. Pairs of GPUs, writer first, may garble data.
+struct HeapProbe {
     machine: Arc<Machine>,
     own: usize,
     garbled: HashSet<(usize, usize)>,
 }
 
-impl PathProbe for Heap {
+impl PathProbe for HeapProbe {
     unsafe fn write(&self, address: u64, words: u64, seed: u64) -> Result<()> {
         let to = self.machine.owner(address).expect("no memory of a GPU");
         for word in 0..words {
             let lost = self.garbled.contains(&(self.own, to)) && word % 1000 == 999;
             let value = if lost { 0 } else { probe_word(seed, word) };
-            // SAFETY: heap memory, by the caller's word.
+            // SAFETY: the caller guarantees that the words are mapped, and `Machine` keeps its heap memory.
             unsafe {
                 (address as *mut u64)
                     .add(word as usize)
@@ -43,9 +43,9 @@ impl PathProbe for Heap {
         Ok(())
     }
 
-    unsafe fn wrong(&self, address: u64, words: u64, seed: u64) -> Result<u32> {
+    unsafe fn count_wrong(&self, address: u64, words: u64, seed: u64) -> Result<u32> {
         let wrong = |&word: &u64| {
-            // SAFETY: as above.
+            // SAFETY: the caller guarantees that the words are mapped, and `Machine` keeps its heap memory.
             let found = unsafe { (address as *const u64).add(word as usize).read_volatile() };
             found != probe_word(seed, word)
         };
@@ -53,18 +53,19 @@ impl PathProbe for Heap {
     }
 }
 
-/// One rank: its process, and the number of its GPU there.
-type GpuInfo = (u8, u32);
+/// A rank's process, and the ordinal of its GPU in it.
+type RankGpu = (u8, u32);
 
+/// Ranks to connect, and their settings.
 struct Job {
     machine: Arc<Machine>,
-    /// GPUs that processes see, if not all.
+    /// GPUs that a process sees; all if it has no entry.
     visible: BTreeMap<u8, Vec<usize>>,
     garbled: HashSet<(usize, usize)>,
     config: Config,
-    /// Of ranks that have others.
+    /// Settings of ranks that differ from `config`.
     configs: BTreeMap<usize, Config>,
-    /// Hosts of ranks, if they are on several.
+    /// Host of each rank; empty on one host.
     hosts: Vec<u8>,
 }
 
@@ -83,8 +84,8 @@ impl Job {
         }
     }
 
-    /// Connects ranks; the links of all, or the errors of all.
-    fn connect(&self, gpus: &[GpuInfo]) -> Vec<Result<GpuLinks>> {
+    /// Connects ranks, and returns the links or the error of each.
+    fn connect(&self, gpus: &[RankGpu]) -> Vec<Result<GpuLinks>> {
         let mut drivers: BTreeMap<u8, Arc<Driver>> = BTreeMap::new();
         for &(process, _) in gpus {
             drivers.entry(process).or_insert_with(|| {
@@ -104,7 +105,7 @@ impl Job {
             .collect();
         let world = World::with(&places);
         std::thread::scope(|scope| {
-            let rank = |(rank, &(process, ordinal)): (usize, &GpuInfo)| {
+            let rank = |(rank, &(process, ordinal)): (usize, &RankGpu)| {
                 let (world, driver) = (world.clone(), drivers[&process].clone());
                 scope.spawn(move || {
                     let exchange = world.exchange(rank);
@@ -119,7 +120,7 @@ impl Job {
                     };
                     let own = usize::from(device.uuid[0]) - 1;
                     let probe = || -> Result<Box<dyn PathProbe>> {
-                        Ok(Box::new(Heap {
+                        Ok(Box::new(HeapProbe {
                             machine: self.machine.clone(),
                             own,
                             garbled: self.garbled.clone(),
@@ -135,23 +136,23 @@ impl Job {
         })
     }
 
-    fn links(&self, gpus: &[GpuInfo]) -> Vec<GpuLinks> {
+    fn links(&self, gpus: &[RankGpu]) -> Vec<GpuLinks> {
         let links = self.connect(gpus).into_iter();
         links.map(|links| links.unwrap()).collect()
     }
 
-    /// Connects, looks at everything, lets go, and looks at what is left.
-    fn check(&self, gpus: &[GpuInfo], look: impl FnOnce(&[GpuLinks])) {
+    /// Connects ranks, checks their links, drops them, and checks that nothing is left.
+    fn check(&self, gpus: &[RankGpu], check: impl FnOnce(&[GpuLinks])) {
         let links = self.links(gpus);
-        every_box_is_whole(&links);
-        look(&links);
+        every_peer_buffer_has_its_own_memory(&links);
+        check(&links);
         drop(links);
         assert_eq!(self.machine.left(), [0; 5], "something is left");
     }
 }
 
-/// What is written to each box comes out of it, and out of no other.
-fn every_box_is_whole(links: &[GpuLinks]) {
+/// Writes every word of every outbox, and checks that the reader's inbox has it and no other inbox.
+fn every_peer_buffer_has_its_own_memory(links: &[GpuLinks]) {
     let nranks = links.len();
     let words = links[0].shape.bytes() as u64 / 8;
     let word = |base: u64, at: u64| (base + 8 * at) as *mut u64;
@@ -167,7 +168,7 @@ fn every_box_is_whole(links: &[GpuLinks]) {
         }
         let private = (one.cursors(), one.epochs()[1] + 16 - one.cursors());
         for at in 0..private.1 / 8 {
-            // SAFETY: heap memory of that size.
+            // SAFETY: `links` own heap memory of that size.
             assert_eq!(unsafe { *word(private.0, at) }, 0);
         }
     }
@@ -176,9 +177,9 @@ fn every_box_is_whole(links: &[GpuLinks]) {
         for to in (0..nranks).filter(|&to| to != from.rank) {
             for at in 0..words {
                 let place = word(from.outbox[to], at);
-                // SAFETY: heap memory of that size, by what is tested here.
+                // SAFETY: `links` own heap memory of that size if peer buffers are laid out right.
                 unsafe {
-                    assert_eq!(*place, 0, "word {at} of box {} -> {to}", from.rank);
+                    assert_eq!(*place, 0, "word {at} of buffer {} -> {to}", from.rank);
                     *place = value(from.rank, to, at);
                 }
             }
@@ -187,7 +188,7 @@ fn every_box_is_whole(links: &[GpuLinks]) {
     for to in links {
         for from in (0..nranks).filter(|&from| from != to.rank) {
             for at in 0..words {
-                // SAFETY: as above.
+                // SAFETY: `links` own heap memory of that size if peer buffers are laid out right.
                 let found = unsafe { *word(to.inbox[from], at) };
                 assert_eq!(found, value(from, to.rank, at), "word {at} of {from}");
             }
@@ -203,7 +204,7 @@ fn host_reason(links: &GpuLinks, peer: usize) -> &str {
 }
 
 #[test]
-fn threads_processes_and_ranks_of_one_gpu_reach_each_other() {
+fn ranks_of_threads_processes_and_one_gpu_have_peer_access() {
     for gpus in [
         &[(1, 0)][..],
         &[(1, 0), (1, 0)],
@@ -235,10 +236,10 @@ fn threads_processes_and_ranks_of_one_gpu_reach_each_other() {
     }
 }
 
-/// Ranks of one host reach each other as ever; those of others meet in memory of their own host,
-/// with a connection for each channel.
+/// Pairs of one host have peer access. Pairs of different hosts have peer buffers in memory of both hosts, and
+/// a connection for each channel.
 #[test]
-fn ranks_of_several_hosts_have_boxes_on_both_sides() {
+fn ranks_of_several_hosts_have_peer_buffers_on_both_hosts() {
     let mut job = Job::on(Machine::new(3));
     job.config.buffer_bytes = 32 << 20;
     job.hosts = vec![1, 1, 2, 2, 3];
@@ -249,15 +250,15 @@ fn ranks_of_several_hosts_have_boxes_on_both_sides() {
     let (mut addresses, mut most) = (HashSet::new(), 0);
     for one in &links {
         let network = one.take_network().expect("a network");
-        assert!(one.take_network().is_none(), "it is taken once");
+        assert!(one.take_network().is_none(), "taken twice");
         assert_eq!(network.links.channels, channels);
         assert_eq!(network.transport(), TransportKind::Tcp);
         let slot = one.shape.fifo(Protocol::Simple).slot_bytes as usize;
         assert_eq!(network.links.slot_bytes, slot);
-        let mut far = 0;
+        let mut remote = 0;
         for (peer, path) in one.paths.iter().enumerate() {
-            let abroad = job.hosts[peer] != job.hosts[one.rank];
-            let expected = (abroad && peer != one.rank).then_some(PeerPath::Network {
+            let other_host = job.hosts[peer] != job.hosts[one.rank];
+            let expected = (other_host && peer != one.rank).then_some(PeerPath::Network {
                 transport: TransportKind::Tcp,
             });
             match &expected {
@@ -266,22 +267,25 @@ fn ranks_of_several_hosts_have_boxes_on_both_sides() {
             }
             for channel in 0..channels {
                 let index = channel * gpus.len() + peer;
-                assert_eq!(network.links.sends[index].is_some(), abroad);
-                assert_eq!(network.links.recvs[index].is_some(), abroad);
+                assert_eq!(network.links.sends[index].is_some(), other_host);
+                assert_eq!(network.links.recvs[index].is_some(), other_host);
             }
-            assert_eq!(network.staging[peer].is_some(), abroad);
-            if abroad {
-                far += 1;
+            assert_eq!(network.staging[peer].is_some(), other_host);
+            if other_host {
+                remote += 1;
                 for place in [one.inbox[peer], one.outbox[peer]] {
                     assert_eq!(job.machine.owner(place), None, "host memory");
-                    assert!(addresses.insert(place), "a box of its own");
+                    assert!(addresses.insert(place), "a peer buffer of its own");
                 }
             }
         }
-        assert_eq!(one.pinned_bytes, 256 + 2 * far * one.shape.bytes());
+        assert_eq!(one.pinned_bytes, 256 + 2 * remote * one.shape.bytes());
         // Two directions of two slots for each channel.
         assert_eq!(one.connection_bytes, network.links.buffer_bytes);
-        assert_eq!(one.connection_bytes, far * channels * 2 * 2 * (slot + 64));
+        assert_eq!(
+            one.connection_bytes,
+            remote * channels * 2 * 2 * (slot + 64)
+        );
         let taken = one.device_bytes + one.pinned_bytes - 256 + one.connection_bytes;
         assert!(taken <= job.config.buffer_bytes);
         most = most.max(taken);
@@ -301,7 +305,7 @@ fn ranks_of_several_hosts_have_boxes_on_both_sides() {
 }
 
 #[test]
-fn many_ranks_of_one_gpu() {
+fn ranks_of_one_gpu_beyond_the_maximum_are_unsupported() {
     let mut job = Job::on(Machine::new(1));
     job.config.buffer_bytes = 8 << 20;
     job.check(&[(1, 0); 32], |links| {
@@ -313,9 +317,10 @@ fn many_ranks_of_one_gpu() {
 }
 
 #[test]
-fn a_refused_pair_meets_in_host_memory_and_no_other_does() {
+fn only_a_refused_pair_has_pinned_host_memory() {
     let mut machine = Machine::new(3);
-    machine.apart.insert((2, 0)); // one direction is enough
+    // A refusal of one direction suffices.
+    machine.refused.insert((2, 0));
     let job = Job::on(machine);
     for gpus in [[(1, 0), (1, 1), (1, 2)], [(1, 0), (2, 1), (3, 2)]] {
         job.check(&gpus, |links| {
@@ -323,7 +328,7 @@ fn a_refused_pair_meets_in_host_memory_and_no_other_does() {
                 let reason = host_reason(&links[one], other);
                 assert!(reason.contains("from GPU 2"), "{reason}");
                 assert!(links[one].pinned_bytes >= links[one].shape.bytes());
-                // No device memory is spent on it.
+                // The inbox has no room for the refused pair.
                 assert!(links[one].device_bytes < 2 * links[one].shape.bytes());
             }
             assert_eq!(
@@ -339,7 +344,7 @@ fn a_refused_pair_meets_in_host_memory_and_no_other_does() {
 }
 
 #[test]
-fn what_fails_after_the_promise_falls_back_too() {
+fn a_mapping_that_fails_falls_back_to_pinned_host_memory() {
     let mut machine = Machine::new(2);
     machine.enabling_fails = true;
     Job::on(machine).check(&[(1, 0), (1, 1)], |links| {
@@ -374,7 +379,7 @@ fn what_fails_after_the_promise_falls_back_too() {
 }
 
 #[test]
-fn garbled_data_is_found_and_avoided() {
+fn a_path_that_garbles_data_falls_back_to_pinned_host_memory() {
     for gpus in [[(1, 0), (1, 1), (1, 2)], [(1, 0), (2, 1), (3, 2)]] {
         let mut job = Job::on(Machine::new(3));
         job.garbled.insert((1, 2));
@@ -393,7 +398,7 @@ fn garbled_data_is_found_and_avoided() {
 }
 
 #[test]
-fn peer_access_can_be_switched_off_by_one_rank() {
+fn p2p_disable_on_one_rank_pins_its_pairs() {
     let mut job = Job::on(Machine::new(2));
     let off = Config {
         p2p_disable: true,
@@ -411,7 +416,7 @@ fn peer_access_can_be_switched_off_by_one_rank() {
 }
 
 #[test]
-fn hidden_gpus_are_reached_without_being_seen() {
+fn a_gpu_that_the_process_does_not_see_has_peer_access() {
     let mut job = Job::on(Machine::new(2));
     job.visible = [(1, vec![0]), (2, vec![1])].into();
     job.check(&[(1, 0), (2, 0)], |links| {
@@ -422,7 +427,7 @@ fn hidden_gpus_are_reached_without_being_seen() {
         assert_eq!(links[0].paths[1], Some(unknown));
         assert!(!links[1].lines_arrive_whole());
     });
-    // The same number is not the same GPU, and PCIe tears lines.
+    // Equal ordinals in two processes name different GPUs here. Links without atomics count as PCIe.
     let mut machine = Machine::new(2);
     machine.atomics = false;
     Job::on(machine).check(&[(1, 0), (1, 1)], |links| {
@@ -431,7 +436,7 @@ fn hidden_gpus_are_reached_without_being_seen() {
 }
 
 #[test]
-fn lines_are_for_gpus_of_one_kind_that_is_known_to_keep_them_whole() {
+fn ll128_needs_equal_gpus_that_keep_lines_whole() {
     for (capabilities, whole) in [
         ([(9, 0), (9, 0)], true),
         ([(8, 0), (8, 0)], true),
@@ -441,7 +446,6 @@ fn lines_are_for_gpus_of_one_kind_that_is_known_to_keep_them_whole() {
     ] {
         let mut machine = Machine::new(2);
         machine.capabilities = (0..).zip(capabilities).collect();
-        // Of two GPUs, and of one.
         let job = Job::on(machine);
         job.check(&[(1, 0), (2, 1)], |links| {
             assert!(links.iter().all(|one| one.lines_arrive_whole() == whole));
@@ -455,9 +459,10 @@ fn lines_are_for_gpus_of_one_kind_that_is_known_to_keep_them_whole() {
 }
 
 #[test]
-fn one_rank_in_trouble_is_heard_by_all() {
+fn an_error_on_one_rank_reaches_all_ranks() {
     let mut machine = Machine::new(2);
-    machine.memory = 6 << 20; // enough for one rank of a GPU, not for two
+    // Enough device memory for one rank per GPU, not for two.
+    machine.memory = 6 << 20;
     let job = Job::on(machine);
     let errors = errors(job.connect(&[(1, 0), (2, 1), (3, 1)]));
     assert!(errors.iter().any(|error| error.kind() == ErrorKind::System));
@@ -486,7 +491,7 @@ fn one_rank_in_trouble_is_heard_by_all() {
 }
 
 #[test]
-fn kernels_are_told_what_they_need() {
+fn a_view_has_the_addresses_and_the_timeout() {
     let job = Job::on(Machine::new(2));
     job.check(&[(1, 0), (1, 1)], |links| {
         let one = &links[1];
@@ -505,7 +510,7 @@ fn kernels_are_told_what_they_need() {
         assert_eq!(one.control().trouble(), None);
         one.control().abort();
         let words = view.control as *mut u32;
-        // SAFETY: 256 bytes, as kernels see them: `state` is the first word of the second line,
+        // SAFETY: `one` owns 256 bytes of control words. `state` is the first word of the second line, and
         // `peer` its third.
         unsafe {
             assert_eq!(*words, 1);
@@ -519,7 +524,7 @@ fn kernels_are_told_what_they_need() {
 }
 
 #[test]
-fn mappings_of_other_processes_can_go_first() {
+fn unmap_closes_mappings_of_other_processes() {
     let job = Job::on(Machine::new(2));
     let links = job.links(&[(1, 0), (2, 1)]);
     assert_eq!(job.machine.left()[2], 2);
@@ -529,22 +534,22 @@ fn mappings_of_other_processes_can_go_first() {
     assert_eq!(job.machine.left()[2], 0);
 }
 
-/// Else a rank that ends frees memory of another one's GPU, whose kernels it would wait for.
+/// If the last mapping freed a peer's memory, the driver would wait for kernels of the peer's GPU.
 #[test]
-fn ranks_of_a_process_part_from_memory_without_freeing_it() {
+fn unmap_local_peers_frees_no_memory() {
     let job = Job::on(Machine::new(2));
     let links = job.links(&[(1, 0), (1, 1), (2, 1)]);
-    let lent = |one: &GpuLinks| one.is_mapped_by_peers();
+    let mapped = |one: &GpuLinks| one.is_mapped_by_peers();
     assert_eq!(
-        [0, 1, 2].map(|rank| lent(&links[rank])),
+        [0, 1, 2].map(|rank| mapped(&links[rank])),
         [true, true, false]
     );
     let before = job.machine.left();
     assert!(links[0].unmap_local_peers());
-    assert_eq!([0, 1].map(|rank| lent(&links[rank])), [true, false]);
+    assert_eq!([0, 1].map(|rank| mapped(&links[rank])), [true, false]);
     assert!(links[1].unmap_local_peers() && !links[1].unmap_local_peers());
-    assert!(!links.iter().any(lent));
-    // Neither memory nor mappings of other processes.
+    assert!(!links.iter().any(mapped));
+    // Neither memory nor mappings of other processes are freed.
     assert_eq!(job.machine.left(), before);
 }
 

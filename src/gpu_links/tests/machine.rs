@@ -1,5 +1,5 @@
-//! A machine with GPUs that several processes use, on heap memory: just enough of the driver to
-//! connect ranks, with the faults of real machines.
+//! A simulated machine whose GPUs several processes use. Memory is on the heap. The driver has only the
+//! functions that connecting needs, and the faults of real machines.
 
 use crate::sys::cuda::*;
 use std::cell::RefCell;
@@ -9,30 +9,30 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 thread_local! {
-    /// Ordinals of the contexts that are current.
+    /// The stack of current contexts, by ordinal.
     static CURRENT: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
 }
 
-/// What the processes of a machine share.
+/// The state that all processes of a machine share.
 #[derive(Default)]
 pub(super) struct Machine {
-    /// GPUs.
+    /// Number of GPUs.
     pub devices: usize,
-    /// Ordered pairs of GPUs, reader or writer first, that the driver keeps apart.
-    pub apart: HashSet<(usize, usize)>,
-    /// Whether `cuCtxEnablePeerAccess` fails although the driver promised it.
+    /// Pairs of GPUs, accessing GPU first, to which the driver refuses peer access.
+    pub refused: HashSet<(usize, usize)>,
+    /// Whether `cuCtxEnablePeerAccess` fails although `cuDeviceCanAccessPeer` allows it.
     pub enabling_fails: bool,
-    /// Whether links carry atomics.
+    /// Whether links have native atomics.
     pub atomics: bool,
-    /// Compute capabilities of GPUs that are not of 9.0.
+    /// Compute capabilities of GPUs that differ from 9.0.
     pub capabilities: BTreeMap<usize, (c_int, c_int)>,
-    /// Whether IPC handles cannot be opened.
+    /// Whether opening IPC handles fails.
     pub ipc_fails: bool,
-    /// Whether there are none.
+    /// Whether exporting IPC handles fails.
     pub export_fails: bool,
-    /// Bytes of device memory that a GPU has.
+    /// Bytes of device memory of each GPU.
     pub memory: usize,
-    /// Allocations: address -> bytes, ordinal (none for the host).
+    /// Bytes and GPU of each allocation, by address; host memory has no GPU.
     allocations: Mutex<BTreeMap<u64, (usize, Option<usize>)>>,
     registered: Mutex<HashSet<u64>>,
     mappings: AtomicUsize,
@@ -41,7 +41,7 @@ pub(super) struct Machine {
 }
 
 impl Machine {
-    /// A machine in good order.
+    /// Returns a machine without faults.
     pub fn new(devices: usize) -> Machine {
         Machine {
             devices,
@@ -51,7 +51,7 @@ impl Machine {
         }
     }
 
-    /// Allocations, registrations, mappings, contexts and streams that are left.
+    /// Returns the numbers of open allocations, registrations, mappings, contexts and streams.
     pub fn left(&self) -> [usize; 5] {
         [
             self.allocations.lock().unwrap().len(),
@@ -62,7 +62,7 @@ impl Machine {
         ]
     }
 
-    /// The GPU that has the memory at `address`; none if the host has it.
+    /// Returns the GPU that has the memory at `address`; `None` for host memory.
     pub fn owner(&self, address: u64) -> Option<usize> {
         self.around(address).expect("an address of nothing").2
     }
@@ -83,7 +83,7 @@ impl Machine {
         if used + bytes > self.memory {
             return None;
         }
-        // Not zero: whoever relies on that must see to it.
+        // The driver does not zero memory.
         let memory = vec![0xa5u8; bytes + 256].leak();
         let address = (memory.as_ptr() as u64).next_multiple_of(256);
         allocations.insert(address, (bytes, owner));
@@ -91,10 +91,10 @@ impl Machine {
     }
 }
 
-/// The driver as one process of the machine has it.
+/// The driver of one process.
 pub(super) struct Process {
     pub machine: Arc<Machine>,
-    /// Ordinals of the machine's GPUs that the process sees, in its order.
+    /// GPUs of the machine that the process sees, in the order of its ordinals.
     pub visible: Vec<usize>,
 }
 
@@ -106,7 +106,7 @@ impl Process {
 
 fn name(of: String, to: *mut c_char, bytes: c_int) -> CuResult {
     assert!(of.len() < bytes as usize);
-    // SAFETY: room for `bytes` bytes, by the contract.
+    // SAFETY: the driver's contract gives room for `bytes` bytes.
     unsafe {
         to.cast::<u8>().copy_from(of.as_ptr(), of.len());
         to.add(of.len()).write(0);
@@ -114,9 +114,9 @@ fn name(of: String, to: *mut c_char, bytes: c_int) -> CuResult {
     CuResult::SUCCESS
 }
 
-/// Writes `value` where the caller has asked for it.
+/// Writes `value` through an output pointer of the driver's API.
 fn give<T>(to: *mut T, value: T) -> CuResult {
-    // SAFETY: the caller's pointer is writable, by the contract of every function here.
+    // SAFETY: the driver's contract makes every output pointer writable.
     unsafe { to.write(value) };
     CuResult::SUCCESS
 }
@@ -160,12 +160,12 @@ impl Api for Process {
     ) -> CuResult {
         let capabilities = &self.machine.capabilities;
         let capability = capabilities.get(&(device as usize)).unwrap_or(&(9, 0));
-        let said = match attribute {
+        let found = match attribute {
             device_attribute::COMPUTE_CAPABILITY_MAJOR => capability.0,
             device_attribute::COMPUTE_CAPABILITY_MINOR => capability.1,
             _ => 1,
         };
-        give(value, said)
+        give(value, found)
     }
     unsafe fn cuDeviceTotalMem(&self, bytes: *mut usize, _: CuDevice) -> CuResult {
         give(bytes, self.machine.memory)
@@ -177,7 +177,7 @@ impl Api for Process {
         peer: CuDevice,
     ) -> CuResult {
         let pair = (device as usize, peer as usize);
-        give(can, c_int::from(!self.machine.apart.contains(&pair)))
+        give(can, c_int::from(!self.machine.refused.contains(&pair)))
     }
     unsafe fn cuDeviceGetP2PAttribute(
         &self,
@@ -258,7 +258,7 @@ impl Api for Process {
         bytes: usize,
         _: CuStream,
     ) -> CuResult {
-        // SAFETY: heap memory of that size, by the contract.
+        // SAFETY: the caller passes heap memory of that size, which `Machine` keeps.
         unsafe { (address as *mut u8).write_bytes(value, bytes) };
         CuResult::SUCCESS
     }
@@ -274,7 +274,7 @@ impl Api for Process {
         }
     }
     unsafe fn cuMemFreeHost(&self, address: *mut c_void) -> CuResult {
-        // SAFETY: as for the caller.
+        // SAFETY: the caller's contract is equal to `cuMemFree`'s.
         unsafe { self.cuMemFree(address as u64) }
     }
     unsafe fn cuMemHostRegister(&self, address: *mut c_void, _: usize, _: c_uint) -> CuResult {
@@ -321,7 +321,8 @@ impl Api for Process {
         };
         let ordinal = self.visible.iter().position(|&device| device == owner);
         for at in 0..count as usize {
-            // SAFETY: as many of both as `count` says, each place of its attribute's type.
+            // SAFETY: the driver's contract gives `count` names and `count` pointers, each to a value of its
+            // attribute's type.
             unsafe {
                 let place = *places.add(at);
                 match *names.add(at) {

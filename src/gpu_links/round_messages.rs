@@ -1,30 +1,17 @@
-//! What ranks tell each other while they connect, round by round.
-//!
-//! A rank that is in trouble says so in place of its part, so that the others hear of it in the
-//! same round instead of waiting for one who will not come.
+//! The messages that ranks exchange in the rounds of connecting.
 
 use super::paths::LinkClass;
-use crate::bootstrap::{OutOfBand, PeerInfo};
+use crate::bootstrap::PeerInfo;
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::IPC_HANDLE_BYTES;
 use crate::wire::{Damaged, Reader, WireResult, Writer};
 
-/// Longest reason that travels; drivers' and systems' sentences are shorter.
-const LONGEST: usize = 400;
+/// Most bytes of a reason in a message, so that every message has a bound. Error sentences of drivers are
+/// shorter.
+const MAX_REASON_BYTES: usize = 400;
 
-/// Gives `mine` to all ranks and returns the parts of all, in rank order.
-///
-/// # Errors
-/// `mine`, if it is an error, after the others have received it; remote, naming the rank that
-/// failed; those of the exchange.
-pub(super) fn round(exchange: &dyn OutOfBand, mine: Result<Vec<u8>>) -> Result<Vec<Vec<u8>>> {
-    let all = exchange.gather_results("connect its GPU", &mine)?;
-    mine?;
-    all.into_iter().collect()
-}
-
-/// Another rank's bytes make no sense.
-pub(super) fn foreign(peer: &PeerInfo) -> Error {
+/// Returns the error of a message from `peer` that cannot be decoded.
+fn malformed(peer: &PeerInfo) -> Error {
     Error::new(
         ErrorKind::Mismatch,
         format!(
@@ -34,23 +21,22 @@ pub(super) fn foreign(peer: &PeerInfo) -> Error {
     )
 }
 
-/// Describes the GPU of a rank.
+/// The GPU of a rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct GpuInfo {
-    /// The GPU's identity, the same in every process.
+    /// Unique id of the GPU, equal in every process.
     pub uuid: [u8; 16],
-    /// The GPU's number in the rank's process.
+    /// Ordinal of the GPU in the rank's process.
     pub ordinal: u32,
-    /// Its compute capability.
+    /// Compute capability.
     pub capability: (u32, u32),
-    /// `CINCH_P2P_DISABLE`.
+    /// `CINCH_P2P_DISABLE` of the rank.
     pub p2p_disable: bool,
 }
 
 const MAGIC: &[u8; 8] = b"cinchgpu";
 
 impl GpuInfo {
-    /// As it travels.
     pub fn encode(&self) -> Vec<u8> {
         let mut writer = Writer::default();
         writer.bytes(MAGIC).put(&self.uuid);
@@ -76,24 +62,24 @@ impl GpuInfo {
     /// Reads the GPUs of all ranks.
     ///
     /// # Errors
-    /// Mismatch, naming a rank, if its bytes are no description of a GPU. The same on all ranks.
+    /// Mismatch, naming a rank, if its message is malformed. All ranks return this error alike.
     pub fn read_all(parts: &[Vec<u8>], peers: &[PeerInfo]) -> Result<Vec<GpuInfo>> {
-        let gpu = |(bytes, peer): (&Vec<u8>, _)| GpuInfo::decode(bytes).map_err(|_| foreign(peer));
+        let gpu =
+            |(bytes, peer): (&Vec<u8>, _)| GpuInfo::decode(bytes).map_err(|_| malformed(peer));
         parts.iter().zip(peers).map(gpu).collect()
     }
 }
 
-/// What a rank found out about its ways to the others.
+/// The paths of a rank to its peers, as the rank reports them in a round.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PathReport {
-    /// Why a peer's memory cannot be written, or what it wrote was wrong: rank and reason.
+    /// Peers without a path, each with the reason.
     pub failures: Vec<(usize, String)>,
-    /// The slowest of its links that have no failure.
+    /// The slowest link among the paths that have not failed.
     pub slowest: LinkClass,
 }
 
 impl PathReport {
-    /// As it travels.
     pub fn encode(&self) -> Vec<u8> {
         let mut writer = Writer::default();
         writer.u8(self.slowest as u8);
@@ -103,10 +89,8 @@ impl PathReport {
         writer.0
     }
 
-    /// From what travelled.
-    ///
     /// # Errors
-    /// Mismatch if it is nothing of the kind.
+    /// Mismatch, naming `peer`, if the message is malformed.
     pub fn decode(bytes: &[u8], peer: &PeerInfo, nranks: usize) -> Result<PathReport> {
         let read = || -> WireResult<PathReport> {
             let mut reader = Reader(bytes);
@@ -118,54 +102,53 @@ impl PathReport {
                 let (rank, reason) = (reader.u32()? as usize, reader.text()?);
                 report.failures.push((rank, reason));
             }
-            let sensible = report.failures.iter().all(|(rank, _)| *rank < nranks);
-            sensible.then_some(report).ok_or(Damaged)
+            let ranks_exist = report.failures.iter().all(|(rank, _)| *rank < nranks);
+            ranks_exist.then_some(report).ok_or(Damaged)
         };
-        read().map_err(|_| foreign(peer))
+        read().map_err(|_| malformed(peer))
     }
 }
 
-/// Where a rank's boxes can be had.
+/// A handle by which peers map a rank's memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct MemoryHandle {
-    /// Under which its memory is offered to its process; 0 if it is not.
-    pub offer: u64,
-    /// How other processes open it: an IPC handle, or the name of a socket in the first 16 bytes.
-    pub handle: Option<[u8; IPC_HANDLE_BYTES]>,
-    /// Why there is no handle although there should be one; empty otherwise.
+    /// Number in the [local registry](super::local_registry); 0 if no peer is in the rank's process.
+    pub registration: u64,
+    /// Handle for other processes: a CUDA IPC handle, or in its first 16 bytes the name of the socket that
+    /// passes a memfd.
+    pub ipc: Option<[u8; IPC_HANDLE_BYTES]>,
+    /// Why the driver exports no IPC handle; empty if it does, or if no peer needs a handle.
     pub refusal: String,
 }
 
 impl MemoryHandle {
-    /// As it travels.
     pub fn encode(&self) -> Vec<u8> {
         let mut writer = Writer::default();
-        writer.u64(self.offer).text(shortened(&self.refusal));
-        writer.put(&self.handle);
+        writer.u64(self.registration).text(shortened(&self.refusal));
+        writer.put(&self.ipc);
         writer.0
     }
 
-    /// From what travelled.
-    ///
     /// # Errors
-    /// Mismatch if it is nothing of the kind.
+    /// Mismatch, naming `peer`, if the message is malformed.
     pub fn decode(bytes: &[u8], peer: &PeerInfo) -> Result<MemoryHandle> {
         let read = || -> WireResult<MemoryHandle> {
             let mut reader = Reader(bytes);
-            let (offer, refusal) = (reader.u64()?, reader.text()?);
-            let handle = reader.take()?;
+            let (registration, refusal) = (reader.u64()?, reader.text()?);
+            let ipc = reader.take()?;
             reader.end().map(|()| MemoryHandle {
-                offer,
-                handle,
+                registration,
+                ipc,
                 refusal,
             })
         };
-        read().map_err(|_| foreign(peer))
+        read().map_err(|_| malformed(peer))
     }
 }
 
+/// Returns the longest prefix of `text` that a message may carry.
 fn shortened(text: &str) -> &str {
-    let mut end = text.len().min(LONGEST);
+    let mut end = text.len().min(MAX_REASON_BYTES);
     while !text.is_char_boundary(end) {
         end -= 1;
     }
@@ -198,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_travels_and_no_prefix_passes() {
+    fn messages_survive_a_round_trip_and_prefixes_are_malformed() {
         let bytes = gpu_info().encode();
         assert_eq!(GpuInfo::decode(&bytes), Ok(gpu_info()));
         assert!((0..bytes.len()).all(|cut| GpuInfo::decode(&bytes[..cut]).is_err()));
@@ -218,26 +201,26 @@ mod tests {
             ..report
         };
         let back = PathReport::decode(&long.encode(), &one, 5).unwrap();
-        assert_eq!(back.failures[0].1, "é".repeat(LONGEST / 2));
+        assert_eq!(back.failures[0].1, "é".repeat(MAX_REASON_BYTES / 2));
 
-        for (handle, refusal) in [
+        for (ipc, refusal) in [
             (None, ""),
             (None, "no sharing"),
             (Some([7; IPC_HANDLE_BYTES]), ""),
         ] {
-            let exported = MemoryHandle {
-                offer: 9,
-                handle,
+            let handle = MemoryHandle {
+                registration: 9,
+                ipc,
                 refusal: refusal.into(),
             };
-            let bytes = exported.encode();
-            assert_eq!(MemoryHandle::decode(&bytes, &one).unwrap(), exported);
+            let bytes = handle.encode();
+            assert_eq!(MemoryHandle::decode(&bytes, &one).unwrap(), handle);
             assert!(MemoryHandle::decode(&bytes[..bytes.len() - 1], &one).is_err());
         }
     }
 
     #[test]
-    fn gpu_of_another_format_names_its_rank() {
+    fn read_all_with_a_malformed_message_names_the_rank() {
         let peers = [peer(0, 1), peer(1, 1)];
         let parts = [gpu_info().encode(), gpu_info().encode()];
         assert_eq!(
