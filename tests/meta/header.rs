@@ -1,5 +1,5 @@
-//! `include/cinch.h` is what cbindgen makes of `src/capi`, every export is guarded, documented,
-//! in the header, and in the shared library.
+//! `include/cinch.h` equals what cbindgen generates from `src/capi`, and every export is guarded,
+//! documented, in the header and in the shared library.
 //!
 //! `CINCH_UPDATE_HEADER=1 cargo test --test meta header` rewrites the header.
 
@@ -7,8 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The files of `src/capi` that hold exports, in the order in which a reader of the header wants
-/// them.
+/// Files of `src/capi` that hold exports, in the order of the header.
 const FILES: &[&str] = &[
     "error",
     "types",
@@ -36,13 +35,14 @@ fn sources() -> Vec<(PathBuf, String)> {
     let mut sources: Vec<_> = fs::read_dir(directory)
         .unwrap()
         .map(|entry| entry.unwrap().path())
+        .filter(|path| path.is_file())
         .map(|path| (path.clone(), fs::read_to_string(path).unwrap()))
         .collect();
     sources.sort();
     sources
 }
 
-/// One `extern "C"` function of the source.
+/// An `extern "C"` function of the source.
 #[derive(Debug)]
 struct Export {
     name: String,
@@ -79,7 +79,7 @@ fn exports(text: &str) -> Vec<Export> {
     found
 }
 
-/// What is wrong with an export, if anything.
+/// Returns the first fault of an export.
 fn fault(export: &Export) -> Option<String> {
     let Export { name, above, body } = export;
     let guards = [
