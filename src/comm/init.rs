@@ -242,7 +242,7 @@ fn agree(
     table: Option<&Table>,
 ) -> Result<()> {
     let mine = format!(
-        "CINCH_DEVICE={} {} CINCH_FUSE_BYTES={} CINCH_ALGO={} CINCH_PROTO={} CINCH_TUNING={}",
+        "CINCH_DEVICE={} {} CINCH_FUSE_BYTES={} CINCH_ALGO={} CINCH_PROTO={} CINCH_KERNEL={} CINCH_TUNING={}",
         // Which GPU is each rank's own business.
         match config.device {
             DeviceChoice::Host => "host",
@@ -254,6 +254,7 @@ fn agree(
             .algorithm
             .map_or("auto", |algorithm| algorithm.name()),
         config.protocol.map_or("auto", |protocol| protocol.name()),
+        config.kernel.map_or("auto", |kernel| kernel.name()),
         // A file may lie elsewhere on every host; what it says counts.
         match (&config.tuning, table) {
             (_, Some(table)) => format!("table {}", table.fingerprint()),

@@ -2,7 +2,7 @@
 
 use super::codec_policy::{CodecLinks, CodecRules, CollectiveSet, parse_choice};
 use super::{Config, TuningChoice};
-use crate::types::{Algorithm, CodecSpec, Protocol, Subsystems, TransportKind};
+use crate::types::{Algorithm, CodecSpec, Kernel, Protocol, Subsystems, TransportKind};
 use std::time::Duration;
 
 /// One setting.
@@ -222,18 +222,25 @@ pub const KNOBS: &[Knob] = &[
     },
     Knob {
         name: "CINCH_PROTO",
-        range: "auto, simple, ll, ll128, fused or fused128",
-        help: "how kernels carry messages, where they can that way; with a codec simple or fused128",
+        range: "auto, simple, ll or ll128",
+        help: "protocol of kernels, where they have it",
         apply: |config, text| {
             one_of(text, Protocol::from_name).map(|value| config.protocol = value)
         },
         show: |config| config.protocol.map_or("auto", Protocol::name).into(),
     },
     Knob {
+        name: "CINCH_KERNEL",
+        range: "auto, schedule or fused",
+        help: "kernels that interpret a schedule, or fused ones for small messages where there is one",
+        apply: |config, text| one_of(text, Kernel::from_name).map(|value| config.kernel = value),
+        show: |config| config.kernel.map_or("auto", Kernel::name).into(),
+    },
+    Knob {
         name: "CINCH_TUNING",
         range: "auto, off or the path of a table of `cinch tune`",
         help: "measured choices of algorithm, protocol and blocks on GPUs: the library's where it has \
-               a table for them, none, or a file; CINCH_ALGO, CINCH_PROTO and CINCH_GPU_CHANNELS win",
+               a table for them, none, or a file; CINCH_ALGO, CINCH_KERNEL, CINCH_PROTO and CINCH_GPU_CHANNELS win",
         apply: |config, text| {
             config.tuning = match text.trim() {
                 "auto" => TuningChoice::Auto,

@@ -17,8 +17,8 @@ pub use test_devices::on_rdma_devices;
 
 use crate::error::{Error, Result};
 use crate::types::{
-    Algorithm, CodecChoice, CodecSpec, DeviceChoice, LevelCodecs, Protocol, Subsystems,
-    TransportKind,
+    Algorithm, CodecChoice, CodecSpec, DeviceChoice, Kernel, KernelProtocol, LevelCodecs, Protocol,
+    Subsystems, TransportKind,
 };
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -59,6 +59,8 @@ pub struct Config {
     pub algorithm: Option<Algorithm>,
     /// Protocol of kernels to use where it can be, `None` = the cheapest by the cost model.
     pub protocol: Option<Protocol>,
+    /// Kind of kernel to use where it can be, `None` = the cheapest by the cost model.
+    pub kernel: Option<Kernel>,
     /// Where measured choices of kernels come from.
     pub tuning: TuningChoice,
     /// Codec of calls that name none and admit it.
@@ -192,6 +194,7 @@ impl Default for Config {
             gpu_channels_most: None,
             algorithm: None,
             protocol: None,
+            kernel: None,
             tuning: TuningChoice::Auto,
             codec: CodecSpec::RAW,
             codec_auto: false,
@@ -253,6 +256,13 @@ impl Config {
             _ => Config::GPU_CHANNELS_BETWEEN_HOSTS,
         });
         channels.min(self.gpu_channels_most.unwrap_or(channels))
+    }
+
+    /// Asks for a kernel and its protocol where a call has them; `None` leaves the choice to the cost
+    /// model.
+    pub fn force_kernel(&mut self, kernel: Option<KernelProtocol>) {
+        self.kernel = kernel.map(|kernel| kernel.kernel);
+        self.protocol = kernel.map(|kernel| kernel.protocol);
     }
 
     /// Lets there be at most `most` channels, also where fewer would be by default: of several bounds the

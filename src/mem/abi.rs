@@ -16,31 +16,7 @@ pub const SIGNATURE_WORDS: usize = crate::types::SIGNATURE_WORDS;
 /// Ways in which a message announces itself.
 pub const PROTOCOLS: usize = 3;
 
-/// How a message announces itself (`cinch_protocol`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u32)]
-pub enum Protocol {
-    /// Payload, then a counter.
-    Simple = 0,
-    /// 8 payload bytes and 8 flag bytes a packet.
-    Ll = 1,
-    /// 120 payload bytes and 8 flag bytes a line; needs lines that arrive whole.
-    Ll128 = 2,
-}
-
-impl Protocol {
-    /// All of them, in the order of their numbers.
-    pub const ALL: [Protocol; PROTOCOLS] = [Protocol::Simple, Protocol::Ll, Protocol::Ll128];
-
-    /// Its name.
-    pub fn name(self) -> &'static str {
-        match self {
-            Protocol::Simple => "simple",
-            Protocol::Ll => "ll",
-            Protocol::Ll128 => "ll128",
-        }
-    }
-}
+pub use crate::types::Protocol;
 
 /// Counters of one channel of one protocol in a box (`cinch_counters`).
 #[derive(Clone, Copy, Debug, Default)]

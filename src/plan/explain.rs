@@ -108,14 +108,14 @@ pub fn explain(
             ""
         },
     );
-    let protocol = |name: &str| match limits.gpu {
-        Some(_) => format!("  {name:<8}"),
+    let kernel = |kernel: &str, protocol: &str| match limits.gpu {
+        Some(_) => format!("  {kernel:<8}  {protocol:<8}"),
         None => String::new(),
     };
     let names: Vec<String> = candidates.iter().map(|one| one.name()).collect();
     let width = names.iter().map(String::len).max().unwrap_or(0).max(9);
     text += &format!("  {:<width$}", "algorithm");
-    text += &protocol("protocol");
+    text += &kernel("kernel", "protocol");
     text += "  chunk(elements)  passes  channels  hops  sends  predicted(us)\n";
     for (index, (candidate, name)) in candidates.iter().zip(names).enumerate() {
         let mark = match measured {
@@ -127,7 +127,10 @@ pub fn explain(
         let _ = writeln!(
             text,
             "  {name:<width$}{}  {:>15}  {:>6}  {:>5}  {:>4}  {:>5}  {:>13.2}{mark}",
-            protocol(candidate.protocol.name()),
+            kernel(
+                candidate.kernel.kernel.name(),
+                candidate.kernel.protocol.name()
+            ),
             candidate.geometry.chunk(),
             candidate.geometry.passes(),
             candidate.channels,

@@ -12,7 +12,7 @@ use crate::codec::{Codec, FUSED_CODECS};
 use crate::error::Result;
 use crate::mem::{PeerBufferLayout, abi, abi::LINE_BYTES};
 use crate::schedule::{self, CostCounts};
-use crate::types::{Algorithm, Collective, DType, Protocol, ScaleRule};
+use crate::types::{Algorithm, Collective, DType, Kernel, KernelProtocol, Protocol, ScaleRule};
 
 /// Channels of calls without a codec: what small messages can use. Large ones take all there are.
 const RAW_CHANNELS: usize = 64;
@@ -109,6 +109,8 @@ pub struct GpuLimits {
     pub ll128: bool,
     /// `CINCH_PROTO`, where it is not auto.
     pub protocol: Option<Protocol>,
+    /// `CINCH_KERNEL`, where it is not auto.
+    pub kernel: Option<Kernel>,
 }
 
 impl GpuLimits {
@@ -119,15 +121,37 @@ impl GpuLimits {
             (fifo.slot_bytes as usize, fifo.channels as usize)
         };
         GpuLimits {
-            fifos: abi::Protocol::ALL.map(fifo),
-            depth: shape.fifo(abi::Protocol::Simple).depth as usize,
+            fifos: Protocol::ALL.map(fifo),
+            depth: shape.fifo(Protocol::Simple).depth as usize,
             oneshot_bytes: shape.oneshot_bytes(),
             lines_bytes: shape.lines_bytes(),
             resident,
             channels,
             ll128: false,
             protocol: None,
+            kernel: None,
         }
+    }
+
+    /// Whether the settings ask for a kernel or a protocol, and `kernel` has both.
+    pub(super) fn asks_for(&self, kernel: KernelProtocol) -> bool {
+        self.is_forced()
+            && self.protocol.is_none_or(|asked| asked == kernel.protocol)
+            && self.kernel.is_none_or(|asked| asked == kernel.kernel)
+    }
+
+    /// Returns these limits with settings that ask for `kernel`.
+    pub fn forced(self, kernel: KernelProtocol) -> GpuLimits {
+        GpuLimits {
+            protocol: Some(kernel.protocol),
+            kernel: Some(kernel.kernel),
+            ..self
+        }
+    }
+
+    /// Whether the settings ask for a kernel or a protocol.
+    pub(super) fn is_forced(&self) -> bool {
+        self.protocol.is_some() || self.kernel.is_some()
     }
 
     /// Most channels of a call. Both ends of a message must arrive at one number.
@@ -150,7 +174,8 @@ impl GpuLimits {
     /// A coded ring has one strand, as on the host, that both give the same bits; so has one between
     /// hosts, whose proxies have slots of their own.
     fn strands(&self, request: &Request, limits: &Limits, way: KernelVariant) -> usize {
-        let is_simple_ring = (way.algorithm, way.protocol) == (Algorithm::Ring, Protocol::Simple)
+        let is_simple_ring = (way.algorithm, way.kernel)
+            == (Algorithm::Ring, KernelProtocol::SIMPLE)
             && schedule::has_strands(request.collective);
         let is_open = !request.codec.is_lossy() && !request.crosses(&limits.hosts);
         if !is_simple_ring || !is_open || self.depth <= RING_ABREAST {
@@ -185,28 +210,30 @@ impl GpuLimits {
     }
 }
 
-/// The protocols that may carry `request`, by `algorithm`.
-pub(super) fn protocols(
+/// Returns the kernels and protocols that may run `request` by `algorithm`: those that the settings ask
+/// for, if any of them can, else all that can and are worth a prediction.
+pub(super) fn kernels(
     request: &Request,
     limits: &Limits,
     gpu: &GpuLimits,
     codec: Option<&dyn Codec>,
     algorithm: Algorithm,
-) -> Vec<Protocol> {
+) -> Vec<KernelProtocol> {
     let bytes = bytes(request, limits.nranks);
-    let possible = |protocol| possible(request, limits, gpu, codec, (algorithm, protocol));
-    if let Some(asked) = gpu.protocol
-        && possible(asked)
-    {
-        return vec![asked];
+    let mut found: Vec<KernelProtocol> = KernelProtocol::ALL
+        .into_iter()
+        .filter(|&kernel| possible(request, limits, gpu, codec, (algorithm, kernel)))
+        .collect();
+    if found.iter().any(|&kernel| gpu.asks_for(kernel)) {
+        found.retain(|&kernel| gpu.asks_for(kernel));
+        return found;
     }
-    let sensible = |protocol: &Protocol| match protocol {
-        Protocol::Simple | Protocol::Fused | Protocol::Fused128 => true,
-        Protocol::Ll => bytes <= LL_BYTES,
-        Protocol::Ll128 => bytes <= LL128_BYTES,
-    };
-    let all = Protocol::ALL.into_iter();
-    all.filter(|&p| possible(p)).filter(sensible).collect()
+    found.retain(|&kernel| match kernel {
+        KernelProtocol::LL => bytes <= LL_BYTES,
+        KernelProtocol::LL128 => bytes <= LL128_BYTES,
+        _ => true,
+    });
+    found
 }
 
 /// Whether messages of `request` can be carried so.
@@ -215,29 +242,32 @@ fn possible(
     limits: &Limits,
     gpu: &GpuLimits,
     codec: Option<&dyn Codec>,
-    (algorithm, protocol): (Algorithm, Protocol),
+    (algorithm, kernel): (Algorithm, KernelProtocol),
 ) -> bool {
     // A single rank has no messages; what goes between hosts has to be seen by a proxy, as counters are and
     // flags among the data are not.
     if limits.nranks == 1 || request.crosses(&limits.hosts) {
-        return protocol == Protocol::Simple;
+        return kernel == KernelProtocol::SIMPLE;
     }
     if let Some(codec) = codec.filter(|_| request.codec.is_lossy()) {
         // A codec's chunks travel in slots, or as the images of a fused kernel.
-        return match protocol {
-            Protocol::Simple => true,
-            Protocol::Fused128 => gpu.ll128 && fits_coded(request, limits, gpu, codec, algorithm),
+        return match kernel {
+            KernelProtocol::SIMPLE => true,
+            KernelProtocol::FUSED_LL128 => {
+                gpu.ll128 && fits_coded(request, limits, gpu, codec, algorithm)
+            }
             _ => false,
         };
     }
-    match protocol {
-        Protocol::Simple | Protocol::Ll => true,
-        Protocol::Ll128 => gpu.ll128,
-        Protocol::Fused => {
+    match (kernel.kernel, kernel.protocol) {
+        (Kernel::Schedule, Protocol::Simple | Protocol::Ll) => true,
+        (Kernel::Schedule, Protocol::Ll128) => gpu.ll128,
+        (Kernel::Fused, Protocol::Simple) => false,
+        (Kernel::Fused, Protocol::Ll) => {
             FUSED.contains(&(request.collective, algorithm))
                 && fits_fused(request, limits, algorithm, gpu.oneshot_bytes)
         }
-        Protocol::Fused128 => {
+        (Kernel::Fused, Protocol::Ll128) => {
             let call = (request.collective, algorithm);
             let is_known = FUSED.contains(&call) || FUSED128.contains(&call);
             let is_added =
@@ -316,8 +346,8 @@ pub(super) fn cut(
         true => granule(request.dtype, codec).max(CODED_TILE),
         false => granule(request.dtype, codec),
     };
-    let (size, protocol) = (request.dtype.size(), way.protocol);
-    if protocol.is_fused() {
+    let (size, protocol) = (request.dtype.size(), way.kernel.protocol);
+    if way.kernel.is_fused() {
         let part = request.count.div_ceil(parts).max(1);
         let whole = part.next_multiple_of(granule);
         let geometry = Geometry::new(request.count, parts, granule, whole);
@@ -359,9 +389,9 @@ pub(super) fn cut(
     };
     let channels = gpu.channels(request, protocol, limits.nranks);
     let channels = channels.min(way.channels).max(1);
-    let channels = parts * channels;
-    let rounds = request.count.div_ceil(channels * most).max(1);
-    let even = request.count.div_ceil(channels * rounds);
+    let chunks_at_once = parts * channels;
+    let rounds = request.count.div_ceil(chunks_at_once * most).max(1);
+    let even = request.count.div_ceil(chunks_at_once * rounds);
     // A large chunk is worth some channels that end early.
     let even = match even > even_load {
         true => even.next_multiple_of(even_load),
@@ -401,7 +431,7 @@ pub(super) fn candidate(
     codec: Option<&dyn Codec>,
     (way, between): (KernelVariant, Algorithm),
 ) -> Result<Candidate> {
-    let (algorithm, protocol) = (way.algorithm, way.protocol);
+    let algorithm = way.algorithm;
     let strands = gpu.strands(request, limits, way);
     let pattern = super::pattern(request, limits, (algorithm, between), strands);
     let leaving = super::select::leaving(&pattern, limits)?;
@@ -419,7 +449,7 @@ pub(super) fn candidate(
         counts: CostCounts::default(),
         hops: pattern.hops(),
         seconds: 0.0,
-        protocol,
+        kernel: way.kernel,
     };
     for rank in super::select::busiest(request, limits) {
         let counts = schedule::cost_counts(&pattern.schedule(rank)?, &limits.hosts);
@@ -450,7 +480,7 @@ pub(super) fn tuned(
         return Ok(None);
     };
     let known = super::select::algorithms(request, limits, codec).contains(&way.algorithm);
-    if !known || !possible(request, limits, gpu, codec, (way.algorithm, way.protocol)) {
+    if !known || !possible(request, limits, gpu, codec, (way.algorithm, way.kernel)) {
         return Ok(None);
     }
     candidate(request, limits, gpu, codec, (way, Algorithm::Direct)).map(Some)
@@ -477,17 +507,17 @@ pub(super) fn variants(
     let bytes = bytes(request, limits.nranks);
     let mut found: Vec<(KernelVariant, Candidate)> = Vec::new();
     for algorithm in super::select::algorithms(request, limits, codec) {
-        for protocol in Protocol::ALL {
-            let most = match protocol {
-                Protocol::Ll => TRIED_LL,
-                Protocol::Ll128 => TRIED_LL128,
-                Protocol::Simple | Protocol::Fused | Protocol::Fused128 => usize::MAX,
+        for kernel in KernelProtocol::ALL {
+            let most = match kernel {
+                KernelProtocol::LL => TRIED_LL,
+                KernelProtocol::LL128 => TRIED_LL128,
+                _ => usize::MAX,
             };
-            if bytes > most || !possible(request, limits, gpu, codec, (algorithm, protocol)) {
+            if bytes > most || !possible(request, limits, gpu, codec, (algorithm, kernel)) {
                 continue;
             }
-            let chunks: &[usize] = match protocol {
-                Protocol::Simple if bytes >= TRIED_CHUNKS => &[0, 128 << 10, 32 << 10],
+            let chunks: &[usize] = match kernel {
+                KernelProtocol::SIMPLE if bytes >= TRIED_CHUNKS => &[0, 128 << 10, 32 << 10],
                 _ => &[0],
             };
             let halves = (0..8).map(|half| gpu.channels >> half);
@@ -495,7 +525,7 @@ pub(super) fn variants(
                 for &chunk in chunks {
                     let way = KernelVariant {
                         algorithm,
-                        protocol,
+                        kernel,
                         channels,
                         chunk,
                     };
@@ -512,7 +542,7 @@ pub(super) fn variants(
     let mut ways: Vec<(KernelVariant, Candidate)> = Vec::new();
     for (way, candidate) in found {
         let same = |(other, known): &(KernelVariant, Candidate)| {
-            (other.algorithm, other.protocol) == (way.algorithm, way.protocol)
+            (other.algorithm, other.kernel) == (way.algorithm, way.kernel)
                 && (known.channels, known.geometry) == (candidate.channels, candidate.geometry)
         };
         match ways.iter().position(same) {

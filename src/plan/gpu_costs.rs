@@ -5,7 +5,7 @@ use super::encoded_tiles::TILE;
 use super::gpu::{FUSED_SHARE, GpuLimits, coded_share};
 use super::select::{Candidate, Limits};
 use crate::schedule::CostCounts;
-use crate::types::{Algorithm, CodecKind, Protocol};
+use crate::types::{Algorithm, CodecKind, Kernel, Protocol};
 
 /// Costs on the H200 with NVLink; to be refitted where rows of `benches/baselines` say so.
 mod costs {
@@ -77,18 +77,20 @@ pub(super) fn seconds(
 ) -> f64 {
     use costs::*;
     let ring = candidate.algorithm == Algorithm::Ring;
-    let is_fused = candidate.protocol.is_fused();
+    let is_fused = candidate.kernel.is_fused();
     let is_coded = request.codec.is_lossy();
-    let (launch, hop, share) = match candidate.protocol {
-        Protocol::Simple => (
+    let (launch, hop, share) = match (candidate.kernel.kernel, candidate.kernel.protocol) {
+        (Kernel::Schedule, Protocol::Simple) => (
             [LAUNCH[0], LAUNCH_CODED][usize::from(is_coded)],
             if ring { HOP_RING } else { HOP },
             1.0,
         ),
-        Protocol::Ll => (LAUNCH[0], HOP_LL, 0.5),
-        Protocol::Ll128 => (LAUNCH[0], HOP_LL128, 0.9),
-        Protocol::Fused => (LAUNCH[1], HOP_FUSED, 0.5),
-        Protocol::Fused128 => (LAUNCH[1], HOP_FUSED128[usize::from(nranks == 2)], 0.9),
+        (Kernel::Schedule, Protocol::Ll) => (LAUNCH[0], HOP_LL, 0.5),
+        (Kernel::Schedule, Protocol::Ll128) => (LAUNCH[0], HOP_LL128, 0.9),
+        (Kernel::Fused, Protocol::Simple | Protocol::Ll) => (LAUNCH[1], HOP_FUSED, 0.5),
+        (Kernel::Fused, Protocol::Ll128) => {
+            (LAUNCH[1], HOP_FUSED128[usize::from(nranks == 2)], 0.9)
+        }
     };
     // Of five lines some four are full.
     let share = if is_fused && is_coded { 0.8 } else { share };

@@ -56,27 +56,36 @@ fn sizes_choose_protocol_and_algorithm() {
             limits(8, 132),
             &request(Collective::AllReduce, bytes / 4, codec),
         );
-        (plan.algorithm, plan.protocol)
+        (plan.algorithm, plan.kernel)
     };
     for bytes in [8, 1 << 10, 4 << 10] {
-        assert_eq!(chosen(bytes, "raw"), (Algorithm::OneShot, Protocol::Fused));
+        assert_eq!(
+            chosen(bytes, "raw"),
+            (Algorithm::OneShot, KernelProtocol::FUSED_LL)
+        );
     }
     assert_eq!(
         chosen(64 << 10, "raw"),
-        (Algorithm::OneShot, Protocol::Fused128)
+        (Algorithm::OneShot, KernelProtocol::FUSED_LL128)
     );
     for bytes in [256 << 10, 2 << 20] {
-        let wanted = (Algorithm::Direct, Protocol::Fused128);
+        let wanted = (Algorithm::Direct, KernelProtocol::FUSED_LL128);
         assert_eq!(chosen(bytes, "raw"), wanted);
     }
     for bytes in [4 << 20, 16 << 20] {
-        assert_eq!(chosen(bytes, "raw"), (Algorithm::Direct, Protocol::Simple));
+        assert_eq!(
+            chosen(bytes, "raw"),
+            (Algorithm::Direct, KernelProtocol::SIMPLE)
+        );
     }
     for bytes in [64 << 20, 1 << 30] {
-        assert_eq!(chosen(bytes, "raw"), (Algorithm::Ring, Protocol::Simple));
+        assert_eq!(
+            chosen(bytes, "raw"),
+            (Algorithm::Ring, KernelProtocol::SIMPLE)
+        );
     }
     for bytes in [16 << 20, 1 << 30] {
-        let wanted = (Algorithm::Direct, Protocol::Simple);
+        let wanted = (Algorithm::Direct, KernelProtocol::SIMPLE);
         assert_eq!(chosen(bytes, "linear8"), wanted);
     }
 }
@@ -88,24 +97,27 @@ fn codecs_have_fused_kernels_up_to_some_size() {
     let chosen = |nranks: usize, collective, bytes: usize, codec: &str| {
         let request = request(collective, bytes / 4, codec);
         let plan = plan(limits(nranks, 132), &request);
-        (plan.algorithm, plan.protocol)
+        (plan.algorithm, plan.kernel)
     };
     use Algorithm::{Direct, OneShot};
-    use Protocol::{Fused128, Simple};
+    use KernelProtocol as K;
     for nranks in [2, 4, 8] {
         for codec in ["linear8", "dynamic8", "minmax4:block=512"] {
             let sum = |bytes| chosen(nranks, Collective::AllReduce, bytes, codec);
             for bytes in [4, 4 << 10, 64 << 10] {
-                assert_eq!(sum(bytes), (OneShot, Fused128), "{nranks} {bytes}");
+                assert_eq!(sum(bytes), (OneShot, K::FUSED_LL128), "{nranks} {bytes}");
             }
-            assert_eq!(sum(4 << 20).1, Fused128, "{nranks}");
+            assert_eq!(sum(4 << 20).1, K::FUSED_LL128, "{nranks}");
             if nranks > 2 {
-                assert_eq!(sum(4 << 20), (Direct, Fused128), "{nranks}");
+                assert_eq!(sum(4 << 20), (Direct, K::FUSED_LL128), "{nranks}");
             }
-            assert_eq!(sum(64 << 20), (Direct, Simple), "{nranks}");
+            assert_eq!(sum(64 << 20), (Direct, K::SIMPLE), "{nranks}");
             for collective in [Collective::AllGather, Collective::ReduceScatter] {
                 let block = |bytes| chosen(nranks, collective, bytes, codec).1;
-                assert_eq!([block(4 << 10), block(64 << 20)], [Fused128, Simple]);
+                assert_eq!(
+                    [block(4 << 10), block(64 << 20)],
+                    [K::FUSED_LL128, K::SIMPLE]
+                );
             }
         }
         // Blocks beyond a tile, what is drawn, and what has no such kernel.
@@ -117,23 +129,23 @@ fn codecs_have_fused_kernels_up_to_some_size() {
         ] {
             for collective in [Collective::AllReduce, Collective::AllToAll] {
                 let (_, protocol) = chosen(nranks, collective, 4 << 10, codec);
-                assert_eq!(protocol, Simple, "{codec}");
+                assert_eq!(protocol, K::SIMPLE, "{codec}");
             }
         }
         assert_eq!(
             chosen(nranks, Collective::AllToAll, 4 << 10, "linear8").1,
-            Simple
+            K::SIMPLE
         );
     }
     // A rank that keeps residuals goes the way of those that do not.
     let mut call = request(Collective::AllReduce, 1 << 14, "linear8");
     call.feedback = Some(7);
-    assert_eq!(plan(limits(8, 132), &call).protocol, Fused128);
+    assert_eq!(plan(limits(8, 132), &call).kernel, K::FUSED_LL128);
     // Where lines do not arrive whole there are none.
     let mut limits = limits(8, 132);
     limits.gpu.as_mut().unwrap().ll128 = false;
     let call = request(Collective::AllReduce, 1 << 14, "linear8");
-    assert_eq!(plan(limits, &call).protocol, Simple);
+    assert_eq!(plan(limits, &call).kernel, K::SIMPLE);
 }
 
 /// What a fused kernel sends through a codec stays within the half that its trip has of the area, at the most
@@ -153,7 +165,8 @@ fn images_stay_within_their_area() {
             let mut limits = limits(nranks, 132);
             limits.gpu = Some(GpuLimits {
                 ll128: true,
-                protocol: Some(Protocol::Fused128),
+                protocol: Some(KernelProtocol::FUSED_LL128.protocol),
+                kernel: Some(KernelProtocol::FUSED_LL128.kernel),
                 ..GpuLimits::new(&shape, Resident::both(132), 64)
             });
             for codec in ["linear8", "minmax4", "minmax4:block=32"] {
@@ -163,7 +176,7 @@ fn images_stay_within_their_area() {
                         request.algorithm = Some(algorithm);
                         plan(limits.clone(), &request)
                     };
-                    let is_fused = |count| plan(count).protocol == Protocol::Fused128;
+                    let is_fused = |count| plan(count).kernel == KernelProtocol::FUSED_LL128;
                     let most = partition_point(1, 1 << 25, is_fused);
                     if most == 0 {
                         assert!(half < 1 << 12, "{nranks} {half}");
@@ -205,13 +218,13 @@ fn partition_point(first: usize, end: usize, holds: impl Fn(usize) -> bool) -> u
 fn blocks_of_a_fused_kernel_fit_the_gpu_too() {
     let mut limits = limits(7, 28);
     let gpu = limits.gpu.as_mut().unwrap();
-    gpu.protocol = Some(Protocol::Fused);
+    *gpu = gpu.forced(KernelProtocol::FUSED_LL);
     let asked = request(Collective::AllReduce, 24_000, "raw");
     let blocks = |limits: &Limits| {
         let mut asked = asked;
         asked.algorithm = Some(Algorithm::OneShot);
         let plan = plan(limits.clone(), &asked);
-        assert_eq!(plan.protocol, Protocol::Fused);
+        assert_eq!(plan.kernel, KernelProtocol::FUSED_LL);
         plan.channels
     };
     assert!(blocks(&limits) > 14);
@@ -231,9 +244,9 @@ fn chunks_fit_slots_and_channels_fit_the_gpu() {
                         let plan = plan(limits, &request(collective, count, codec));
                         let geometry = plan.geometry;
                         assert!(plan.channels <= resident.min(64) && plan.channels >= 1);
-                        assert!(plan.channels <= geometry.passes() || plan.protocol.is_fused());
-                        if !plan.protocol.is_fused() {
-                            let (slot, channels) = gpu.fifos[plan.protocol as usize];
+                        assert!(plan.channels <= geometry.passes() || plan.kernel.is_fused());
+                        if !plan.kernel.is_fused() {
+                            let (slot, channels) = gpu.fifos[plan.kernel.protocol as usize];
                             assert!(plan.wire_bytes(geometry.chunk()) <= slot);
                             assert!(plan.channels <= channels);
                         }
@@ -289,42 +302,49 @@ fn large_messages_load_all_channels_alike() {
 
 #[test]
 fn a_protocol_that_is_asked_for_is_taken_where_it_can_be() {
-    let asking = |protocol| {
+    let asking = |kernel| {
         let mut limits = limits(4, 132);
         limits.gpu = limits.gpu.map(|gpu| GpuLimits {
-            protocol: Some(protocol),
             ll128: false,
-            ..gpu
+            ..gpu.forced(kernel)
         });
         limits
     };
     let all_reduce = |count, codec: &str| request(Collective::AllReduce, count, codec);
     let cases = [
-        (Protocol::Ll, all_reduce(1 << 20, "raw"), Protocol::Ll),
-        (Protocol::Simple, all_reduce(1, "raw"), Protocol::Simple),
         (
-            Protocol::Fused,
-            all_reduce(32 << 10, "raw"),
-            Protocol::Fused,
-        ),
-        (
-            Protocol::Fused,
+            KernelProtocol::LL,
             all_reduce(1 << 20, "raw"),
-            Protocol::Simple,
+            KernelProtocol::LL,
         ),
         (
-            Protocol::Fused,
+            KernelProtocol::SIMPLE,
+            all_reduce(1, "raw"),
+            KernelProtocol::SIMPLE,
+        ),
+        (
+            KernelProtocol::FUSED_LL,
+            all_reduce(32 << 10, "raw"),
+            KernelProtocol::FUSED_LL,
+        ),
+        (
+            KernelProtocol::FUSED_LL,
+            all_reduce(1 << 20, "raw"),
+            KernelProtocol::SIMPLE,
+        ),
+        (
+            KernelProtocol::FUSED_LL,
             request(Collective::Broadcast, 1, "raw"),
-            Protocol::Ll,
+            KernelProtocol::LL,
         ),
         (
-            Protocol::Ll,
+            KernelProtocol::LL,
             all_reduce(1 << 20, "linear8"),
-            Protocol::Simple,
+            KernelProtocol::SIMPLE,
         ),
     ];
     for (asked, request, taken) in cases {
-        assert_eq!(plan(asking(asked), &request).protocol, taken, "{asked}");
+        assert_eq!(plan(asking(asked), &request).kernel, taken, "{asked}");
     }
     // The limit of a fused kernel is one of blocks, where there are any; of an all-reduce in two trips,
     // half of that for each rank's part.
@@ -337,18 +357,18 @@ fn a_protocol_that_is_asked_for_is_taken_where_it_can_be() {
     ] {
         let taken = |count| {
             let request = request(collective, count, "raw");
-            plan(asking(Protocol::Fused), &request).protocol
+            plan(asking(KernelProtocol::FUSED_LL), &request).kernel
         };
-        assert_eq!(taken(most), Protocol::Fused, "{collective}");
-        assert_ne!(taken(most + 1), Protocol::Fused, "{collective}");
+        assert_eq!(taken(most), KernelProtocol::FUSED_LL, "{collective}");
+        assert_ne!(taken(most + 1), KernelProtocol::FUSED_LL, "{collective}");
     }
     // The same in lines, where these arrive whole, of what there is a kernel for.
     let in_lines = |collective, dtype, count, ll128| {
-        let mut limits = asking(Protocol::Fused128);
+        let mut limits = asking(KernelProtocol::FUSED_LL128);
         limits.gpu.as_mut().unwrap().ll128 = ll128;
         let mut request = request(collective, count, "raw");
         request.dtype = dtype;
-        plan(limits, &request).protocol == Protocol::Fused128
+        plan(limits, &request).kernel == KernelProtocol::FUSED_LL128
     };
     let block = limits(4, 132).gpu.unwrap().lines_bytes / 4;
     for (collective, most) in [
@@ -369,8 +389,8 @@ fn a_protocol_that_is_asked_for_is_taken_where_it_can_be() {
         assert_eq!(of_integers, !collective.reduces(), "{collective}");
     }
     // Lines do not arrive whole here.
-    let plan = plan(asking(Protocol::Ll128), &all_reduce(1 << 18, "raw"));
-    assert_ne!(plan.protocol, Protocol::Ll128);
+    let plan = plan(asking(KernelProtocol::LL128), &all_reduce(1 << 18, "raw"));
+    assert_ne!(plan.kernel, KernelProtocol::LL128);
 }
 
 #[test]
@@ -379,7 +399,7 @@ fn the_table_names_protocols() {
     let text = planner
         .explain(&request(Collective::AllReduce, 256, "raw"))
         .unwrap();
-    for word in ["protocol", "fused", "ll128", "cheapest", "cuda"] {
+    for word in ["kernel", "protocol", "fused", "ll128", "cheapest", "cuda"] {
         assert!(text.contains(word), "{text}");
     }
 }
@@ -498,17 +518,21 @@ fn between_hosts_there_are_slots_with_counters_only() {
         for count in [1, 1000, 1 << 20] {
             let peer = 2 * usize::from(collective == Collective::SendRecv);
             let plan = on(two(), collective, count, 0, peer);
-            assert_eq!(plan.protocol, Protocol::Simple, "{collective} of {count}");
+            assert_eq!(
+                plan.kernel,
+                KernelProtocol::SIMPLE,
+                "{collective} of {count}"
+            );
         }
     }
     let near = on(two(), Collective::SendRecv, 16, 2, 3);
     assert_ne!(
-        near.protocol,
-        Protocol::Simple,
+        near.kernel,
+        KernelProtocol::SIMPLE,
         "inside a host all is as before"
     );
     let near = on(Hosts::ONE, Collective::AllReduce, 16, 0, 0);
-    assert_eq!(near.protocol, Protocol::Fused);
+    assert_eq!(near.kernel, KernelProtocol::FUSED_LL);
     // The bytes of a host cross its link once, not once for each rank.
     let large = on(two(), Collective::AllReduce, 16 << 20, 0, 0);
     assert_eq!(large.algorithm, Algorithm::Hierarchical);
@@ -555,9 +579,9 @@ fn rings_have_the_slots_that_they_need() {
             };
             let mut limits = limits(nranks, 132);
             let gpu = GpuLimits {
-                protocol: Some(Protocol::Simple),
                 ..GpuLimits::new(&shape, Resident::both(132), 64)
-            };
+            }
+            .forced(KernelProtocol::SIMPLE);
             let depth = gpu.depth;
             limits.gpu = Some(gpu);
             let has_ring = |&collective: &Collective| {

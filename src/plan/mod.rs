@@ -32,7 +32,7 @@ use crate::cpu::Isa;
 use crate::error::{Error, Result};
 use crate::schedule::{Hosts, Pattern, Place, Schedule};
 use crate::types::{
-    Algorithm, CallSignature, CodecSpec, Collective, DType, Fused, Level, Protocol, ReduceOp,
+    Algorithm, CallSignature, CodecSpec, Collective, DType, Fused, KernelProtocol, Level, ReduceOp,
     ScaleRule,
 };
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -147,8 +147,8 @@ pub struct Plan {
     pub notes_input: Vec<bool>,
     /// Channels that have work.
     pub channels: usize,
-    /// How messages are carried.
-    pub protocol: Protocol,
+    /// The kernel that runs it, and how messages travel; on host memory [`KernelProtocol::SIMPLE`].
+    pub kernel: KernelProtocol,
     /// Payload bytes that the rank would send with no codec on either level.
     pub raw_bytes: u64,
 }
@@ -414,7 +414,7 @@ impl Planner {
             pattern,
             notes_input,
             channels: best.channels.min(self.channels),
-            protocol: best.protocol,
+            kernel: best.kernel,
             raw_bytes,
         })
     }
@@ -446,8 +446,8 @@ impl Planner {
         if request.algorithm.is_some() {
             return Ok(Err("the call asks for an algorithm".into()));
         }
-        if self.limits.algorithm.is_some() || gpu.protocol.is_some() {
-            return Ok(Err("CINCH_ALGO or CINCH_PROTO is set".into()));
+        if self.limits.algorithm.is_some() || gpu.is_forced() {
+            return Ok(Err("CINCH_ALGO, CINCH_KERNEL or CINCH_PROTO is set".into()));
         }
         if self.limits.hosts.count() > 1 {
             return Ok(Err("tables are for one host".into()));
@@ -476,11 +476,9 @@ impl Planner {
             (None, line) => {
                 let of = line.map_or(String::new(), |line| format!(" of line {}", line.number));
                 let KernelVariant {
-                    algorithm,
-                    protocol,
-                    ..
+                    algorithm, kernel, ..
                 } = choice.way;
-                Err(format!("{algorithm} {protocol}{of} cannot be here"))
+                Err(format!("{algorithm} {kernel}{of} cannot be here"))
             }
         })
     }

@@ -7,7 +7,7 @@ use super::{Geometry, Request, chunk_max, granule};
 use crate::codec::{Codec, Reencode};
 use crate::error::{Error, ErrorKind, Result};
 use crate::schedule::{self, CostCounts, Hops, Hosts, Pattern};
-use crate::types::{Algorithm, Level, Protocol, ScaleRule, TransportKind};
+use crate::types::{Algorithm, KernelProtocol, Level, ScaleRule, TransportKind};
 
 /// What selection goes by besides the request; equal on all ranks.
 #[derive(Clone, Debug, PartialEq)]
@@ -50,7 +50,7 @@ pub struct Candidate {
     /// Predicted time.
     pub seconds: f64,
     /// How messages are carried.
-    pub protocol: Protocol,
+    pub kernel: KernelProtocol,
 }
 
 /// The codecs of both levels, in the order of [`Level`].
@@ -193,10 +193,10 @@ fn variants(
     };
     let mut found = Vec::new();
     for (algorithm, between) in ways {
-        for protocol in gpu::protocols(request, limits, gpu, codec, algorithm) {
+        for kernel in gpu::kernels(request, limits, gpu, codec, algorithm) {
             let way = KernelVariant {
                 algorithm,
-                protocol,
+                kernel,
                 channels: usize::MAX,
                 chunk: 0,
             };
@@ -204,12 +204,9 @@ fn variants(
             found.push(candidate);
         }
     }
-    // Asked for the fused kernel where an algorithm has it: the others are not what was asked.
-    if gpu
-        .protocol
-        .is_some_and(|asked| found.iter().any(|one| one.protocol == asked))
-    {
-        found.retain(|one| Some(one.protocol) == gpu.protocol);
+    // Where an algorithm has the kernel and protocol of the settings, those without it are out.
+    if found.iter().any(|candidate| gpu.asks_for(candidate.kernel)) {
+        found.retain(|candidate| gpu.asks_for(candidate.kernel));
     }
     Ok(found)
 }
@@ -375,7 +372,7 @@ fn candidate(
         counts,
         hops,
         seconds,
-        protocol: Protocol::Simple,
+        kernel: KernelProtocol::SIMPLE,
     })
 }
 

@@ -147,36 +147,21 @@ impl fmt::Display for TransportKind {
     }
 }
 
-/// How a kernel carries the messages of a call. The host has but [`Protocol::Simple`].
+/// How payload and the news of its arrival travel. Host memory has [`Protocol::Simple`] alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Protocol {
-    /// Payload, then a counter.
+    /// Payload in a slot, then a counter: full bandwidth.
     Simple = 0,
-    /// 8 payload bytes and 8 flag bytes a packet: half the bandwidth, least latency.
+    /// Packets of 8 payload bytes and 8 flag bytes: half the bandwidth, the least latency.
     Ll = 1,
-    /// 120 payload bytes and 8 flag bytes a line; where a line of 128 bytes arrives whole.
+    /// Lines of 120 payload bytes and 8 flag bytes, where a line of 128 bytes arrives whole.
     Ll128 = 2,
-    /// A fused kernel, in packets of its own: something small from everybody to everybody, once or twice.
-    Fused = 3,
-    /// The same in lines, and a broadcast or reduce.
-    Fused128 = 4,
 }
 
 impl Protocol {
     /// Every protocol, in numeric order.
-    pub const ALL: [Protocol; 5] = [
-        Protocol::Simple,
-        Protocol::Ll,
-        Protocol::Ll128,
-        Protocol::Fused,
-        Protocol::Fused128,
-    ];
-
-    /// Whether a fused kernel does the call, and not one that interprets a schedule.
-    pub const fn is_fused(self) -> bool {
-        matches!(self, Protocol::Fused | Protocol::Fused128)
-    }
+    pub const ALL: [Protocol; 3] = [Protocol::Simple, Protocol::Ll, Protocol::Ll128];
 
     /// Lower-case name.
     pub const fn name(self) -> &'static str {
@@ -184,8 +169,6 @@ impl Protocol {
             Protocol::Simple => "simple",
             Protocol::Ll => "ll",
             Protocol::Ll128 => "ll128",
-            Protocol::Fused => "fused",
-            Protocol::Fused128 => "fused128",
         }
     }
 
@@ -194,6 +177,89 @@ impl Protocol {
         Protocol::ALL
             .into_iter()
             .find(|protocol| protocol.name() == name)
+    }
+}
+
+/// Which kind of GPU kernel runs a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Kernel {
+    /// Interprets the steps of a schedule.
+    Schedule = 0,
+    /// Is written for one collective and algorithm, and sends in flagged packets or lines.
+    Fused = 1,
+}
+
+impl Kernel {
+    /// Every kind, in numeric order.
+    pub const ALL: [Kernel; 2] = [Kernel::Schedule, Kernel::Fused];
+
+    /// Lower-case name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Kernel::Schedule => "schedule",
+            Kernel::Fused => "fused",
+        }
+    }
+
+    /// The kind with this name.
+    pub fn from_name(name: &str) -> Option<Kernel> {
+        Kernel::ALL.into_iter().find(|kernel| kernel.name() == name)
+    }
+}
+
+/// A kind of kernel and its protocol. Fused kernels have no slots, and so no [`Protocol::Simple`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct KernelProtocol {
+    /// The kernel.
+    pub kernel: Kernel,
+    /// Its protocol.
+    pub protocol: Protocol,
+}
+
+impl KernelProtocol {
+    /// The schedule interpreter with slots and counters.
+    pub const SIMPLE: KernelProtocol = KernelProtocol::new(Kernel::Schedule, Protocol::Simple);
+    /// The schedule interpreter with packets.
+    pub const LL: KernelProtocol = KernelProtocol::new(Kernel::Schedule, Protocol::Ll);
+    /// The schedule interpreter with lines.
+    pub const LL128: KernelProtocol = KernelProtocol::new(Kernel::Schedule, Protocol::Ll128);
+    /// A fused kernel with packets.
+    pub const FUSED_LL: KernelProtocol = KernelProtocol::new(Kernel::Fused, Protocol::Ll);
+    /// A fused kernel with lines.
+    pub const FUSED_LL128: KernelProtocol = KernelProtocol::new(Kernel::Fused, Protocol::Ll128);
+
+    /// Every pair that exists. A kernel reports its pair by the index.
+    pub const ALL: [KernelProtocol; 5] = [
+        KernelProtocol::SIMPLE,
+        KernelProtocol::LL,
+        KernelProtocol::LL128,
+        KernelProtocol::FUSED_LL,
+        KernelProtocol::FUSED_LL128,
+    ];
+
+    const fn new(kernel: Kernel, protocol: Protocol) -> KernelProtocol {
+        KernelProtocol { kernel, protocol }
+    }
+
+    /// Whether the kernel is a fused one.
+    pub const fn is_fused(self) -> bool {
+        matches!(self.kernel, Kernel::Fused)
+    }
+
+    /// The index in [`KernelProtocol::ALL`].
+    pub const fn number(self) -> u32 {
+        match self.kernel {
+            Kernel::Schedule => self.protocol as u32,
+            Kernel::Fused => 2 + self.protocol as u32,
+        }
+    }
+}
+
+impl fmt::Display for KernelProtocol {
+    /// `schedule simple`: the words of a tuning table.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.kernel.name(), self.protocol)
     }
 }
 

@@ -13,7 +13,7 @@ mod reduce_op;
 mod signature;
 mod subsystem;
 
-pub use algorithm::{Algorithm, Level, Protocol, TransportKind};
+pub use algorithm::{Algorithm, Kernel, KernelProtocol, Level, Protocol, TransportKind};
 pub use codec_choice::CodecChoice;
 pub(crate) use codec_spec::is_threshold;
 pub use codec_spec::{CodecKind, CodecSpec, DEFAULT_BLOCK, Parameters, ScaleRule};

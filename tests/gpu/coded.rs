@@ -12,7 +12,7 @@ use cinch::cpu::Isa;
 use cinch::gpu::{CaptureMode, Graph};
 use cinch::plan::{EncodedTiles, Limits};
 use cinch::testing::{Pattern, gaussian};
-use cinch::types::Protocol;
+use cinch::types::KernelProtocol;
 use cinch::{Algorithm, CodecSpec, Collective, DType, ReduceOp, schedule};
 
 const SPECS: [&str; 30] = [
@@ -223,7 +223,7 @@ fn largest_cases(rng: &mut Rng, nranks: usize, lines_bytes: usize) -> Result<Vec
 fn compare_fused(setup: &Setup, nranks: usize, gpus: usize) -> Verdict {
     let mut rng = Rng::new(setup.options.seed ^ 0xf05e);
     let mut world = World::new(setup, nranks, gpus);
-    world.config.protocol = Some(Protocol::Fused128);
+    world.config.force_kernel(Some(KernelProtocol::FUSED_LL128));
     let all = world.run(|comm| Ok(comm.limits()?.gpu))?;
     let Some(gpu) = all[0].filter(|gpu| gpu.ll128) else {
         return Stop::skipped("lines do not arrive whole between these GPUs");
@@ -243,7 +243,7 @@ fn compare_fused(setup: &Setup, nranks: usize, gpus: usize) -> Verdict {
             Ok(cases.iter().map(explain).collect::<Result<Vec<_>, _>>()?)
         })?;
         for (case, text) in cases.iter().zip(&explained[0]) {
-            ensure(text.contains("fused128"), || {
+            ensure(text.contains("fused     ll128"), || {
                 format!("{case} is not fused:\n{text}")
             })?;
         }

@@ -1,12 +1,12 @@
 //! Every collective, type and operation, by every algorithm and protocol, against the definition.
 
 use crate::coded;
-use crate::cover::{self, PROTOCOLS, RANKS, Rng};
+use crate::cover::{self, KERNELS, RANKS, Rng};
 use crate::harness::{Check, Setup, Stop, Verdict, ensure};
 use crate::options::Options;
 use crate::world::World;
 use cinch::plan::FUSED128_DTYPES;
-use cinch::types::Protocol;
+use cinch::types::KernelProtocol;
 use cinch::{Algorithm, Collective, ReduceOp};
 use std::time::Duration;
 
@@ -19,9 +19,9 @@ pub fn checks(options: &Options) -> Vec<Check> {
         Ok(text)
     })];
     for nranks in RANKS {
-        for (place, protocol) in PROTOCOLS.into_iter().enumerate() {
-            let name = protocol.map_or("auto", Protocol::name);
-            let number = RANKS.iter().position(|&n| n == nranks).unwrap_or(0) * PROTOCOLS.len();
+        for (place, protocol) in KERNELS.into_iter().enumerate() {
+            let name = super::cover::name(protocol);
+            let number = RANKS.iter().position(|&n| n == nranks).unwrap_or(0) * KERNELS.len();
             let check = Check::new(format!("raw/n{nranks}-{name}"), 1, move |setup| {
                 lot(setup, number + place)
             });
@@ -62,7 +62,7 @@ fn lots(setup: &Setup) -> (Vec<cover::Lot>, usize, usize) {
 fn lot(setup: &Setup, number: usize) -> Verdict {
     let lot = lots(setup).0.swap_remove(number);
     let mut world = World::new(setup, lot.nranks, 1);
-    world.config.protocol = lot.protocol;
+    world.config.force_kernel(lot.kernel);
     let judged = world.judge(&lot.cases);
     let count = judged.map_err(|stop| stop.context(lot.name()))?;
     Ok(format!("{count} cases"))
@@ -72,11 +72,11 @@ fn lot(setup: &Setup, number: usize) -> Verdict {
 fn sanitized(setup: &Setup) -> Verdict {
     let mut rng = Rng::new(setup.options.seed);
     let mut ran = 0;
-    for protocol in PROTOCOLS {
+    for protocol in KERNELS {
         let cases = cover::random(&mut rng, 2, 12, 3000);
         let mut world = World::new(setup, 2, 2);
         world.config.timeout = Duration::from_secs(60);
-        world.config.protocol = protocol;
+        world.config.force_kernel(protocol);
         ran += world.judge(&cases)?;
     }
     Ok(format!("{ran} cases"))
@@ -88,11 +88,11 @@ fn same_bits(setup: &Setup, nranks: usize) -> Verdict {
     let cases = cover::exchanges(&mut rng, nranks);
     let run = |protocol, channels| {
         let mut world = World::new(setup, nranks, 1);
-        world.config.protocol = Some(protocol);
+        world.config.force_kernel(Some(protocol));
         world.config.gpu_channels = channels;
         coded::outputs(&world, &cases, None)
     };
-    let (fused, limits) = run(Protocol::Fused, None)?;
+    let (fused, limits) = run(KernelProtocol::FUSED_LL, None)?;
     // Else another protocol would have run, and be compared with itself.
     if let Some(gpu) = limits.gpu {
         let largest = cases
@@ -110,11 +110,11 @@ fn same_bits(setup: &Setup, nranks: usize) -> Verdict {
     }
     // One block goes round several times.
     let others = [
-        (Protocol::Fused, Some(1)),
-        (Protocol::Fused128, None),
-        (Protocol::Fused128, Some(1)),
-        (Protocol::Ll, None),
-        (Protocol::Simple, None),
+        (KernelProtocol::FUSED_LL, Some(1)),
+        (KernelProtocol::FUSED_LL128, None),
+        (KernelProtocol::FUSED_LL128, Some(1)),
+        (KernelProtocol::LL, None),
+        (KernelProtocol::SIMPLE, None),
     ];
     for (protocol, channels) in others {
         let (others, _) = run(protocol, channels)?;
@@ -126,8 +126,8 @@ fn same_bits(setup: &Setup, nranks: usize) -> Verdict {
                 && call.algorithm == Some(Algorithm::Direct)
                 && matches!(call.op, ReduceOp::PreMulSum(_));
             let cuts_alike = match protocol {
-                Protocol::Fused => true,
-                Protocol::Fused128 => FUSED128_DTYPES.contains(&call.dtype),
+                KernelProtocol::FUSED_LL => true,
+                KernelProtocol::FUSED_LL128 => FUSED128_DTYPES.contains(&call.dtype),
                 _ => false,
             };
             if !cuts_alike && rounds && is_owned {
@@ -146,13 +146,13 @@ fn same_bits(setup: &Setup, nranks: usize) -> Verdict {
 fn some(setup: &Setup, nranks: usize, gpus: usize, p2p_disable: bool) -> Verdict {
     let mut rng = Rng::new(setup.options.seed ^ (nranks * 16 + gpus) as u64);
     let mut ran = 0;
-    for protocol in PROTOCOLS {
+    for protocol in KERNELS {
         let number = setup.options.either(100, 400);
         let cases = cover::random(&mut rng, nranks, number, 1 << 20);
         let mut world = World::new(setup, nranks, gpus);
         world.config.p2p_disable = p2p_disable;
-        world.config.protocol = protocol;
-        let name = protocol.map_or("auto", Protocol::name);
+        world.config.force_kernel(protocol);
+        let name = super::cover::name(protocol);
         ran += world.judge(&cases).map_err(|stop| stop.context(name))?;
     }
     Ok(format!("{ran} cases"))

@@ -5,19 +5,24 @@ use crate::case::{Case, Values, factor};
 use cinch::comm::Call;
 use cinch::schedule::algorithms;
 use cinch::testing::{Pattern, random_word};
-use cinch::types::Protocol;
+use cinch::types::KernelProtocol;
 use cinch::{Algorithm, Collective, DType, ReduceOp};
 use std::collections::HashSet;
 
 pub const RANKS: [usize; 4] = [2, 3, 5, 8];
-pub const PROTOCOLS: [Option<Protocol>; 6] = [
+pub const KERNELS: [Option<KernelProtocol>; 6] = [
     None,
-    Some(Protocol::Simple),
-    Some(Protocol::Ll),
-    Some(Protocol::Ll128),
-    Some(Protocol::Fused),
-    Some(Protocol::Fused128),
+    Some(KernelProtocol::SIMPLE),
+    Some(KernelProtocol::LL),
+    Some(KernelProtocol::LL128),
+    Some(KernelProtocol::FUSED_LL),
+    Some(KernelProtocol::FUSED_LL128),
 ];
+
+/// The name of a kernel and its protocol in names of checks: `fused-ll128`.
+pub fn name(kernel: Option<KernelProtocol>) -> String {
+    kernel.map_or("auto".into(), |kernel| kernel.to_string().replace(' ', "-"))
+}
 /// Elements of the largest buffer of a large case.
 const LARGE: usize = 1 << 20;
 /// Counts; the last two stand for large ones, of which one is no multiple of anything.
@@ -58,14 +63,13 @@ impl Rng {
 #[derive(Clone, Debug)]
 pub struct Lot {
     pub nranks: usize,
-    pub protocol: Option<Protocol>,
+    pub kernel: Option<KernelProtocol>,
     pub cases: Vec<Case>,
 }
 
 impl Lot {
     pub fn name(&self) -> String {
-        let protocol = self.protocol.map_or("auto", Protocol::name);
-        format!("n{}-{protocol}", self.nranks)
+        format!("n{}-{}", self.nranks, name(self.kernel))
     }
 }
 
@@ -98,7 +102,7 @@ pub fn lots(seed: u64, rounds: usize) -> (Vec<Lot>, usize, usize) {
     let works = works();
     let mut lots = Vec::new();
     for (ranks, &nranks) in RANKS.iter().enumerate() {
-        for (protocol, &asked) in PROTOCOLS.iter().enumerate() {
+        for (protocol, &asked) in KERNELS.iter().enumerate() {
             let mut cases = Vec::new();
             for _ in 0..rounds {
                 for (work, &(collective, op)) in works.iter().enumerate() {
@@ -116,7 +120,7 @@ pub fn lots(seed: u64, rounds: usize) -> (Vec<Lot>, usize, usize) {
             }
             lots.push(Lot {
                 nranks,
-                protocol: asked,
+                kernel: asked,
                 cases,
             });
         }
@@ -172,7 +176,7 @@ fn possible() -> usize {
         works.len(),
         DType::ALL.len(),
         RANKS.len(),
-        PROTOCOLS.len(),
+        KERNELS.len(),
         COUNTS.len(),
         Algorithm::FLAT.len() + 1,
         2,

@@ -9,7 +9,7 @@ use crate::world::World;
 use cinch::comm::Call;
 use cinch::gpu::probe::{LateFill, probe_word};
 use cinch::gpu::{CaptureMode, Graph, Stream};
-use cinch::types::Protocol;
+use cinch::types::KernelProtocol;
 use cinch::{Collective, Communicator, DType, Result};
 use std::time::Duration;
 
@@ -23,16 +23,19 @@ const DELAY: Duration = Duration::from_micros(100);
 
 pub fn checks() -> Vec<Check> {
     let protocols = [
-        Protocol::Fused,
-        Protocol::Fused128,
-        Protocol::Ll,
-        Protocol::Ll128,
-        Protocol::Simple,
+        KernelProtocol::FUSED_LL,
+        KernelProtocol::FUSED_LL128,
+        KernelProtocol::LL,
+        KernelProtocol::LL128,
+        KernelProtocol::SIMPLE,
     ];
     let mut checks = Vec::new();
     for (nranks, gpus) in [(2, 1), (2, 2), (8, 2)] {
         for protocol in protocols {
-            let name = format!("early/{}-n{nranks}-gpus{gpus}", protocol.name());
+            let name = format!(
+                "early/{}-n{nranks}-gpus{gpus}",
+                super::cover::name(Some(protocol))
+            );
             checks.push(Check::new(name, gpus, move |setup| {
                 late_inputs(setup, nranks, gpus, protocol)
             }));
@@ -42,9 +45,9 @@ pub fn checks() -> Vec<Check> {
 }
 
 /// A call behind the late writer of its input, and one behind that call, on a stream and in a graph.
-fn late_inputs(setup: &Setup, nranks: usize, gpus: usize, protocol: Protocol) -> Verdict {
+fn late_inputs(setup: &Setup, nranks: usize, gpus: usize, protocol: KernelProtocol) -> Verdict {
     let mut world = World::new(setup, nranks, gpus);
-    world.config.protocol = Some(protocol);
+    world.config.force_kernel(Some(protocol));
     let arenas = world.arenas(3 * BYTES)?;
     world.run(|comm| {
         let arena = &arenas[comm.rank()];
@@ -55,7 +58,7 @@ fn late_inputs(setup: &Setup, nranks: usize, gpus: usize, protocol: Protocol) ->
         comm.barrier()?;
         // Fused kernels add up floats in lines, which would round.
         let does = match protocol {
-            Protocol::Fused128 => Collective::AllGather,
+            KernelProtocol::FUSED_LL128 => Collective::AllGather,
             _ => Collective::AllReduce,
         };
         for round in 0..ROUNDS {

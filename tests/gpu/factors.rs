@@ -8,7 +8,7 @@ use crate::world::World;
 use cinch::comm::Call;
 use cinch::cpu::Isa;
 use cinch::gpu::DeviceMemory;
-use cinch::types::{Protocol, Scalar};
+use cinch::types::{KernelProtocol, Scalar};
 use cinch::{Collective, Communicator, DType, ReduceOp};
 
 /// A fused call, and one of many chunks.
@@ -21,9 +21,9 @@ pub fn checks() -> Vec<Check> {
 
 fn on_the_gpu(setup: &Setup) -> Verdict {
     let mut calls = 0;
-    for protocol in [None, Some(Protocol::Simple), Some(Protocol::Ll)] {
+    for protocol in [None, Some(KernelProtocol::SIMPLE), Some(KernelProtocol::LL)] {
         let mut world = World::new(setup, 2, 1);
-        world.config.protocol = protocol;
+        world.config.force_kernel(protocol);
         let arenas = world.arenas(3 * OUTPUT)?;
         let gpu = context(world.seats[0].unwrap_or(0))?;
         let places = [(); 2].map(|()| DeviceMemory::new(&gpu, 256));

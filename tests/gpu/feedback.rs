@@ -10,7 +10,7 @@ use cinch::error::ErrorKind;
 use cinch::gpu::{CaptureMode, Graph};
 use cinch::plan::Limits;
 use cinch::testing::Pattern;
-use cinch::types::Protocol;
+use cinch::types::KernelProtocol;
 use cinch::{Collective, Communicator, DType, ReduceOp, schedule};
 
 const SPECS: [&str; 8] = [
@@ -79,9 +79,15 @@ fn tensors(nranks: usize) -> Vec<Case> {
 /// By whatever kernels the model takes, by interpreters, and by fused ones where there are some.
 fn compare(setup: &Setup, nranks: usize, gpus: usize) -> Verdict {
     let mut said = Vec::new();
-    for protocol in [None, Some(Protocol::Simple), Some(Protocol::Fused128)] {
+    for protocol in [
+        None,
+        Some(KernelProtocol::SIMPLE),
+        Some(KernelProtocol::FUSED_LL128),
+    ] {
         let mut world = World::new(setup, nranks, gpus);
-        world.config.protocol = protocol.filter(|_| !setup.options.host);
+        world
+            .config
+            .force_kernel(protocol.filter(|_| !setup.options.host));
         said.push(compare_in(&world, nranks)?);
     }
     Ok(said.swap_remove(0))

@@ -3,13 +3,12 @@
 use crate::arena::context;
 use crate::case::Case;
 use crate::coded;
-use crate::cover::{self, PROTOCOLS, Rng};
+use crate::cover::{self, KERNELS, Rng};
 use crate::harness::{Check, Setup, Stop, Verdict, ensure};
 use crate::options::Options;
 use crate::world::World;
 use cinch::gpu::Context;
 use cinch::testing::random_word;
-use cinch::types::Protocol;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -58,7 +57,8 @@ fn soak(setup: &Setup, gpus: usize) -> Verdict {
             _ => rng.pick(&[2, gpus, gpus, gpus + 1]),
         };
         let mut world = World::new(setup, nranks, gpus);
-        world.config.protocol = rng.pick(&PROTOCOLS);
+        let kernel = rng.pick(&KERNELS);
+        world.config.force_kernel(kernel);
         world.config.p2p_disable = rng.below(8) == 0;
         world.config.gpu_channels = rng.pick(&[Some(1), Some(3), Some(16), Some(64), None, None]);
         let most = if rng.below(6) == 0 { 1 << 20 } else { 50_000 };
@@ -70,7 +70,7 @@ fn soak(setup: &Setup, gpus: usize) -> Verdict {
         for case in coded.into_iter().step_by(4) {
             cases.insert(rng.below(cases.len()), case);
         }
-        let protocol = world.config.protocol.map_or("auto", Protocol::name);
+        let protocol = super::cover::name(kernel);
         let which = format!(
             "world {worlds}: {nranks} ranks, {protocol}, {:?} channels, p2p {}",
             world.config.gpu_channels, !world.config.p2p_disable

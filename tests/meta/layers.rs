@@ -1,9 +1,9 @@
 //! Imports go down the layer table of `docs/layers.md`, never up, never sideways; and
 //! `unsafe` stays in the modules that may use it.
 
+use crate::source::{code, root, sources};
 use std::collections::HashMap;
 use std::fs;
-use std::path::{Path, PathBuf};
 
 /// Places that may use `unsafe`, as path prefixes below `src/`.
 const UNSAFE: &[&str] = &[
@@ -22,10 +22,6 @@ const UNSAFE: &[&str] = &[
     "bin/cinch/arrays.rs",
 ];
 
-fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-}
-
 fn layers() -> HashMap<String, u32> {
     let text = fs::read_to_string(root().join("docs/layers.md")).unwrap();
     let mut layers = HashMap::new();
@@ -43,94 +39,6 @@ fn layers() -> HashMap<String, u32> {
     }
     assert!(layers.len() >= 15, "the layer table was not found");
     layers
-}
-
-fn files(directory: &Path, found: &mut Vec<PathBuf>) {
-    for entry in fs::read_dir(directory).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_dir() {
-            files(&path, found);
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
-            found.push(path);
-        }
-    }
-}
-
-/// Source without comments and text, and without the item behind each `#[cfg(test)]`, where tests may
-/// look upward: what comes after that item is the library's again.
-fn code(text: &str) -> String {
-    const TEST: &str = "#[cfg(test)]";
-    let bare = bare(text);
-    let (mut kept, mut rest) = (String::new(), bare.as_str());
-    while let Some(at) = rest.find(TEST) {
-        kept.push_str(&rest[..at]);
-        rest = behind_item(&rest[at + TEST.len()..]);
-    }
-    kept + rest
-}
-
-/// What follows the item that `code` begins with: it ends with the first `;` or `}` outside of all
-/// brackets, or in front of the bracket that closes what it is in. Its other attributes are part of it.
-fn behind_item(code: &str) -> &str {
-    let mut depth = 0;
-    for (at, c) in code.char_indices() {
-        match c {
-            '(' | '[' | '{' => depth += 1,
-            ')' | ']' | '}' if depth == 0 => return &code[at..],
-            ')' | ']' | '}' => depth -= 1,
-            _ => {}
-        }
-        if depth == 0 && (c == ';' || c == '}') {
-            return &code[at + 1..];
-        }
-    }
-    ""
-}
-
-/// Source without comments, and with strings and characters emptied: brackets in them open nothing.
-fn bare(text: &str) -> String {
-    let mut kept = String::new();
-    let mut rest = text;
-    while let Some(c) = rest.chars().next() {
-        let word = kept
-            .rsplit(|c: char| !c.is_alphanumeric() && c != '_')
-            .next()
-            .unwrap();
-        let hashes = rest.chars().skip(1).take_while(|&c| c == '#').count();
-        let raw = c == 'r' && ["", "b", "c"].contains(&word) && rest[1 + hashes..].starts_with('"');
-        let skipped = if rest.starts_with("//") {
-            rest.find('\n').unwrap_or(rest.len())
-        } else if rest.starts_with("/*") {
-            rest.find("*/").map_or(rest.len(), |end| end + 2)
-        } else if raw {
-            let end = format!("\"{}", "#".repeat(hashes));
-            let begin = hashes + 2;
-            rest[begin..]
-                .find(&end)
-                .map_or(rest.len(), |at| begin + at + end.len())
-        } else if c == '"' {
-            quoted(rest, '"')
-        } else if c == '\'' && (rest[1..].starts_with('\\') || rest.chars().nth(2) == Some('\'')) {
-            quoted(rest, '\'') // and no lifetime
-        } else {
-            kept.push(c);
-            c.len_utf8()
-        };
-        rest = &rest[skipped..];
-    }
-    kept
-}
-
-/// How long the string or character is that `text` begins with.
-fn quoted(text: &str, mark: char) -> usize {
-    let mut escaped = false;
-    for (at, c) in text.char_indices().skip(1) {
-        if c == mark && !escaped {
-            return at + 1;
-        }
-        escaped = c == '\\' && !escaped;
-    }
-    text.len()
 }
 
 /// First path segments behind every `crate::`, groups included.
@@ -189,27 +97,19 @@ fn imports_go_down() {
         ("VERSION", "types"),
     ]
     .into();
-    let source = root().join("src");
-    let mut all = Vec::new();
-    files(&source, &mut all);
     let mut broken = Vec::new();
     let mut checked = 0;
-    for path in all {
-        let relative = path
-            .strip_prefix(&source)
-            .unwrap()
-            .to_string_lossy()
-            .replace('\\', "/");
+    for file in sources(&["src"], &[".rs"]) {
+        let relative = file.path.strip_prefix("src/").unwrap();
         let module = relative.split(['/', '.']).next().unwrap().to_string();
         // Tests may look upward.
-        let tests = relative.ends_with("_tests.rs") || relative.contains("/conformance/");
-        if tests || ["lib", "manual", "bin"].contains(&module.as_str()) {
+        if file.is_test() || ["lib", "manual", "bin"].contains(&module.as_str()) {
             continue;
         }
         let own = *layers
             .get(&module)
             .unwrap_or_else(|| panic!("{relative}: {module} has no layer"));
-        for import in imports(&code(&fs::read_to_string(&path).unwrap())) {
+        for import in imports(&code(&file.text)) {
             let import = homes
                 .get(import.as_str())
                 .map_or(import.clone(), |home| home.to_string());
@@ -250,12 +150,11 @@ fn in_circles(imports: &HashMap<String, Vec<String>>) -> Vec<&str> {
 
 #[test]
 fn files_of_the_drop_in_import_in_no_circle() {
-    let mut all = Vec::new();
-    files(&root().join("nccl/src"), &mut all);
     let mut graph = HashMap::new();
-    for path in all {
-        let file = path.file_stem().unwrap().to_string_lossy().into_owned();
-        let mut names = imports(&code(&fs::read_to_string(&path).unwrap()));
+    for source in sources(&["nccl/src"], &[".rs"]) {
+        let file = source.path.rsplit('/').next().unwrap();
+        let file = file.strip_suffix(".rs").unwrap().to_string();
+        let mut names = imports(&code(&source.text));
         names.retain(|name| *name != file);
         graph.insert(file, names);
     }
@@ -269,22 +168,15 @@ fn files_of_the_drop_in_import_in_no_circle() {
 
 #[test]
 fn unsafe_stays_in_its_places() {
-    let source = root().join("src");
-    let mut all = Vec::new();
-    files(&source, &mut all);
     let mut broken = Vec::new();
-    for path in all {
-        let relative = path
-            .strip_prefix(&source)
-            .unwrap()
-            .to_string_lossy()
-            .replace('\\', "/");
+    for file in sources(&["src"], &[".rs"]) {
+        let relative = file.path.strip_prefix("src/").unwrap();
         let simd_of_codec = (relative.starts_with("codec/") || relative.starts_with("reduce/"))
             && relative.contains("simd");
         if simd_of_codec || UNSAFE.iter().any(|place| relative.starts_with(place)) {
             continue;
         }
-        let code = code(&fs::read_to_string(&path).unwrap());
+        let code = code(&file.text);
         for word in ["unsafe {", "unsafe fn", "unsafe impl", "unsafe extern"] {
             if code.contains(word) {
                 broken.push(format!("{relative}: {word}"));

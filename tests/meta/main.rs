@@ -1,5 +1,8 @@
-//! Checks of the tree itself: layers, words, the generated header, the README.
+//! Checks of the tree itself: layers, words, shape, the generated header, the README.
 
 mod header;
 mod layers;
 mod readme;
+mod shape;
+mod source;
+mod words;

@@ -14,7 +14,7 @@ use crate::mem::abi::{CommView, Protocol, TROUBLE_MISMATCH, TROUBLE_TIMEOUT, Tro
 use crate::sys::cuda::CuResult;
 use crate::sys::cuda::mock::{Machine as Gpus, Process};
 use crate::testing::{Data, Pattern, Problem};
-use crate::types::{self, Algorithm, CodecSpec, DType, Fused, ReduceOp, Scalar};
+use crate::types::{Algorithm, CodecSpec, DType, Fused, ReduceOp, Scalar};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -141,7 +141,7 @@ impl Bench {
         ranks
             .map(|(rank, (exchange, fault))| {
                 let mut wires = Wires::new(rank, nranks);
-                wires.whole_lines = config.protocol == Some(types::Protocol::Fused128);
+                wires.whole_lines = config.protocol == Some(Protocol::Ll128);
                 let wires = Arc::new(wires);
                 let parts = Parts {
                     context: self.context.clone(),
@@ -335,7 +335,8 @@ fn work_buffer(seen: Seen) -> WorkBuffer {
 
 fn simple() -> Config {
     Config {
-        protocol: Some(crate::types::Protocol::Simple),
+        protocol: Some(Protocol::Simple),
+        kernel: Some(crate::types::Kernel::Schedule),
         ..Config::default()
     }
 }

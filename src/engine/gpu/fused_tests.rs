@@ -1,7 +1,7 @@
 //! What fused kernels are launched with.
 
 use super::*;
-use crate::types::Protocol as Announcement;
+use crate::types::{Kernel, KernelProtocol, Protocol};
 
 #[test]
 fn small_exchanges_are_fused_too() {
@@ -55,7 +55,8 @@ fn small_exchanges_are_fused_too() {
 
 fn in_lines() -> Config {
     Config {
-        protocol: Some(Announcement::Fused128),
+        protocol: Some(Protocol::Ll128),
+        kernel: Some(Kernel::Fused),
         ..Config::default()
     }
 }
@@ -122,7 +123,7 @@ fn small_exchanges_go_in_lines_where_these_arrive_whole() {
         let tiles = words.div_ceil(60) as usize;
         let share = args.share as usize;
         assert!(share * report.channels >= tiles && (share - 1) * report.channels < tiles);
-        assert_eq!(args.comm.protocol, Announcement::Fused128 as u32);
+        assert_eq!(args.comm.protocol, KernelProtocol::FUSED_LL128.number());
         assert_eq!((args.mark << 16, report.algorithm), (0, algorithm));
         marks.push(args.mark);
     }

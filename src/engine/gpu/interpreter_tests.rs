@@ -72,12 +72,12 @@ impl<'a> World<'a> {
             for (launch, work_buffer) in launches.iter().enumerate() {
                 for work in &work_buffer.works {
                     for channel in 0..u64::from(work.channels) {
-                        let channel = u64::from(work.first_lane) + channel;
+                        let fifo = u64::from(work.first_lane) + channel;
                         blocks.push(Block {
                             rank,
                             launch,
                             work: *work,
-                            channel: channel as usize,
+                            channel: fifo as usize,
                             batches: order(work, &work_buffer.steps, channel),
                             at: 0,
                         });

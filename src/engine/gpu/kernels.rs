@@ -7,7 +7,7 @@ use crate::codec::{FUSED_CODECS, KERNEL_CODECS, kernel_family};
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::{Context, Function, Module, kernels};
 use crate::plan::{FUSED128_DTYPES, Plan, Request, Resident};
-use crate::types::{Algorithm, CodecKind, Collective, DType, Protocol, ScaleRule};
+use crate::types::{Algorithm, CodecKind, Collective, DType, Kernel, Protocol, ScaleRule};
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -204,17 +204,17 @@ pub fn check(request: &Request) -> Result<()> {
 
 /// The kernel that runs a plan.
 pub fn name_for(plan: &Plan) -> String {
-    let suffix = match plan.protocol {
-        Protocol::Simple => "",
-        Protocol::Ll => "_ll",
-        Protocol::Ll128 => "_ll128",
-        Protocol::Fused128 if plan.codec.is_some() => {
+    let suffix = match (plan.kernel.kernel, plan.kernel.protocol) {
+        (Kernel::Schedule, Protocol::Simple) => "",
+        (Kernel::Schedule, Protocol::Ll) => "_ll",
+        (Kernel::Schedule, Protocol::Ll128) => "_ll128",
+        (Kernel::Fused, _) if plan.codec.is_some() => {
             let family = kernel_family(plan.spec.kind);
             return format!("cinch_oneshot_{family}_{}_ll128", plan.dtype);
         }
-        Protocol::Fused | Protocol::Fused128 => {
-            let end = match plan.protocol {
-                Protocol::Fused128 => "_ll128",
+        (Kernel::Fused, protocol) => {
+            let end = match protocol {
+                Protocol::Ll128 => "_ll128",
                 _ => "",
             };
             let begin = match (plan.collective, plan.algorithm) {

@@ -9,10 +9,12 @@ use super::residuals::Place;
 use crate::codec;
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::{Context, Function, Launch, Stream};
-use crate::mem::abi::{CommView, Protocol as Fifo};
+use crate::mem::abi::CommView;
 use crate::plan::{EncodedTiles, Plan, Request};
 use crate::sys::cuda::{CuContext, CuGreenContext, CuResult};
-use crate::types::{Algorithm, Collective, Protocol, ReduceOp, SIGNATURE_WORDS};
+use crate::types::{
+    Algorithm, Collective, Kernel, KernelProtocol, Protocol, ReduceOp, SIGNATURE_WORDS,
+};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -61,11 +63,10 @@ impl Prepared {
     }
 
     /// Which FIFOs the kernel uses; fused kernels have areas of their own.
-    pub fn fifo(&self) -> Fifo {
-        match self.plan.protocol {
-            Protocol::Simple | Protocol::Fused | Protocol::Fused128 => Fifo::Simple,
-            Protocol::Ll => Fifo::Ll,
-            Protocol::Ll128 => Fifo::Ll128,
+    pub fn fifo(&self) -> Protocol {
+        match self.plan.kernel.kernel {
+            Kernel::Schedule => self.plan.kernel.protocol,
+            Kernel::Fused => Protocol::Simple,
         }
     }
 
@@ -112,7 +113,7 @@ impl Prepared {
         signature: [u64; SIGNATURE_WORDS],
         residuals: Option<&Place>,
     ) -> Result<Option<Fused>> {
-        if !self.plan.protocol.is_fused() {
+        if !self.plan.kernel.is_fused() {
             return Ok(None);
         }
         let (combine, factor, flags) = pack::arithmetic(&self.plan, call.request.op)?;
@@ -158,14 +159,14 @@ impl Fused {
         begin: Launch,
     ) -> Result<()> {
         let [packets, lines] = wiring.epochs();
-        let ((area, half), epoch) = match run.plan.protocol {
-            Protocol::Fused128 => (wiring.shape().lines_area(), lines),
+        let ((area, half), epoch) = match run.plan.kernel {
+            KernelProtocol::FUSED_LL128 => (wiring.shape().lines_area(), lines),
             _ => (wiring.shape().oneshot_area(), packets),
         };
         let args = OneshotArgs {
             comm: CommView {
-                protocol: run.plan.protocol as u32,
-                ..wiring.view(Fifo::Simple, timeout)
+                protocol: run.plan.kernel.number(),
+                ..wiring.view(Protocol::Simple, timeout)
             },
             area,
             half,
@@ -211,8 +212,8 @@ impl Exchange {
         };
         let words = (elements * plan.dtype.size()).div_ceil(8);
         let share = |all: usize| all.div_ceil(plan.channels);
-        match (plan.protocol, &plan.codec) {
-            (Protocol::Fused128, Some(codec)) => {
+        match (plan.kernel, &plan.codec) {
+            (KernelProtocol::FUSED_LL128, Some(codec)) => {
                 let images = EncodedTiles::new(&**codec, elements);
                 Exchange {
                     words: elements,
@@ -221,12 +222,12 @@ impl Exchange {
                     phases: phases(plan),
                 }
             }
-            (Protocol::Fused128, None) => Exchange {
+            (KernelProtocol::FUSED_LL128, None) => Exchange {
                 words,
                 share: share(words.div_ceil(TILE_WORDS)),
                 ..Exchange::default()
             },
-            (Protocol::Fused, _) => Exchange {
+            (KernelProtocol::FUSED_LL, _) => Exchange {
                 words,
                 // Whole lines of the buffers.
                 share: share(words).next_multiple_of(PACKETS_TOGETHER),

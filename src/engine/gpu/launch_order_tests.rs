@@ -3,7 +3,7 @@
 use super::*;
 use crate::sys::cuda::CuStream;
 use crate::sys::cuda::mock::EARLY_STARTS;
-use crate::types::Protocol as Announcement;
+use crate::types::KernelProtocol;
 
 #[test]
 fn streams_of_one_communicator_follow_one_another() {
@@ -81,10 +81,11 @@ fn kernels_of_calls_begin_early_unless_told_not_to() {
     let memory = bench.memory(4096);
     let problem = Problem::new(Collective::AllReduce, DType::F32, 2, 1000);
     for early_launch in [true, false] {
-        for protocol in [Announcement::Fused, Announcement::Simple] {
+        for protocol in [KernelProtocol::FUSED_LL, KernelProtocol::SIMPLE] {
             let config = Config {
                 early_launch,
-                protocol: Some(protocol),
+                protocol: Some(protocol.protocol),
+                kernel: Some(protocol.kernel),
                 ..Config::default()
             };
             let mut ranks = bench.ranks(2, 16, &config);

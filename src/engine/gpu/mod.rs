@@ -159,6 +159,7 @@ impl GpuEngine {
         let gpu = GpuLimits {
             ll128: wiring.lines_arrive_whole(),
             protocol: config.protocol,
+            kernel: config.kernel,
             ..GpuLimits::new(
                 wiring.shape(),
                 resident,

@@ -7,7 +7,7 @@ use crate::cpu::Isa;
 use crate::plan::Geometry;
 use crate::schedule::Hosts;
 use crate::testing::{Data, Pattern as Numbers, Problem};
-use crate::types::{Algorithm, CodecSpec, Collective, DType, Protocol, Scalar};
+use crate::types::{Algorithm, CodecSpec, Collective, DType, KernelProtocol, Scalar};
 use std::sync::Arc;
 
 /// A call, bound to plans by hand: chunks of at most `chunk_max` elements.
@@ -77,7 +77,7 @@ impl Case {
             pattern,
             notes_input: Vec::new(),
             channels: self.channels.min(geometry.passes()),
-            protocol: Protocol::Simple,
+            kernel: KernelProtocol::SIMPLE,
             raw_bytes: 0,
         }
     }

@@ -22,7 +22,7 @@ use crate::sys::cuda::CuResult;
 use crate::sys::cuda::mock::{Machine as Gpus, Process};
 use crate::testing::{Data, Pattern, Problem};
 use crate::transport::ConnectContext;
-use crate::types::{Algorithm, Collective, DType, Protocol, ReduceOp, TransportKind};
+use crate::types::{Algorithm, Collective, DType, KernelProtocol, ReduceOp, TransportKind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -65,7 +65,8 @@ impl World {
             host_id: Some(format!("host {host}")),
             // The slots of ranks of one host lie in host memory: no kernel tries the paths.
             p2p_disable: true,
-            protocol: Some(Protocol::Simple),
+            protocol: Some(KernelProtocol::SIMPLE.protocol),
+            kernel: Some(KernelProtocol::SIMPLE.kernel),
             ..config.clone()
         };
         World {

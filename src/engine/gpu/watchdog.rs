@@ -7,7 +7,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::mem::abi::{self, Trouble};
 use crate::sync::Fault;
 use crate::sys::process::block_signals;
-use crate::types::{CallSignature, Protocol};
+use crate::types::{CallSignature, KernelProtocol};
 use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::JoinHandle;
@@ -127,8 +127,8 @@ fn describe(trouble: &Trouble, peers: &[PeerInfo], rank: usize, timeout: Duratio
         "{me} has waited {:.1} s (CINCH_TIMEOUT) for {peer}",
         timeout.as_secs_f64()
     );
-    let protocol = Protocol::ALL.get(trouble.protocol as usize);
-    let protocol_name = protocol.map_or("unknown protocol", |protocol| protocol.name());
+    let protocol = KernelProtocol::ALL.get(trouble.protocol as usize);
+    let protocol_name = protocol.map_or("unknown protocol".into(), KernelProtocol::to_string);
     let sentence = match protocol {
         // Flags among the data are all that it knows: no channel, step or counter.
         Some(protocol) if protocol.is_fused() => format!(
@@ -154,11 +154,11 @@ mod tests {
     /// What a kernel has not seen is not said.
     #[test]
     fn a_fused_kernel_that_gives_up_knows_whom_it_waited_for() {
-        let said = |protocol: Protocol| {
+        let said = |protocol: KernelProtocol| {
             let trouble = Trouble {
                 kind: abi::TROUBLE_TIMEOUT,
                 peer: 3,
-                protocol: protocol as u32,
+                protocol: protocol.number(),
                 expected: 5,
                 seen: 4,
                 ..Trouble::default()
@@ -167,9 +167,10 @@ mod tests {
             assert_eq!(error.kind(), ErrorKind::Timeout);
             error.message().to_string()
         };
-        for protocol in Protocol::ALL {
+        for protocol in KernelProtocol::ALL {
             let sentence = said(protocol);
-            for word in ["rank 1 has waited 2.0 s", "rank 3", protocol.name(), "5"] {
+            let name = protocol.to_string();
+            for word in ["rank 1 has waited 2.0 s", "rank 3", &name, "5"] {
                 assert!(sentence.contains(word), "{sentence}");
             }
             assert_eq!(sentence.contains("channel 0"), !protocol.is_fused());

@@ -10,7 +10,7 @@ mod text;
 
 use super::Request;
 use crate::error::{Error, Result};
-use crate::types::{Algorithm, CodecKind, Collective, Protocol};
+use crate::types::{Algorithm, CodecKind, Collective, KernelProtocol};
 use sha2::{Digest, Sha256};
 use std::fmt;
 use std::ops::Range;
@@ -21,8 +21,8 @@ use std::sync::Arc;
 pub struct KernelVariant {
     /// The schedule.
     pub algorithm: Algorithm,
-    /// How its messages are carried.
-    pub protocol: Protocol,
+    /// The kernel, and how its messages travel.
+    pub kernel: KernelProtocol,
     /// Most blocks.
     pub channels: usize,
     /// Most bytes of a chunk's elements; 0: as many as fit a slot.
@@ -34,7 +34,7 @@ impl fmt::Display for KernelVariant {
         write!(
             f,
             "{} {} {} {}",
-            self.algorithm, self.protocol, self.channels, self.chunk
+            self.algorithm, self.kernel, self.channels, self.chunk
         )
     }
 }

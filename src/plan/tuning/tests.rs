@@ -5,7 +5,7 @@ use crate::plan::{Planner, Request};
 use crate::types::DType;
 
 const TEXT: &str = "\
-cinch tuning 1
+cinch tuning 2
 gpu NVIDIA Test
 ranks 4
 links NVLink
@@ -14,10 +14,10 @@ cinch 0.1.0
 command cinch tune -o t.tune
 # a remark
 
-all_reduce raw/4 8 65536 oneshot fused 16 0 3.000 6.000
-all_reduce raw/4 65536 4194304 ring simple 8 4096 6.000 48.000
-all_reduce linear8/4 8 1024 direct simple 4 0 9.000 9.500
-all_gather raw/4 8 1024 direct ll 4 0 5.000 5.500
+all_reduce raw/4 8 65536 oneshot fused ll 16 0 3.000 6.000
+all_reduce raw/4 65536 4194304 ring schedule simple 8 4096 6.000 48.000
+all_reduce linear8/4 8 1024 direct schedule simple 4 0 9.000 9.500
+all_gather raw/4 8 1024 direct schedule ll 4 0 5.000 5.500
 ";
 
 fn table() -> Table {
@@ -91,7 +91,7 @@ fn choices_are_by_size() {
 
 #[test]
 fn sizes_that_are_left_to_the_model_have_no_choice() {
-    let last = "all_reduce raw/4 65536 4194304 ring simple 8 4096 6.000 48.000\n";
+    let last = "all_reduce raw/4 65536 4194304 ring schedule simple 8 4096 6.000 48.000\n";
     let text = TEXT.replace(last, &format!("{last}all_reduce raw/4 model 4194304\n"));
     let table = Table::parse("t.tune", &text).unwrap();
     let has = |wire, bytes| table.choice(Collective::AllReduce, wire, bytes).is_some();
@@ -110,9 +110,9 @@ fn sizes_that_are_left_to_the_model_have_no_choice() {
 
 #[test]
 fn no_choice_follows_where_all_larger_sizes_are_left_to_the_model() {
-    let last = "all_reduce raw/4 65536 4194304 ring simple 8 4096 6.000 48.000\n";
+    let last = "all_reduce raw/4 65536 4194304 ring schedule simple 8 4096 6.000 48.000\n";
     let model = "all_reduce raw/4 model 4194304\n";
-    let behind = "all_reduce raw/4 4194304 8388608 ring simple 8 4096 48.000 90.000\n";
+    let behind = "all_reduce raw/4 4194304 8388608 ring schedule simple 8 4096 48.000 90.000\n";
     assert!(Table::parse("t.tune", &TEXT.replace(last, &format!("{last}{behind}"))).is_ok());
     let text = TEXT.replace(last, &format!("{last}{model}{behind}"));
     let error = Table::parse("t.tune", &text).unwrap_err();
@@ -122,7 +122,7 @@ fn no_choice_follows_where_all_larger_sizes_are_left_to_the_model() {
 
 #[test]
 fn smaller_sizes_that_are_left_to_the_model_have_no_choice() {
-    let first = "all_reduce linear8/4 8 1024 direct simple 4 0 9.000 9.500\n";
+    let first = "all_reduce linear8/4 8 1024 direct schedule simple 4 0 9.000 9.500\n";
     let below = "all_reduce linear8/4 model below 8\n";
     let text = TEXT.replace(first, &format!("{below}{first}"));
     let table = Table::parse("t.tune", &text).unwrap();
@@ -179,7 +179,7 @@ fn small_calls_of_eight_are_not_led_by_lines_of_large_ones() {
         for bytes in [128 << 10, 256 << 10, 512 << 10, 1 << 20] {
             let asked = request(collective, bytes / 4 / blocks, "raw");
             let plan = planner.plan(&asked).unwrap();
-            assert!(plan.protocol.is_fused(), "{collective} {bytes}");
+            assert!(plan.kernel.is_fused(), "{collective} {bytes}");
         }
     }
 }
@@ -187,7 +187,7 @@ fn small_calls_of_eight_are_not_led_by_lines_of_large_ones() {
 #[test]
 fn what_is_no_table_is_named_with_its_line() {
     let broken = [
-        ("cinch tuning 1", "cinch tuning 2", "line 1"),
+        ("cinch tuning 2", "cinch tuning 1", "line 1"),
         ("ranks 4", "ranks 1", "line 3"),
         ("links NVLink\n", "", "\"links"),
         ("ranks 4\n", "ranks 4\nranks 4\n", "twice"),
@@ -199,12 +199,18 @@ fn what_is_no_table_is_named_with_its_line() {
         ("all_gather", "allgather", "allgather"),
         ("all_gather raw/4", "all_gather raw/3", "raw/3"),
         ("linear8/4", "linear9/4", "linear9"),
-        ("direct ll ", "direct ll64 ", "ll64"),
-        ("direct ll ", "tree ll ", "no tree"),
-        ("fused 16 0", "fused 129 0", "129 blocks"),
-        ("8 1024 direct ll", "1024 1024 direct ll", "none"),
+        ("schedule ll ", "schedule ll64 ", "ll64"),
+        ("schedule ll ", "interpreter ll ", "interpreter"),
+        ("fused ll ", "fused simple ", "no fused kernel"),
+        ("direct schedule ll ", "tree schedule ll ", "no tree"),
+        ("fused ll 16 0", "fused ll 129 0", "129 blocks"),
+        (
+            "8 1024 direct schedule ll",
+            "1024 1024 direct schedule ll",
+            "none",
+        ),
         ("5.000 5.500", "5.000 -1", "-1"),
-        ("5.000 5.500", "5.000", "9 words"),
+        ("5.000 5.500", "5.000", "10 words"),
         ("all_gather raw/4", "all_reduce raw/4", "together"),
     ];
     for (from, to, word) in broken {
@@ -287,8 +293,8 @@ fn plans_are_those_of_the_table() {
     let mut planner = planner(Tuning::Table(Arc::new(table())));
     let plan = planner.plan(&all_reduce(1 << 20, "raw")).unwrap();
     assert_eq!(
-        (plan.algorithm, plan.protocol),
-        (Algorithm::Ring, Protocol::Simple)
+        (plan.algorithm, plan.kernel),
+        (Algorithm::Ring, KernelProtocol::SIMPLE)
     );
     assert_eq!((plan.channels, plan.geometry.chunk()), (8, 1024));
     let seconds = planner.predict(&all_reduce(65536, "raw")).unwrap();
@@ -410,11 +416,11 @@ fn ways_are_different_and_each_can_be_taken() {
                 let plan = planner.plan(&asked).unwrap();
                 let taken = (
                     plan.algorithm,
-                    plan.protocol,
+                    plan.kernel,
                     plan.channels,
                     plan.geometry.chunk(),
                 );
-                assert_eq!((taken.0, taken.1), (way.algorithm, way.protocol));
+                assert_eq!((taken.0, taken.1), (way.algorithm, way.kernel));
                 assert!(!seen.contains(&taken), "{codec} {bytes}: {way} is another");
                 seen.push(taken);
             }

@@ -3,25 +3,25 @@
 use super::{Entry, Header, KernelVariant, Left, Table, WireClass};
 use crate::config::MOST_GPU_CHANNELS;
 use crate::error::{Error, Result};
-use crate::types::{Algorithm, CodecKind, Collective, DType, Protocol};
+use crate::types::{Algorithm, CodecKind, Collective, DType, Kernel, KernelProtocol, Protocol};
 use std::fmt::Write;
 
 /// First line of every table: what it is, and the version of its format.
-const FIRST: &str = "cinch tuning 1";
+const FIRST: &str = "cinch tuning 2";
 
 impl Table {
     /// Reads a table:
     ///
     /// ```text
-    /// cinch tuning 1
+    /// cinch tuning 2
     /// gpu NVIDIA H200
     /// ranks 4
     /// links NVLink
     /// date 2026-11-22
     /// cinch 0.1.0
     /// command cinch tune --device gpu -o h200x4.tune
-    /// # collective codec/element-bytes from to algorithm protocol blocks chunk us us
-    /// all_reduce raw/4 8 65536 oneshot fused 32 0 3.116 4.871
+    /// # collective codec/element-bytes from to algorithm kernel protocol blocks chunk us us
+    /// all_reduce raw/4 8 65536 oneshot fused ll 32 0 3.116 4.871
     /// ```
     ///
     /// A line is for sizes from `from` up to below `to`, in bytes of the larger buffer; the two
@@ -31,110 +31,138 @@ impl Table {
     /// that begin with `#` say nothing.
     ///
     /// # Errors
-    /// Invalid argument, with name and line, if it is no table.
+    /// Invalid argument, with name and line, if the text is not a table.
     pub fn parse(name: &str, text: &str) -> Result<Table> {
-        let wrong = |line: usize, why: String| {
-            Error::invalid_argument(format!("tuning table {name}, line {line}: {why}"))
-        };
-        let mut header = Header::default();
-        let mut entries: Vec<(usize, Entry)> = Vec::new();
-        let mut all_left: Vec<Left> = Vec::new();
-        // Of sizes below a line that is still to come: where that was said.
-        let mut below: Option<(usize, Left)> = None;
-        let mut lines = text.lines().enumerate().map(|(at, line)| (at + 1, line));
-        match lines.next() {
-            Some((_, line)) if line.trim_end() == FIRST => {}
-            _ => return Err(wrong(1, format!("a table begins with \"{FIRST}\""))),
-        }
+        let mut parser = Parser::default();
         let mut last = 1;
-        for (number, line) in lines {
+        // An empty text lacks its first line.
+        let lines = text.lines().chain(text.is_empty().then_some(""));
+        let parsed = lines.zip(1..).try_for_each(|(line, number)| {
             last = number;
-            let line = line.trim();
-            if line.is_empty() || line.starts_with('#') {
-                continue;
-            }
-            if let Some((key, value)) = line.split_once(' ')
-                && header
-                    .set(key, value.trim())
-                    .map_err(|why| wrong(number, why))?
-            {
-                continue;
-            }
-            if let Some(left) = left(line).map_err(|why| wrong(number, why))? {
-                if left.sizes.start == 0 {
-                    if let Some((at, left)) = below.replace((number, left)) {
-                        return Err(wrong(at, not_below(&left)));
-                    }
-                    continue;
-                }
-                let ends_there = |(_, last): &(usize, Entry)| {
-                    (last.collective, last.wire, last.to)
-                        == (left.collective, left.wire, left.sizes.start)
-                };
-                if below.is_some() || !entries.last().is_some_and(ends_there) {
-                    let why = format!(
-                        "the line before is none of {} {} up to {}",
-                        left.collective, left.wire, left.sizes.start
-                    );
-                    return Err(wrong(number, why));
-                }
-                all_left.push(left);
-                continue;
-            }
-            let entry = entry(line).map_err(|why| wrong(number, why))?;
-            if let Some((at, left)) = below.take() {
-                if (left.collective, left.wire, left.sizes.end)
-                    != (entry.collective, entry.wire, entry.from)
-                {
-                    return Err(wrong(at, not_below(&left)));
-                }
-                all_left.push(left);
-            }
-            let ended = |left: &Left| {
-                (left.collective, left.wire, left.sizes.end)
-                    == (entry.collective, entry.wire, usize::MAX)
+            parser.line(number, line.trim())
+        });
+        parsed
+            .and_then(|()| parser.end(last))
+            .map_err(|(line, why)| {
+                Error::invalid_argument(format!("tuning table {name}, line {line}: {why}"))
+            })?;
+        let entries = (parser.entries, parser.left);
+        Ok(Table::new(name, parser.header, entries, text))
+    }
+}
+
+/// What is wrong, and in which line.
+type Wrong = (usize, String);
+
+/// A table while its lines are read.
+#[derive(Default)]
+struct Parser {
+    header: Header,
+    entries: Vec<(usize, Entry)>,
+    left: Vec<Left>,
+    /// A `model below` line, with its number, until the entry that it belongs to follows.
+    below: Option<(usize, Left)>,
+}
+
+impl Parser {
+    /// Reads line `number`, which is trimmed.
+    fn line(&mut self, number: usize, line: &str) -> std::result::Result<(), Wrong> {
+        let here = |why| (number, why);
+        if number == 1 {
+            return match line == FIRST {
+                true => Ok(()),
+                false => Err(here(format!("a table begins with \"{FIRST}\""))),
             };
-            if let Some(left) = all_left.iter().find(|left| ended(left)) {
-                let why = format!(
-                    "{} {} from {} on is left to the model",
-                    left.collective, left.wire, left.sizes.start
-                );
-                return Err(wrong(number, why));
-            }
-            let same = |(_, other): &&(usize, Entry)| {
-                (other.collective, other.wire) == (entry.collective, entry.wire)
+        }
+        if line.is_empty() || line.starts_with('#') {
+            return Ok(());
+        }
+        if let Some((key, value)) = line.split_once(' ')
+            && self.header.set(key, value.trim()).map_err(here)?
+        {
+            return Ok(());
+        }
+        match left(line).map_err(here)? {
+            Some(left) => self.model(number, left),
+            None => self.entry(number, entry(line).map_err(here)?),
+        }
+    }
+
+    /// Takes a line that leaves sizes to the model: below the entry that follows, or from the end of
+    /// the last one on.
+    fn model(&mut self, number: usize, left: Left) -> std::result::Result<(), Wrong> {
+        if left.sizes.start == 0 {
+            return match self.below.replace((number, left)) {
+                Some((at, before)) => Err((at, not_below(&before))),
+                None => Ok(()),
             };
-            match entries.last() {
-                Some(before) if same(&before) && before.1.to != entry.from => {
-                    let (at, to) = (before.0, before.1.to);
-                    let why = format!(
-                        "it begins at {} bytes, but line {at} ends at {to}",
-                        entry.from
-                    );
-                    return Err(wrong(number, why));
-                }
-                Some(before) if !same(&before) => {
-                    if let Some((at, _)) = entries.iter().find(same) {
-                        let why = format!(
-                            "lines of one collective and codec, as line {at}, are together"
-                        );
-                        return Err(wrong(number, why));
-                    }
-                }
-                _ => {}
+        }
+        let ends_there = |(_, last): &(usize, Entry)| {
+            (last.collective, last.wire, last.to) == (left.collective, left.wire, left.sizes.start)
+        };
+        if self.below.is_some() || !self.entries.last().is_some_and(ends_there) {
+            let why = format!(
+                "the line before is none of {} {} up to {}",
+                left.collective, left.wire, left.sizes.start
+            );
+            return Err((number, why));
+        }
+        self.left.push(left);
+        Ok(())
+    }
+
+    /// Takes a choice, which continues the line before or begins another collective or codec.
+    fn entry(&mut self, number: usize, entry: Entry) -> std::result::Result<(), Wrong> {
+        let key = (entry.collective, entry.wire);
+        if let Some((at, left)) = self.below.take() {
+            if (left.collective, left.wire) != key || left.sizes.end != entry.from {
+                return Err((at, not_below(&left)));
             }
-            entries.push((number, entry));
+            self.left.push(left);
         }
-        if let Some((at, left)) = below {
-            return Err(wrong(at, not_below(&left)));
+        let is_ended =
+            |left: &&Left| (left.collective, left.wire) == key && left.sizes.end == usize::MAX;
+        if let Some(left) = self.left.iter().find(is_ended) {
+            let why = format!(
+                "{} {} from {} on is left to the model",
+                left.collective, left.wire, left.sizes.start
+            );
+            return Err((number, why));
         }
-        if let Some(key) = header.missing() {
-            return Err(wrong(last, format!("there is no line \"{key} ...\"")));
+        let is_same = |(_, other): &&(usize, Entry)| (other.collective, other.wire) == key;
+        match self.entries.last() {
+            Some(before) if is_same(&before) => {
+                let (at, to) = (before.0, before.1.to);
+                if to != entry.from {
+                    let from = entry.from;
+                    let why = format!("it begins at {from} bytes, but line {at} ends at {to}");
+                    return Err((number, why));
+                }
+            }
+            _ => {
+                if let Some((at, _)) = self.entries.iter().find(is_same) {
+                    let why =
+                        format!("lines of one collective and codec, as line {at}, are together");
+                    return Err((number, why));
+                }
+            }
         }
-        if entries.is_empty() {
-            return Err(wrong(last, "it has no choices".into()));
+        self.entries.push((number, entry));
+        Ok(())
+    }
+
+    /// Checks that nothing is missing behind line `last`.
+    fn end(&mut self, last: usize) -> std::result::Result<(), Wrong> {
+        if let Some((at, left)) = &self.below {
+            return Err((*at, not_below(left)));
         }
-        Ok(Table::new(name, header, (entries, all_left), text))
+        if let Some(key) = self.header.missing() {
+            return Err((last, format!("there is no line \"{key} ...\"")));
+        }
+        match self.entries.is_empty() {
+            true => Err((last, "it has no choices".into())),
+            false => Ok(()),
+        }
     }
 }
 
@@ -192,7 +220,7 @@ impl Header {
         } = self;
         let mut text = format!(
             "{FIRST}\ngpu {gpu}\nranks {ranks}\nlinks {links}\ndate {date}\ncinch {cinch}\ncommand {command}\n\
-             # collective codec/element-bytes from to algorithm protocol blocks chunk us us\n"
+             # collective codec/element-bytes from to algorithm kernel protocol blocks chunk us us\n"
         );
         for entry in entries {
             let [first, last] = entry.seconds.map(|seconds| seconds * 1e6);
@@ -247,6 +275,7 @@ fn entry(line: &str) -> std::result::Result<Entry, String> {
         from,
         to,
         algorithm,
+        kernel,
         protocol,
         channels,
         chunk,
@@ -254,7 +283,7 @@ fn entry(line: &str) -> std::result::Result<Entry, String> {
         last,
     ] = words[..]
     else {
-        return Err(format!("{} words, where a choice has 10", words.len()));
+        return Err(format!("{} words, where a choice has 11", words.len()));
     };
     let time = |text: &str| match text.parse::<f64>() {
         Ok(us) if us > 0.0 && us.is_finite() => Ok(us * 1e-6),
@@ -283,12 +312,24 @@ fn entry(line: &str) -> std::result::Result<Entry, String> {
         to,
         way: KernelVariant {
             algorithm,
-            protocol: Protocol::from_name(protocol).ok_or_else(|| unknown("protocol", protocol))?,
+            kernel: kernel_protocol(kernel, protocol)?,
             channels,
             chunk: number(chunk)?,
         },
         seconds: [time(first)?, time(last)?],
     })
+}
+
+/// Reads a kernel and its protocol.
+fn kernel_protocol(kernel: &str, protocol: &str) -> std::result::Result<KernelProtocol, String> {
+    let pair = KernelProtocol {
+        kernel: Kernel::from_name(kernel).ok_or_else(|| unknown("kernel", kernel))?,
+        protocol: Protocol::from_name(protocol).ok_or_else(|| unknown("protocol", protocol))?,
+    };
+    match KernelProtocol::ALL.contains(&pair) {
+        true => Ok(pair),
+        false => Err(format!("no {kernel} kernel sends by {protocol}")),
+    }
 }
 
 fn wire_class(text: &str) -> std::result::Result<WireClass, String> {

@@ -174,10 +174,12 @@ pub fn pieces(elements: usize, size: usize, seed: u64) -> Vec<Range<usize>> {
     indices.map(cut).collect()
 }
 
-/// The protocol of the cheapest candidate in the text of `Communicator::explain`.
-pub fn protocol(explained: &str) -> Option<&str> {
+/// Returns kernel and protocol of the cheapest candidate in the text of `Communicator::explain`, as
+/// `fused-ll128`.
+pub fn protocol(explained: &str) -> Option<String> {
     let line = explained.lines().find(|line| line.contains("<- "))?;
-    line.split_whitespace().nth(1)
+    let mut words = line.split_whitespace().skip(1);
+    Some(format!("{}-{}", words.next()?, words.next()?))
 }
 
 #[cfg(test)]
@@ -296,10 +298,10 @@ mod tests {
     #[test]
     fn the_winners_protocol_is_read() {
         let text = "all_reduce of 2 f32, codec raw, 8 ranks over cuda\n  \
-                    algorithm  protocol  chunk(elements)\n  \
-                    ring       ll                     2       1      1     7      2          1.00\n  \
-                    oneshot    fused                  2       1      1     1      7          0.50 <- cheapest\n";
-        assert_eq!(protocol(text), Some("fused"));
+                    algorithm  kernel    protocol  chunk(elements)\n  \
+                    ring       schedule  ll                     2       1      1     7      2          1.00\n  \
+                    oneshot    fused     ll                     2       1      1     1      7          0.50 <- cheapest\n";
+        assert_eq!(protocol(text).as_deref(), Some("fused-ll"));
         assert_eq!(protocol("nothing"), None);
     }
 }

@@ -41,9 +41,13 @@ use std::time::{Duration, Instant};
 pub fn main(options: &BenchOptions, mut config: Config) -> Ended {
     let usage = |sentence: String| (USAGE, sentence);
     refuse(options).map_err(usage)?;
-    if let Some(protocol) = options.gpu.proto.0 {
+    let asked = [
+        ("CINCH_PROTO", &options.gpu.proto),
+        ("CINCH_KERNEL", &options.gpu.kernel),
+    ];
+    for (knob, value) in asked.into_iter().filter(|(_, value)| *value != "auto") {
         config
-            .set("CINCH_PROTO", protocol.name(), Origin::Program)
+            .set(knob, value, Origin::Program)
             .map_err(|error| usage(error.to_string()))?;
     }
     match options.suite {
@@ -136,7 +140,7 @@ impl Work for Bench<'_> {
                 }
             }
             let found = runner::run(control, lane, source, row, effort, mode)?;
-            let protocol = layout::protocol(&explained).unwrap_or("-");
+            let protocol = layout::protocol(&explained).unwrap_or("-".into());
             let how = How {
                 nranks: control.nranks(),
                 per_gpu: options.gpu.per_gpu(),
@@ -144,7 +148,7 @@ impl Work for Bench<'_> {
                 processes: options.gpu.processes(),
                 graph: options.gpu.graph,
             };
-            let record = record(how, site, row, &found, protocol);
+            let record = record(how, site, row, &found, &protocol);
             output.write(|out| table::write_row(&record, out));
             output.record(&record)?;
             records.push(record);

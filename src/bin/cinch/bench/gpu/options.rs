@@ -1,7 +1,6 @@
 //! Options that only buffers on GPUs have.
 
 use crate::join;
-use cinch::types::Protocol;
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
 
@@ -40,17 +39,16 @@ pub struct GpuOptions {
     /// Time replays of CUDA graphs; without it, calls on a stream
     #[arg(long)]
     pub graph: bool,
-    /// Protocol of the kernels, where it can be: auto, simple, ll, ll128, fused or fused128
-    #[arg(long, default_value = "auto", value_parser = parse_protocol)]
-    pub proto: Chosen,
+    /// Protocol of the kernels, where they have it: auto, simple, ll or ll128
+    #[arg(long, default_value = "auto", value_parser = ["auto", "simple", "ll", "ll128"])]
+    pub proto: String,
+    /// Kind of kernel, where a call has it: auto, schedule or fused
+    #[arg(long, default_value = "auto", value_parser = ["auto", "schedule", "fused"])]
+    pub kernel: String,
     /// A libnccl.so.2 to load and to alternate with, size by size
     #[arg(long, value_name = "PATH")]
     pub vs: Option<PathBuf>,
 }
-
-/// `auto` or a protocol.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Chosen(pub Option<Protocol>);
 
 impl GpuOptions {
     /// Whether the bench is one of GPUs; `ranks` is what `--ranks` says.
@@ -65,7 +63,8 @@ impl GpuOptions {
             ("--cyclic", self.cyclic),
             ("--hosts", self.hosts.is_some()),
             ("--graph", self.graph),
-            ("--proto", self.proto.0.is_some()),
+            ("--proto", self.proto != "auto"),
+            ("--kernel", self.kernel != "auto"),
             ("--vs", self.vs.is_some()),
         ];
         match (self.device, ranks) {
@@ -124,14 +123,6 @@ impl GpuOptions {
     /// Ranks on each GPU.
     pub fn per_gpu(&self) -> usize {
         self.ranks_per_gpu.unwrap_or(1) as usize
-    }
-}
-
-fn parse_protocol(text: &str) -> Result<Chosen, String> {
-    match (text, Protocol::from_name(text)) {
-        ("auto", _) => Ok(Chosen(None)),
-        (_, Some(protocol)) => Ok(Chosen(Some(protocol))),
-        _ => Err("there are auto, simple, ll, ll128, fused and fused128".into()),
     }
 }
 

@@ -88,7 +88,7 @@ impl Work for Suite<'_> {
             };
             let explained = lane.explain(&case.row)?;
             let found = runner::run(control, lane, &plan.source, &case.row, effort, mode)?;
-            let protocol = layout::protocol(&explained).unwrap_or("-");
+            let protocol = layout::protocol(&explained).unwrap_or("-".into());
             let how = How {
                 nranks: control.nranks(),
                 per_gpu: options.gpu.per_gpu(),
@@ -96,7 +96,7 @@ impl Work for Suite<'_> {
                 processes: options.gpu.processes(),
                 graph: case.graph,
             };
-            let record = record(how, site, &case.row, &found, protocol);
+            let record = record(how, site, &case.row, &found, &protocol);
             if index == 0 || list[index - 1].row.collective != case.row.collective {
                 let how = if case.graph { "graph" } else { "eager" };
                 output.line(&format!("# {}, {how}", case.row.collective));

@@ -78,7 +78,8 @@ impl TuneOptions {
         }
         let meaningless = [
             ("--graph: replays are what is timed", self.gpu.graph),
-            ("--proto: all are measured", self.gpu.proto.0.is_some()),
+            ("--proto: all are measured", self.gpu.proto != "auto"),
+            ("--kernel: all are measured", self.gpu.kernel != "auto"),
             ("--vs: `cinch bench` compares", self.gpu.vs.is_some()),
             ("--hosts: tables are for one host", self.gpu.hosts() > 1),
             (

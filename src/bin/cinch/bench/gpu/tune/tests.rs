@@ -6,14 +6,14 @@ use crate::bench::world::threads::{self, Flaw};
 use crate::testing::parsed;
 use cinch::Algorithm;
 use cinch::plan::KernelVariant;
-use cinch::types::Protocol;
+use cinch::types::KernelProtocol;
 
 const RANKS: usize = 4;
 
-fn way(algorithm: Algorithm, protocol: Protocol, channels: usize) -> KernelVariant {
+fn way(algorithm: Algorithm, kernel: KernelProtocol, channels: usize) -> KernelVariant {
     KernelVariant {
         algorithm,
-        protocol,
+        kernel,
         channels,
         chunk: 0,
     }
@@ -28,25 +28,25 @@ fn laws() -> Vec<(KernelVariant, f64, f64, usize)> {
         let each = channels as f64;
         laws.extend([
             (
-                way(Algorithm::OneShot, Protocol::Fused, channels),
+                way(Algorithm::OneShot, KernelProtocol::FUSED_LL, channels),
                 3.0 + 0.1 * more,
                 2.0 * each,
                 512 << 10,
             ),
             (
-                way(Algorithm::Direct, Protocol::Ll128, channels),
+                way(Algorithm::Direct, KernelProtocol::LL128, channels),
                 6.0 + 0.1 * more,
                 3.0 * each,
                 8 << 20,
             ),
             (
-                way(Algorithm::Direct, Protocol::Simple, channels),
+                way(Algorithm::Direct, KernelProtocol::SIMPLE, channels),
                 9.0 + 0.2 * more,
                 5.0 * each,
                 usize::MAX,
             ),
             (
-                way(Algorithm::Ring, Protocol::Simple, channels),
+                way(Algorithm::Ring, KernelProtocol::SIMPLE, channels),
                 20.0 + 0.2 * more,
                 6.0 * each,
                 usize::MAX,
@@ -89,7 +89,7 @@ impl Paper {
             true => (4.0, 0.25),
             false => (0.0, 1.0),
         };
-        let step = match way.protocol == Protocol::Simple && size < self.step.0 {
+        let step = match way.kernel == KernelProtocol::SIMPLE && size < self.step.0 {
             true => self.step.1,
             false => 0.0,
         };
@@ -273,7 +273,7 @@ fn a_border_that_only_a_guess_makes_a_cliff_is_measured() {
 #[test]
 fn blocks_that_bring_nothing_are_left_to_others() {
     let [few, some, many] =
-        [8, 32, 64].map(|blocks| way(Algorithm::Direct, Protocol::Simple, blocks));
+        [8, 32, 64].map(|blocks| way(Algorithm::Direct, KernelProtocol::SIMPLE, blocks));
     let points = [
         [(8, 1.03), (32, 1.0), (64, 1.0)],
         [(8, 1.008), (32, 1.0), (64, 1.005)],
@@ -285,7 +285,7 @@ fn blocks_that_bring_nothing_are_left_to_others() {
     let points = points.map(|times| Point {
         size: 8,
         times: times
-            .map(|(blocks, time)| (way(Algorithm::Direct, Protocol::Simple, blocks), time))
+            .map(|(blocks, time)| (way(Algorithm::Direct, KernelProtocol::SIMPLE, blocks), time))
             .to_vec(),
     });
     assert_eq!(choose::variants(&points), [some, few, few, few, many]);
@@ -294,8 +294,8 @@ fn blocks_that_bring_nothing_are_left_to_others() {
 #[test]
 fn the_next_sizes_way_is_taken_where_it_is_faster() {
     let (a, b) = (
-        way(Algorithm::Ring, Protocol::Simple, 8),
-        way(Algorithm::Direct, Protocol::Simple, 8),
+        way(Algorithm::Ring, KernelProtocol::SIMPLE, 8),
+        way(Algorithm::Direct, KernelProtocol::SIMPLE, 8),
     );
     let point = |size, times: &[(KernelVariant, f64)]| Point {
         size,
@@ -322,8 +322,8 @@ fn the_next_sizes_way_is_taken_where_it_is_faster() {
 #[test]
 fn a_way_ends_where_it_cannot_be() {
     let (a, b) = (
-        way(Algorithm::OneShot, Protocol::Fused, 8),
-        way(Algorithm::Direct, Protocol::Simple, 8),
+        way(Algorithm::OneShot, KernelProtocol::FUSED_LL, 8),
+        way(Algorithm::Direct, KernelProtocol::SIMPLE, 8),
     );
     let low = Point {
         size: 1024,

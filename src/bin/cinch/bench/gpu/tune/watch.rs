@@ -37,7 +37,7 @@ struct Record<'a> {
 #[derive(Serialize)]
 struct WayRecord {
     algo: &'static str,
-    protocol: &'static str,
+    protocol: String,
     blocks: usize,
     chunk: usize,
     time_us: f64,
@@ -151,7 +151,7 @@ impl Stopwatch for GpuWatch<'_, '_> {
         let codec = row.codec.map_or("raw".into(), |codec| codec.to_string());
         let ways = times.iter().map(|(way, seconds)| WayRecord {
             algo: way.algorithm.name(),
-            protocol: way.protocol.name(),
+            protocol: way.kernel.to_string(),
             blocks: way.channels,
             chunk: way.chunk,
             time_us: seconds * 1e6,
