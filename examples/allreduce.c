@@ -1,6 +1,6 @@
 /* Sums an array over all ranks, with 8 bits a value on the way.
  *
- *   cargo build --release
+ *   cargo build --release --workspace
  *   cc -I include -o allreduce examples/allreduce.c target/release/libcinch.a -pthread -lm
  *   target/release/cinch run -n 4 -- ./allreduce
  */

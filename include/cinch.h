@@ -368,7 +368,7 @@ enum cinch_algorithm_t
      */
     CINCH_ALGORITHM_UNSET = 0,
     /**
-     * The cheapest by the cost model, whatever the environment says. For configs only.
+     * The cheapest by the cost model, and overrides the environment. For configs only.
      */
     CINCH_ALGORITHM_AUTO = 1,
     /**
@@ -413,7 +413,7 @@ enum cinch_transport_t
      */
     CINCH_TRANSPORT_UNSET = 0,
     /**
-     * The fastest that connects each pair, whatever the environment says. For configs only.
+     * The fastest that connects each pair, and overrides the environment. For configs only.
      */
     CINCH_TRANSPORT_AUTO = 1,
     /**
@@ -690,7 +690,7 @@ typedef struct {
 } cinch_comm_stats_t;
 
 /**
- * One call of a collective. The library ignores fields that the collective does not use.
+ * Call of a collective. The library ignores fields that the collective does not use.
  *
  * Initialise it with `cinch_call_default(&call)`. New fields are only ever added at the end.
  */
@@ -985,11 +985,11 @@ cinch_result_t cinch_barrier(cinch_comm_t *comm);
  * Waits until every rank has called it, so that the following `cinch_comm_destroy` loses no rank's
  * data.
  *
- * It is optional for threads of one process, but a rank that destroys without it may fail ranks that
- * still communicate. Ranks in different processes must call it: they map each other's GPU memory,
- * which must stay until all ranks have unmapped it. On a GPU it also waits for the queued calls,
- * however long earlier work on their streams takes, and the communicator takes no more calls. Destroy CUDA graphs with calls of the
- * communicator first: a graph keeps the mappings.
+ * It is optional on host memory, but a rank that destroys without it may fail ranks that still
+ * communicate. On GPUs, ranks in different processes must call it: they map each other's memory, which
+ * must stay until all ranks have unmapped it. There it also waits for the queued calls, however long
+ * earlier work on their streams takes, and the communicator takes no more calls. Destroy CUDA graphs
+ * with calls of the communicator first: a graph keeps the mappings.
  */
 cinch_result_t cinch_comm_finalize(cinch_comm_t *comm);
 
@@ -1327,7 +1327,7 @@ cinch_result_t cinch_feedback_export(cinch_comm_t *comm,
  * of a communicator with as many ranks.
  *
  * The first call of a tensor drops residuals that do not fit its count, chunks, operator or type; the
- * log says so.
+ * log reports them.
  */
 cinch_result_t cinch_feedback_import(cinch_comm_t *comm,
                                      const void *buffer,

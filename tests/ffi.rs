@@ -4,11 +4,13 @@
 //! and under AddressSanitizer (the library itself is not instrumented). Tests named `live_` need ranks
 //! that can connect to each other; the others need the library only.
 
+mod c_library;
+
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 const PROGRAMS: &[&str] = &[
     "ffi-tests/bad_arguments.c",
@@ -53,16 +55,7 @@ fn starts(tool: &str) -> bool {
 fn library() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| {
-        // Cargo always puts it into deps/, but not always one level up.
-        let this = std::env::current_exe().unwrap();
-        let built = this.with_file_name("libcinch.so");
-        let modified = |path: &Path| fs::metadata(path).unwrap().modified().unwrap();
-        let newest = newest_source(&root().join("src"), &modified);
-        assert!(
-            modified(&built) >= newest,
-            "{} is older than the sources; was it built by this cargo test?",
-            built.display()
-        );
+        let built = c_library::build();
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("ffi-lib");
         fs::create_dir_all(&folder).unwrap();
         for (name, file) in [
@@ -72,28 +65,10 @@ fn library() -> &'static Path {
         ] {
             let link = folder.join(name);
             let _ = fs::remove_file(&link);
-            std::os::unix::fs::symlink(this.with_file_name(file), link).unwrap();
+            std::os::unix::fs::symlink(built.join(file), link).unwrap();
         }
         folder
     })
-}
-
-fn newest_source(directory: &Path, modified: &dyn Fn(&Path) -> SystemTime) -> SystemTime {
-    let entries = fs::read_dir(directory)
-        .unwrap()
-        .map(|entry| entry.unwrap().path());
-    entries
-        // The tool is not part of the library.
-        .filter(|path| path.file_name().is_none_or(|name| name != "bin"))
-        .map(|path| {
-            if path.is_dir() {
-                newest_source(&path, modified)
-            } else {
-                modified(&path)
-            }
-        })
-        .max()
-        .unwrap_or(SystemTime::UNIX_EPOCH)
 }
 
 /// Compiles `source` to an executable that belongs to `test`.

@@ -214,13 +214,21 @@ fn free_when_unused(communicator: Arc<Communicator>, ordered: &[DeviceChoice]) {
     }
 }
 
-/// Frees queued communicators when it is dropped.
+/// Frees queued communicators in the background when it is dropped.
 struct ReapOnDrop;
 
 impl Drop for ReapOnDrop {
     fn drop(&mut self) {
-        let _freeing = FREEING_THREADS.enter();
-        reap(&[]);
+        let freeing = FREEING_THREADS.enter();
+        // A free waits for kernels, which must not delay other deferred drops: so on its own thread.
+        let thread = std::thread::Builder::new().name("cinch-leave".into());
+        let spawned = thread.spawn(move || {
+            block_signals();
+            reap(&[]);
+            drop(freeing);
+        });
+        // Without a thread, a later call reaps.
+        drop(spawned);
     }
 }
 

@@ -15,9 +15,6 @@
 #![allow(non_camel_case_types, non_snake_case, non_upper_case_globals)]
 #![allow(clippy::missing_safety_doc, clippy::too_many_arguments)]
 
-// Linked for its build script only.
-use cinch_nccl_soname as _;
-
 #[macro_use]
 mod boundary;
 #[macro_use]

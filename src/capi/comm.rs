@@ -126,11 +126,11 @@ pub unsafe extern "C" fn cinch_barrier(comm: *mut cinch_comm_t) -> cinch_result_
 /// Waits until every rank has called it, so that the following `cinch_comm_destroy` loses no rank's
 /// data.
 ///
-/// It is optional for threads of one process, but a rank that destroys without it may fail ranks that
-/// still communicate. Ranks in different processes must call it: they map each other's GPU memory,
-/// which must stay until all ranks have unmapped it. On a GPU it also waits for the queued calls,
-/// however long earlier work on their streams takes, and the communicator takes no more calls. Destroy CUDA graphs with calls of the
-/// communicator first: a graph keeps the mappings.
+/// It is optional on host memory, but a rank that destroys without it may fail ranks that still
+/// communicate. On GPUs, ranks in different processes must call it: they map each other's memory, which
+/// must stay until all ranks have unmapped it. There it also waits for the queued calls, however long
+/// earlier work on their streams takes, and the communicator takes no more calls. Destroy CUDA graphs
+/// with calls of the communicator first: a graph keeps the mappings.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cinch_comm_finalize(comm: *mut cinch_comm_t) -> cinch_result_t {
     guard!("cinch_comm_finalize", {

@@ -92,7 +92,7 @@ unsafe fn copy_out(exported: &[u8], buffer: *mut c_void, capacity: usize) -> Res
     }
     if capacity < exported.len() {
         return Err(Error::invalid_argument(format!(
-            "the residuals have {} bytes, the buffer {capacity}; call with a NULL buffer for the size",
+            "the residuals have {} bytes, the buffer {capacity}; ask with a NULL buffer first",
             exported.len()
         )));
     }

@@ -3,6 +3,7 @@
 //!
 //! `CINCH_UPDATE_HEADER=1 cargo test --test meta header` rewrites the header.
 
+use crate::c_library;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -165,10 +166,7 @@ fn every_export_is_guarded_documented_and_in_the_header() {
 
 #[test]
 fn the_shared_library_exports_just_these() {
-    // deps/ holds what this very test was built with.
-    let library = std::env::current_exe()
-        .unwrap()
-        .with_file_name("libcinch.so");
+    let library = c_library::build().join("libcinch.so");
     let listing = match Command::new("nm")
         .arg("-D")
         .arg("--defined-only")
@@ -193,6 +191,9 @@ fn the_shared_library_exports_just_these() {
     symbols.sort();
     wanted.sort();
     assert_eq!(symbols, wanted);
+    let dynamic = Command::new("readelf").arg("-d").arg(&library).output();
+    let dynamic = String::from_utf8(dynamic.expect("readelf").stdout).unwrap();
+    assert!(dynamic.contains("soname: [libcinch.so.0]"), "{dynamic}");
 }
 
 #[test]
